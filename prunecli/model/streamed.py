@@ -139,8 +139,8 @@ def stream_model(
             return open_model(snapshot.directory)
         weights, size = unfetched_weights(snapshot)
         needed = needed_files(snapshot.sizes, snapshot.read)
-        stored = weight_files(snapshot.sizes, snapshot.read)
-        fetch(snapshot, [file for file in needed if file not in stored], say, progress, bars)
+        beside = [file for file in needed if file not in weights and not file.endswith(".index.json")]
+        fetch(snapshot, beside, say, progress, bars)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(size)} what the result takes is fetched, not kept."
