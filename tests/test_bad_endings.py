@@ -166,7 +166,7 @@ def test_signals_in_the_middle(
         assert any(name.endswith(".partial") for name in names(tmp_path))
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == status
+    assert process.returncode == status, errors
     assert "Traceback" not in errors
     assert names(tmp_path) == (["in", "out"] if existing else ["in"])
     assert (digests(source), digests(out)) == (before, old)
