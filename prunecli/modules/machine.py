@@ -37,8 +37,8 @@ KEPT_SHARE = 8
 SPILL_SHARE = 0.9
 """Part of the disk's free room that states may take."""
 
-CONTEXT_BYTES = 512 << 20
-"""Of a GPU, beside all tensors: CUDA's context, kernels, what libraries hold. Reckoned, as no call tells it."""
+CONTEXT_BYTES = 768 << 20
+"""Of a GPU, beside all tensors: CUDA's context, kernels, what libraries hold: 740 MiB on an H200 with CUDA 13."""
 
 
 def resident_now() -> int:

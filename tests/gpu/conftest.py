@@ -30,7 +30,9 @@ class Real:
         self._caught: list[warnings.WarningMessage] = []
 
     def __enter__(self) -> Real:
-        self._caught = self._catching.__enter__() or []
+        caught = self._catching.__enter__()
+        assert caught is not None
+        self._caught = caught
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         return self

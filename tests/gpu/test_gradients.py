@@ -34,8 +34,7 @@ def test_of_experts_with_and_without_tokens(gpu: Gpu, dtype: torch.dtype, used: 
     for name, gradient in found.items():
         assert [expert for expert in range(EXPERTS) if gradient[expert].any()] == used
         want = getattr(exact, name).grad
-        near = 1e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(gradient, want, rtol=near, atol=near * float(want.abs().max()))
+        assert (gradient - want).norm() <= (1e-5 if dtype == torch.float32 else 0.05) * want.norm()
 
 
 class Faulty(torch.autograd.Function):

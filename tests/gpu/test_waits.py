@@ -200,7 +200,7 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
     options, found = CollectOptions(mode="forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:
-            layers = Layerwise(checkpoint, Resources(device, torch.float32, 1 << 30))
+            layers = Layerwise(checkpoint, Resources(device, torch.float32, 4 << 30))
             found.append(score(layers, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options)))
         if device == gpu.device:
             on_gpu = Counter(pairs)

@@ -4,8 +4,8 @@ On a CPU it is the whole process that must fit:
 
     process + resident + buffers x largest block + activations of one batch + batches' states + workspace
 
-The states take what is left, then a file. On a GPU the sum, without the states and with CUDA's context instead of the
-process, is the GPU's memory; the states are in the host's.
+The states take what is left, then a file. On a GPU the sum, with CUDA's context instead of the process, is the GPU's
+memory; states that do not all find room there are in the host's.
 """
 
 from __future__ import annotations

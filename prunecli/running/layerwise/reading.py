@@ -89,7 +89,7 @@ class Reader:
             buffer = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
             self._copies.leave(buffer)  # which may have been another tensor, at work still
             self._free.append(buffer)
-        self._pool = lone_threads(min(MOST_READERS, torch.get_num_threads()) if self._on_cpu else 1, "reader")
+        self._pool = lone_threads(min(MOST_READERS, torch.get_num_threads()), "reader")
 
     def want(self, block: Block) -> None:
         """Ask for a block, after those that were asked for before."""

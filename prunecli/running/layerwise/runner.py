@@ -358,13 +358,14 @@ class Layerwise:
             self._filled = True
         plan = self.room.plan(group.cost.activations)
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
-        ahead = 0
-        if self._on_cpu:
-            spare = plan.states - wanted - ROOMY
-            ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
+        spare = plan.states - wanted
+        ahead = min(MOST_AHEAD, max(0, min(spare - ROOMY, AHEAD)) // self.skeleton.widest_bytes)
+        # The states of a GPU's batches are there too if all find room, else on the host.
+        memory = wanted if spare >= 0 else min(self.room.in_memory(plan), wanted)
+        where = self.device if spare >= 0 else torch.device("cpu")
         with (
             limited(self._resources.device, self._resources.memory),
-            StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
+            StateStore(memory, directory, where) as states,
             Reader(
                 self._checkpoint,
                 plan.buffers + ahead,

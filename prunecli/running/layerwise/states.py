@@ -65,22 +65,25 @@ class Stored:
 
 
 class StateStore:
-    """Holds tensors, on the CPU; a context manager that gives memory and file back.
+    """Holds tensors; a context manager that gives memory and file back.
 
-    One block of memory is taken at the beginning, of which pages that were never used cost nothing. Tensors that do
-    not fit go to a file without a name in `directory`, made when it is first needed.
+    One block of memory is taken at the beginning, of which pages of the host that were never used cost nothing. Tensors
+    that do not fit go to a file without a name in `directory`, made when it is first needed.
 
     Args:
         memory: bytes to hold in memory.
         directory: of the file; None: the system's folder for temporary files.
+        device: whose memory it is.
 
     Attributes:
         spilled_bytes: size of the file.
     """
 
-    def __init__(self, memory: int, directory: Path | None = None) -> None:
+    def __init__(
+        self, memory: int, directory: Path | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         try:
-            self._memory = torch.empty(memory, dtype=torch.uint8)
+            self._memory = torch.empty(memory, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # which is how torch says so
             raise OutputError(
                 f"{memory:,} bytes of memory for the batches' states cannot be had", "Give less `memory`."
@@ -268,7 +271,7 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
         file.write(struct.pack("<Q", len(text)) + text)
         for one in held:
             tensor = states.get(one) if isinstance(one, Stored) else one
-            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            file.write(tensor.reshape(-1).view(torch.uint8).cpu().numpy().data)
 
 
 @lenient
