@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator
@@ -72,6 +73,15 @@ class ShrinkOptions(RunOptions):
     )
     heal_steps: int | None = option(
         None, "Train the result for N updates, with the original as teacher.", panel=TRAINING, ge=1
+    )
+    teacher_logits: Path | None = option(
+        None,
+        "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
+        "then while the result learns.",
+        metavar="FILE",
+        panel=TRAINING,
+        role="output",
+        recorded=False,
     )
     minutes: Minutes | None = option(
         None,

@@ -338,6 +338,7 @@ def heal(
     steps = options.heal_steps
     training = TrainingOptions(
         teacher=teacher,
+        teacher_logits=options.teacher_logits,
         steps=steps,
         minutes=options.heal,
         warmup=WARMUP if steps is None else max(steps // 10, 1),

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.model.checkpoint import open_model
+from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples
@@ -27,6 +29,7 @@ from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions
 from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.teacher_logits import KnownExamples, digest_of_examples, read_logits, write_logits
 from prunecli.training.watch import Translating, Validation
 
 
@@ -103,7 +106,8 @@ def make_examples(
     source: Path,
     data: TrainingData,
     options: TrainingOptions,
-    teacher: Any,
+    teach: Callable[[], Any],
+    process_group: ProcessGroup,
     report: Say,
     progress: Progress,
 ) -> tuple[Examples, Objective, Validation | None]:
@@ -111,13 +115,16 @@ def make_examples(
 
     Args:
         source: directory of the model.
-        teacher: the model to learn from, or None.
+        teach: loads the model to learn from.
+        process_group: of which the first process writes the teacher's logits.
         report: hears what `make_lesson` chooses.
 
     Raises:
         PruneError: the model is for another task, or the text cannot be used.
     """
-    lesson = None
+    lesson = teacher = None
+    if options.teacher is not None and options.teacher_logits is None:
+        teacher = teach()
     if data.task == "embedding":
         assert options.teacher is not None
         lesson = make_lesson(source, model, tokenizer, options.teacher, teacher, report)
@@ -142,8 +149,20 @@ def make_examples(
         return (FeatureDistance if data.task == "feature-extraction" else Objective)(loss, teacher)
 
     examples = encoded(data.train, progress, options.seed)
-    if options.teacher is not None:
+    if teacher is not None:
+        assert options.teacher is not None
         require_positions(options.teacher, teacher, examples)
+    if options.teacher_logits is not None:
+        assert options.teacher is not None
+        with open_model(options.teacher) as opened:
+            digest = digest_of_examples(examples, opened.fingerprint)
+        if process_group.is_main and not options.teacher_logits.exists():
+            teacher = teach()
+            require_positions(options.teacher, teacher, examples)
+            write_logits(options.teacher_logits, digest, teacher, examples, options.batch_tokens, progress)
+            teacher = None
+        process_group.all_gather(None)
+        examples = KnownExamples(examples, read_logits(options.teacher_logits, digest))
     if data.valid is None:
         return examples, objective(options.loss), None
     translating = None

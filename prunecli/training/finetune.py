@@ -96,6 +96,23 @@ def _preview(start: Start, data: TrainingData, options: TrainingOptions, destina
     )
 
 
+def _check_logits(options: TrainingOptions, task: TrainingTask) -> None:
+    """Refuse what a file of the teacher's logits does not serve.
+
+    Raises:
+        UsageError: there is no teacher, or more is learned of it than logits, or they change from epoch to epoch.
+    """
+    if task == "mlm" or task in HEADLESS:
+        raise UsageError(
+            f"`teacher_logits` does not go with `task={task}`",
+            "Leave it out: the teacher runs with the model.",
+        )
+    if options.teacher is None or options.loss.hidden:
+        raise UsageError(
+            "`teacher_logits` needs a `teacher`, and no `hidden_weight`", "The file holds logits alone."
+        )
+
+
 def finetune(
     start: Start | Path | str,
     choice: TextChoice,
@@ -157,6 +174,8 @@ def finetune(
                 "Train a checkpoint that prune-layers or another command made of the teacher.",
             )
         options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
+    if options.teacher_logits is not None:
+        _check_logits(options, task)
     data = read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")

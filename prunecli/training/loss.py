@@ -37,6 +37,7 @@ from prunecli.running.examples import IGNORED, Batch, Examples
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.teacher_logits import LOG_PROBABILITIES, TOKENS, whole_logits
 
 
 class Objective:
@@ -44,7 +45,7 @@ class Objective:
 
     Args:
         options: weights.
-        teacher: in evaluation mode, on the model's device; None: cross-entropy alone.
+        teacher: in evaluation mode, on the model's device; None: what the batches hold of it, or cross-entropy alone.
     """
 
     def __init__(self, options: LossOptions, teacher: Any = None) -> None:
@@ -55,7 +56,10 @@ class Objective:
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
-        inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
+        known = {name: batch[name] for name in (LOG_PROBABILITIES, TOKENS) if name in batch}
+        inputs: dict[str, Any] = {
+            name: value for name, value in batch.items() if name != "labels" and name not in known
+        }
         labels, options = batch["labels"], self.options
         kept = labels != IGNORED
         targets = labels[kept]
@@ -71,10 +75,13 @@ class Objective:
         def loss(number: int, place: slice) -> Tensor:
             own, wanted = logits.block(number), targets[place]
             total = smoothed_cross_entropy(own, wanted, options.label_smoothing)
-            if taught is None or not options.distill:
+            if not options.distill or (taught is None and not known):
                 return total
             with torch.no_grad():
-                other = taught.block(number)
+                if taught is not None:
+                    other = taught.block(number)
+                else:
+                    other = whole_logits(known[LOG_PROBABILITIES][place], known[TOKENS][place], own.shape[-1])
             divergence = distillation(own, other, options.temperature)
             return (1 - options.distill) * total + options.distill * divergence
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from prunecli.evaluation.on_text import RunOptions
@@ -57,6 +58,14 @@ class TrainingOptions(RunOptions):
         "Checkpoint to learn from, with the same vocabulary, such as the unreduced model.",
         metavar="DIR",
         role="checkpoint",
+    )
+    teacher_logits: Path | None = training_option(
+        None,
+        "File of the teacher's likeliest tokens: written if it is missing. The teacher is not in memory then while the "
+        "model learns.",
+        metavar="FILE",
+        role="output",
+        recorded=False,
     )
     steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)
     epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)

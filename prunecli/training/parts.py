@@ -260,7 +260,8 @@ def finetune_step(
     values = {
         key: value
         for key, value in options.values_of(TrainingOptions).items()
-        if key not in ("loss", "device", "teacher", "minutes", "epochs", "steps", "patience")
+        if key
+        not in ("loss", "device", "teacher", "teacher_logits", "minutes", "epochs", "steps", "patience")
         and value is not None
         and (key, value) not in WITHOUT_WORDS
     }
@@ -275,6 +276,8 @@ def finetune_step(
     if options.teacher is not None:
         with open_model(options.teacher) as teacher:
             arguments["teacher"] = named(teacher)
+        if options.teacher_logits is not None:
+            arguments["teacher_logits"] = True
     if config is not None:
         arguments["from_scratch"] = source.model_type
     return history_step("finetune", source if config is None else None, arguments)

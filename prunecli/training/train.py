@@ -130,11 +130,9 @@ def train(
             if done is not None:
                 report("The training had ended before; writing its result.")
             else:
-                teacher = None
-                if options.teacher is not None:
-                    teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
+                teach = partial(load_teacher, options, model, tokenizer, data.task, arguments.device)
                 examples, objective, validation = make_examples(
-                    tokenizer, model, source.path, data, options, teacher, report, progress
+                    tokenizer, model, source.path, data, options, teach, process_group, report, progress
                 )
                 require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
                 steps = arguments.max_steps = _steps(examples, options, process_group)
@@ -188,7 +186,7 @@ def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessG
 def _identity(options: TrainingOptions) -> dict[str, Any]:
     """The options that the weights after a given number of updates depend on."""
     apart = (
-        *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher"),
+        *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher", "teacher_logits"),
         "gradient_checkpointing",
         *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
     )
@@ -197,7 +195,8 @@ def _identity(options: TrainingOptions) -> dict[str, Any]:
     if options.teacher is not None:
         with open_model(options.teacher) as opened:
             teacher = opened.fingerprint
-    return {**values, **asdict(options.loss), "teacher": teacher}
+    by_file = {} if options.teacher_logits is None else {"teacher_logits": True}
+    return {**values, **asdict(options.loss), "teacher": teacher, **by_file}
 
 
 COUNTED_STEPS = 1_000_000
@@ -222,7 +221,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         parts["gradients of all"] = trained
     if options.dtype != "float32":
         parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
-    if options.teacher is not None:
+    if options.teacher is not None and options.teacher_logits is None:
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))
     return parts
