@@ -337,7 +337,7 @@ class LayerOptions(UnitOptions):
     keep: Path | str | None = option(
         None,
         "Layers to keep, written like --remove (unnamed stacks keep all), or what --dry-run --json printed.",
-        metavar="LIST|FILE",
+        metavar="LIST",
         recorded=False,
     )
     metric: LayerMetric | None = selection_option(
@@ -526,7 +526,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
     mtp: Literal["prune", "drop"] = hidden_option(
         "prune",
         "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",
-        metavar="prune|drop",
     )
     active: int | None = advanced_option(
         None,
