@@ -8,8 +8,8 @@ from typing import Literal
 
 from prunecli.tensors.stream import joined
 
-Kind = Literal["expert", "head", "unit", "layer", "token"]
-"""What the units of an axis are; `unit` is a hidden unit of an FFN."""
+Kind = Literal["expert", "head", "unit", "layer", "token", "channel"]
+"""What the units of an axis are; `unit` is a hidden unit of an FFN, `channel` a position of the residual stream."""
 
 
 def axis_name(owner: str, kind: Kind) -> str:
@@ -57,13 +57,13 @@ class Axis:
     """Units of one kind in one place, of which any may be removed.
 
     Attributes:
-        name: "model.encoder.layers.3.self_attn.heads", "decoder.layers", "tokens".
+        name: "model.encoder.layers.3.self_attn.heads", "decoder.layers", "tokens", "channels".
         kind: of the units.
-        ids: of the units that there are, in the order in which they are stored: original ids, but of hidden units and
-            tokens, which are numbered as the checkpoint holds them.
+        ids: of the units that there are, in the order in which they are stored: original ids, but of hidden
+            units, tokens and channels, which are numbered as the checkpoint holds them.
         original: how many there were originally.
-        side: of its stack; "" of tokens.
-        layer: the number of its layer, as the checkpoint counts; None of layers and tokens.
+        side: of its stack; "" of tokens and channels.
+        layer: the number of its layer, as the checkpoint counts; None of layers, tokens and channels.
         attention: "encoder", "decoder" or "cross"; "" where the units are no heads.
         carriers: name of a tensor -> where the units lie in it.
         members: "…experts.expert_{}": what the names begin with of the tensors that one unit alone has; "{}" stands for

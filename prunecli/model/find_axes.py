@@ -1,17 +1,19 @@
-"""The axes of a checkpoint: the layers, heads, hidden units, experts and tokens that it holds, and where they lie."""
+"""The axes of a checkpoint: its layers, heads, hidden units, experts, tokens and channels, and where they lie."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.probe import template_of, unit_owner
 
 VOCABULARY = "vocab_size"
+CHANNELS = "channels"
+"""Name of the axis of the residual stream."""
 
 
 def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
@@ -45,6 +47,8 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         return (
             Axis("tokens", kind, ids, size, carriers=carriers, keys=(*vocabulary_keys(checkpoint), *keys)),
         )
+    if kind == "channel":
+        return (_channels(checkpoint),)
     layout = checkpoint.layout
     if kind == "head":
         return tuple(
@@ -93,6 +97,30 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             "one than when it skips it, or the files hold layers that its class does not have (for further tokens)"
         )
     return tuple(axes)
+
+
+def _channels(checkpoint: Checkpoint) -> Axis:
+    """The positions of the residual stream.
+
+    Raises:
+        UnsupportedModelError: the model is not as its class stores it, or a small copy cannot lose any.
+    """
+    whole, shapes = checkpoint.probed.whole, {name: info.shape for name, info in checkpoint.tensors.items()}
+    if odd := [name for name in shapes if whole.stored.get(name) != shapes[name]]:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: channels of the hidden states can be removed from a stock model alone, and its class "
+            f"{whole.model_class.__name__} does not store {odd[0]} as the files do"
+        )
+    with located(checkpoint.path):
+        units, carriers = checkpoint.probed.channels
+    return Axis(
+        CHANNELS,
+        "channel",
+        tuple(range(units.held)),
+        units.held,
+        carriers={name: carrier for name, carrier in carriers.items() if name in shapes},
+        keys=tuple(units.keys),
+    )
 
 
 def _expert_units(checkpoint: Checkpoint) -> Iterator[Axis]:

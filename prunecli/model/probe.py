@@ -330,20 +330,39 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
     tried = [(dict.fromkeys((key,), 1), value) for key, value in sizes.items()]
     if pattern is VOCABULARY and len({*sizes.values()}) == 1 < len(sizes):
         tried.append((dict.fromkeys(sizes, 1), tried[0][1]))
-    return [own for keys, value in tried if (own := _width(skeleton, keys, value))]
+    return [own for keys, value in tried if (own := _width(skeleton, UnitKeys(keys, value, {})))]
 
 
-def _width(skeleton: Skeleton, keys: Mapping[str, int], size: int) -> UnitKeys | None:
-    """The units of one size; None: what these keys move is not as long as they say."""
-    moved = _moved(skeleton, dict.fromkeys(keys, size + 1))
-    blocks = {after - before for _, before, after in moved.values()} or {0}
-    if not blocks <= {1, 2} or any(before != (after - before) * size for _, before, after in moved.values()):
+def channel_keys(skeleton: Skeleton) -> list[UnitKeys]:
+    """The widths of residual streams; the width of a head is stated where it would follow from them."""
+    found = []
+    for key, size in numbers(skeleton.effective):
+        if _last(key) in HIDDEN:
+            within, counts = key[: -len(_last(key))], head_counts(skeleton.effective)
+            heads = dict.fromkeys(count for name, count in counts.items() if not is_key_value(name))
+            stated = (own for count in heads for own in _head_widths(within, size, count))
+            # Twice as many: some classes refuse a size that the heads do not divide.
+            tried = (_width(skeleton, UnitKeys({key: 1}, size, {}, own), size) for own in ({}, *stated))
+            found += [one for one in [next(filter(None, tried), None)] if one is not None]
+    return found
+
+
+def _width(skeleton: Skeleton, units: UnitKeys, more: int = 1) -> UnitKeys | None:
+    """The units of one size, with carriers; None: what their keys move is not as long as they say.
+
+    Args:
+        more: units of a larger model, in which the carriers are longer.
+    """
+    size, moved = units.held, _moved(skeleton, units.changes(units.held + more))
+    blocks = {name: before // size for name, (_, before, _) in moved.items()}
+    lengths = {name: (size * each, (size + more) * each) for name, each in blocks.items()}
+    if not moved or not {*blocks.values()} <= {1, 2} or lengths != {name: own[1:] for name, own in moved.items()}:
         return None
     carriers = {
-        name: (Carrier(dim, (1,) * (after - before)), Carrier(dim))[: min(after - before, 2)]
-        for name, (dim, before, after) in moved.items()
+        name: (Carrier(dim, (1,) * blocks[name]), Carrier(dim))[: blocks[name]]
+        for name, (dim, _, _) in moved.items()
     }
-    return UnitKeys(keys, size, carriers)
+    return replace(units, carriers=carriers)
 
 
 def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
@@ -408,10 +427,7 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
     hidden = next(
         (size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0
     )
-    options: list[dict[str, int]] = [{}]
-    if hidden % (each * held) == 0:
-        options += [{within + name: hidden // (each * held)} for name in HEAD_WIDTHS]
-    for stated in options:
+    for stated in ({}, *_head_widths(within, hidden, each * held)):
         made = UnitKeys(keys, held, {}, stated)
         moved = _moved(skeleton, made.changes(left))
         if moved and all(b % held == 0 and a * held == b * left for _, b, a in moved.values()):
@@ -427,6 +443,11 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
             }
             return UnitKeys(keys, held, carriers, stated)
     return None
+
+
+def _head_widths(within: str, hidden: int, heads: int) -> list[dict[str, int]]:
+    """The width of a head under each of the keys that may state it; none where heads do not divide the hidden size."""
+    return [] if hidden % heads else [{within + name: hidden // heads} for name in HEAD_WIDTHS]
 
 
 def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from prunecli.model.probe import (
     WIDTH,
     LayerKey,
     UnitKeys,
+    channel_keys,
     head_counts,
     head_keys,
     is_key_value,
@@ -39,7 +40,7 @@ from prunecli.model.probe import (
     with_scaled,
     without_tables,
 )
-from prunecli.model.skeleton import Skeleton, skeleton_of
+from prunecli.model.skeleton import Skeleton, skeleton_of, transformers_takes
 from prunecli.model.trial import NEAR, Trial, few_experts
 from prunecli.tensors.json_files import parsed
 
@@ -118,6 +119,44 @@ class Probed:
                 heads = _traced(trial, skeleton, self.layers, short, uneven)
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
+
+
+    @cached_property
+    def channels(self) -> tuple[UnitKeys, Carriers]:
+        """The channels of the residual stream that the small copy can lose, and where they lie.
+
+        Raises:
+            UnsupportedModelError: it can lose none.
+        """
+        faults = ["its class takes no other width of the hidden states alone: that of its heads, say, follows from it"]
+        for small in channel_keys(self.trial.skeleton):
+            for number, layout in enumerate(small.layouts):
+                try:
+                    apart = self.trial.of_channels(small, layout)
+                except Exception as error:  # of any kind: transformers opens no such model
+                    faults.append(f"a small copy of the model cannot lose them ({kind_and_reason(error)})")
+                    continue
+                if apart > NEAR:
+                    faults.append(
+                        "a small copy of the model computes something else with fewer of them than with zeros in their "
+                        f"place (by {apart:.0%} of what they do): something depends on their number"
+                    )
+                    continue
+                for units in channel_keys(self.whole):
+                    if (units.keys, [*units.stated]) == (small.keys, [*small.stated]):
+                        return units, units.layouts[min(number, len(units.layouts) - 1)]
+        raise UnsupportedModelError(f"no channels of the hidden states can be removed: {faults[-1]}")
+
+    def with_channels(self, config: Mapping[str, Any], count: int) -> dict[str, Any]:
+        """config.json of the model with so many channels.
+
+        Raises:
+            CheckpointError: transformers refuses it.
+        """
+        changed = replace(self.whole, config=config).settled(self.channels[0].changes(count))
+        with transformers_takes("config.json"):
+            replace(self.whole, config=changed).shapes  # noqa: B018
+        return changed
 
 
 class Confirmed(NamedTuple):

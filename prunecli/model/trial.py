@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import prod
@@ -83,7 +83,30 @@ class Trial:
                         return trial
         return None
 
-    def of_units(self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str]) -> float:
+    def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
+        """Compare the model with one of twice as many channels, half of which are zero; see `of_units`.
+
+        A mean over channels would count the zeros. The norms of the wider model therefore read each channel that stays
+        twice, the second time in the place of one that goes, and return zeros there.
+
+        Raises:
+            Exception: as `of_units`.
+        """
+        twice = replace(units, held=2 * units.held)
+        wide = self.skeleton.changed(twice.changes(twice.held))
+        if wide is None:
+            raise ValueError("transformers refuses the wider config")
+        trial = replace(self, skeleton=wide, model=_drawn(wide, str(self.model.dtype).rpartition(".")[2]))
+        return trial.of_units(twice, carriers, dict.fromkeys(carriers, ""), is_stream=True)
+
+    def of_units(
+        self,
+        units: UnitKeys,
+        carriers: Mapping[str, Carrier],
+        axes: Mapping[str, str],
+        *,
+        is_stream: bool = False,
+    ) -> float:
         """By how much the model without some units differs from the one whose units are zero; see `NEAR`.
 
         Args:
@@ -91,6 +114,7 @@ class Trial:
             carriers: where they lie.
             axes: name of a tensor -> what its units are one axis of: of each, others go. Empty: they are tokens, which
                 are not zeroed: both models answer the same text.
+            is_stream: whether they are channels, see `of_channels`.
 
         Raises:
             Exception: of any kind: transformers opens no such model.
@@ -119,7 +143,11 @@ class Trial:
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            expected = self.logits(self._opened(self.skeleton, masked))
+            model = self._opened(self.skeleton, masked)
+            if is_stream:
+                places = {self.modules.get(name) for name in carriers}
+                _fold_norms(stream_norms(model, places), halves[0], halves[1])
+            expected = self.logits(model)
             smaller = self._opened(smaller_skeleton, cut)
             apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
         return apart
@@ -404,6 +432,38 @@ class Trial:
         if odd := [name for kind in kinds for name in told[kind]]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return _plain(model.to(self.model.dtype))  # some classes make parameters of another type
+
+
+def stream_norms(model: Any, places: Container[str]) -> list[Any]:
+    """The norms of a model that may be over its residual stream: those without parameters of another size.
+
+    Args:
+        places: names in the model of the parameters that have channels.
+    """
+    return [
+        module
+        for name, module in model.named_modules()
+        if "norm" in type(module).__name__.lower()
+        and all(f"{name}.{own}" in places for own, _ in module.named_parameters())
+    ]
+
+
+def _fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
+    """Let norms read the channels `kept` in the place of those that are `gone` too, and return zeros there."""
+    import torch
+
+    mates, zeros = torch.arange(len(kept) + len(gone)), torch.tensor(gone)
+    mates[zeros] = torch.tensor(kept)
+
+    def read(_: Any, given: Any) -> Any:
+        return (given[0][..., mates], *given[1:]) if given[0].shape[-1] == len(mates) else None
+
+    def hand_on(_: Any, __: Any, made: Any) -> Any:
+        return made.index_fill(-1, zeros, 0) if made.shape[-1] == len(mates) else None
+
+    for norm in norms:
+        norm.register_forward_pre_hook(read)
+        norm.register_forward_hook(hand_on)
 
 
 class _Stopped(BaseException):

@@ -2,7 +2,8 @@
 
 Units of any kinds are cut at once: experts leave with their weights and their rows of the router (2212.09811), heads
 with their rows of query, key and value and their columns of the output (1905.10650), hidden units with their rows and
-columns, layers with all that they hold, tokens with their rows of the embeddings.
+columns, layers with all that they hold, tokens with their rows of the embeddings, channels with their rows and columns
+of all tensors.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any, cast
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError, located
-from prunecli.model.axes import Axis, Kind, axis_name
+from prunecli.model.axes import Axis, Carrier, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
 from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
-from prunecli.model.find_axes import axes_of
+from prunecli.model.find_axes import CHANNELS, axes_of
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
@@ -52,7 +53,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             raise UsageError(
                 f"{name}: there is no {axis.kind} {stray[0]}.", "Ids are those of the original model."
             )
-        if not wanted and axis.kind in ("layer", "unit", "token"):
+        if not wanted and axis.kind in ("layer", "unit", "token", "channel"):
             raise UsageError(f"{name}: no {axis.kind} would stay.", "Keep one at least.")
         if axis.kind == "token" and len(wanted) < len(axis.ids) and not selection.files:
             raise UsageError(
@@ -76,11 +77,10 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             )
     rename = renaming(family, kept_layers)
     moved = _inherited(source, kept_layers, rename) if kept_layers else {}
-    carriers = {
-        tensor: (carrier, places[name], len(axes[name].ids))
-        for name in places
-        for tensor, carrier in axes[name].carriers.items()
-    }
+    carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
+    for name, own in places.items():
+        for tensor, carrier in axes[name].carriers.items():
+            carriers.setdefault(tensor, []).append((carrier, own, len(axes[name].ids)))
     target = None if selection.dtype is None else parse_dtype(selection.dtype)
     dropped = set(selection.dropped)
     outputs = []
@@ -88,23 +88,29 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         member = own_names.get(name, moved.get(name, name))
         new = None if member is None or name in dropped else rename(member)
         expression: Expression = Copy(name)
-        shape = info.shape
-        if name in carriers:
-            carrier, own, held = carriers[name]
+        shape = [*info.shape]
+        taken = []
+        for carrier, own, held in carriers.get(name, ()):
             ranges = carrier.ranges(own, shape[carrier.dim], held)
-            length = sum(stop - start for start, stop in ranges)
-            new = new if length else None  # a tensor of no head at all is not stored
-            shape = (*shape[: carrier.dim], length, *shape[carrier.dim + 1 :])
-            expression = Slices(name, carrier.dim, ranges)
+            shape[carrier.dim] = sum(stop - start for start, stop in ranges)
+            new = new if ranges else None  # a tensor of no head at all is not stored
+            taken.append((carrier.dim, ranges))
+        if taken:
+            first, *inner = sorted(taken)
+            expression = Slices(name, *first, tuple(inner))
         if new is not None:
-            outputs.append(Output(new, info.cast(target).dtype, shape, expression))
+            outputs.append(Output(new, info.cast(target).dtype, tuple(shape), expression))
     structure = _structure(source, axes, places, kept_layers)
     for one in selection.earlier:
         structure = structure.after(one.step)
     rewrite = rewritten(source, structure, tuple(outputs), selection.step, selection.decision)
     rewrite = replace(rewrite, earlier=tuple(one.decision for one in selection.earlier if one.decision))
     sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
-    config = with_keys(rewrite.config, {**selection.settings, **sizes})
+    config = rewrite.config
+    if CHANNELS in places:
+        with located(source.path):
+            config = source.probed.with_channels(config, len(places[CHANNELS]))
+    config = with_keys(config, {**selection.settings, **sizes})
     return replace(rewrite, config=_renamed(source, config, axes, places), files=selection.files)
 
 

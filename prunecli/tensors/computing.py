@@ -23,6 +23,7 @@ from prunecli.tensors.stream import (
     Moved,
     Noise,
     Output,
+    Ranges,
     Slices,
     Sum,
     Zeros,
@@ -186,14 +187,21 @@ def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth:
     """Return rows `start` to `stop` of the selection of a source tensor, in its own type."""
     if isinstance(expression, Copy):
         return _rows_read(source, expression.source, [(start, stop)], depth)
-    axis, ranges = expression.axis - depth + 1, expression.ranges
+    rows: Iterable[tuple[int, int]] = [(start, stop)]
+    taken = expression.taken
     if not expression.axis:
-        return _rows_read(source, expression.source, _cut(ranges, start, stop), depth)
-    whole = _rows_read(source, expression.source, [(start, stop)], depth)
+        rows, taken = _cut(expression.ranges, start, stop), expression.inner
+    found = _rows_read(source, expression.source, rows, depth)
+    for axis, ranges in taken:
+        found = take(found, ranges, axis - depth + 1)
+    return found
+
+
+def take(array: np.ndarray, ranges: Ranges, axis: int) -> np.ndarray:
+    """The parts of an array in these index ranges of an axis."""
     if len(ranges) > MOST_RANGES:
-        return whole.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
-    indices = [(slice(None),) * axis + (slice(*taken),) for taken in ranges]
-    return np.concatenate([whole[index] for index in indices], axis)
+        return array.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
+    return np.concatenate([array[(slice(None),) * axis + (slice(*own),)] for own in ranges], axis)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:

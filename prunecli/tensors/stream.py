@@ -13,6 +13,7 @@ from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, size_of
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
+Ranges = tuple[tuple[int, int], ...]
 MOST_RANGES = 256
 """Ranges of a tensor that are copied one by one; of more, blocks of rows are put together."""
 
@@ -26,11 +27,24 @@ class Copy:
 
 @dataclass(frozen=True)
 class Slices:
-    """Parts of a source tensor along one axis: the index ranges (start, stop), in order."""
+    """Parts of a source tensor.
+
+    Attributes:
+        source: name of the tensor.
+        axis: the first axis that parts are taken of.
+        ranges: index ranges (start, stop) on it, in order.
+        inner: further axes after `axis`, ascending, and their ranges.
+    """
 
     source: str
     axis: int
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
+    inner: tuple[tuple[int, Ranges], ...] = ()
+
+    @property
+    def taken(self) -> tuple[tuple[int, Ranges], ...]:
+        """Each axis that parts are taken of, and its ranges."""
+        return ((self.axis, self.ranges), *self.inner)
 
 
 @dataclass(frozen=True)
@@ -195,10 +209,11 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
     shape = source.info(expression.source).shape
     if not isinstance(expression, Slices):
         return shape
-    axis = expression.axis
-    if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in expression.ranges):
-        raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
-    return (*shape[:axis], sum(b - a for a, b in expression.ranges), *shape[axis + 1 :])
+    for axis, ranges in expression.taken:
+        if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in ranges):
+            raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
+        shape = (*shape[:axis], sum(b - a for a, b in ranges), *shape[axis + 1 :])
+    return shape
 
 
 def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]] | None:
@@ -212,7 +227,7 @@ def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]]
     if isinstance(expression, Copy):
         return [(0, info.nbytes)]
     axis, ranges = expression.axis, joined(expression.ranges)
-    if math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
+    if expression.inner or math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
         return None
     width = info.nbytes // info.shape[axis] if info.shape[axis] else 0
     return [(start * width, stop * width) for start, stop in ranges]

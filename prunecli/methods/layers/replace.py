@@ -33,7 +33,7 @@ from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.tensors.computing import values
+from prunecli.tensors.computing import take, values
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy, Output, Slices, given
 from prunecli.text.choice import Dataset, described
@@ -117,8 +117,8 @@ def _with_map(output: Output, made: Mapping[str, NDArray[np.float64]]) -> Output
     if not isinstance(part, (Copy, Slices)) or part.source not in made:
         return output
     array = made[part.source]
-    if isinstance(part, Slices):
-        array = np.take(array, np.concatenate([np.arange(*ends) for ends in part.ranges]), part.axis)
+    for axis, ranges in part.taken if isinstance(part, Slices) else ():
+        array = take(array, ranges, axis)
     return output._replace(expression=given(array))
 
 
