@@ -165,7 +165,7 @@ class PruningOptions(Options):
 class UnitOptions(PruningOptions):
     """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
 
-    KIND: ClassVar[Literal["head", "unit", "layer"]]
+    KIND: ClassVar[str]
     METHODS: ClassVar[tuple[str, ...]]
     """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
 

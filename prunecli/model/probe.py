@@ -356,7 +356,11 @@ def _width(skeleton: Skeleton, units: UnitKeys, more: int = 1) -> UnitKeys | Non
     size, moved = units.held, _moved(skeleton, units.changes(units.held + more))
     blocks = {name: before // size for name, (_, before, _) in moved.items()}
     lengths = {name: (size * each, (size + more) * each) for name, each in blocks.items()}
-    if not moved or not {*blocks.values()} <= {1, 2} or lengths != {name: own[1:] for name, own in moved.items()}:
+    if (
+        not moved
+        or not {*blocks.values()} <= {1, 2}
+        or lengths != {name: own[1:] for name, own in moved.items()}
+    ):
         return None
     carriers = {
         name: (Carrier(dim, (1,) * blocks[name]), Carrier(dim))[: blocks[name]]

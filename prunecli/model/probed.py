@@ -120,7 +120,6 @@ class Probed:
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
 
-
     @cached_property
     def channels(self) -> tuple[UnitKeys, Carriers]:
         """The channels of the residual stream that the small copy can lose, and where they lie.
@@ -128,7 +127,9 @@ class Probed:
         Raises:
             UnsupportedModelError: it can lose none.
         """
-        faults = ["its class takes no other width of the hidden states alone: that of its heads, say, follows from it"]
+        faults = [
+            "its class takes no other width of the hidden states alone: that of its heads, say, follows from it"
+        ]
         for small in channel_keys(self.trial.skeleton):
             for number, layout in enumerate(small.layouts):
                 try:

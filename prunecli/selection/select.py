@@ -24,7 +24,14 @@ Values = Mapping[str, NDArray[Any]]
 """Name of an axis -> `[units]`, in the order of `Axis.ids`: the more a unit matters, the higher."""
 Kept = Mapping[str, Sequence[int]]
 """Name of an axis -> ids of the units that stay."""
-HOLDERS = {"expert": "layer", "head": "attention", "unit": "FFN", "layer": "stack", "token": "vocabulary"}
+HOLDERS = {
+    "expert": "layer",
+    "head": "attention",
+    "unit": "FFN",
+    "layer": "stack",
+    "token": "vocabulary",
+    "channel": "model",
+}
 """Kind of units -> what holds them, in words."""
 UNBOUNDED = 1 << 40
 """A number of decoder units for which every axis is full, whatever the balance."""

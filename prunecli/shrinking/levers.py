@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
-from math import floor
+from math import floor, lcm
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +29,7 @@ from prunecli.methods.options import (
     VocabularyOptions,
 )
 from prunecli.methods.scoring import CollectOptions
-from prunecli.methods.units import Ranking, TextRun, plan
+from prunecli.methods.units import Ranking, TextRun, drawn, plan
 from prunecli.methods.vocabulary.plan import plan_vocabulary
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint
@@ -42,9 +42,10 @@ from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
+from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
-from prunecli.shrinking.options import ShrinkOptions
-from prunecli.shrinking.score import score_units
+from prunecli.shrinking.options import ChannelOptions, ShrinkOptions
+from prunecli.shrinking.score import GRADIENT, NORMS, score_units
 from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
@@ -55,12 +56,15 @@ KINDS: Mapping[str, Kind] = {
     "heads": "head",
     "units": "unit",
     "experts": "expert",
+    "channels": "channel",
     "layers": "layer",
 }
 """The levers, in the order of their steps in the history: names of layers are the source's until layers go."""
-GRADIENT, GATES = "gradient", "gates"
+DEFAULT = tuple(name for name in KINDS if name != "channels")
+"""The levers that are used if none are named."""
+GATES = "gates"
 STEPS = 64
-"""Shares of hidden units are multiples of 1 / STEPS."""
+"""Shares of hidden units are multiples of 1 / STEPS, of channels perhaps of more."""
 COUNTS = (1, 2, 4)
 """Occurrences that a token needs to be kept."""
 TOKEN_STEPS = 8
@@ -120,7 +124,7 @@ class Levers:
         """
         found: dict[str, Lever] = {}
         for name in KINDS:
-            if self.options.only and name not in self.options.only:
+            if name not in (self.options.only or DEFAULT):
                 continue
             try:
                 lever: Lever = getattr(self, f"_{name}")()
@@ -211,12 +215,39 @@ class Levers:
                 options = options.model_copy(update={"metric": metric})
             if metric != GRADIENT:
                 return plan_experts(self.checkpoint, options)
-            scores, budget = self._scores("experts", metric), request_of(self.checkpoint, options, layers)
-            ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
-            return plan(self.checkpoint, options, axes, budget, ranking, {"ratio": share, "metric": metric})
+            return self._planned(
+                "experts", axes, options, request_of(self.checkpoint, options, layers), metric
+            )
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
+
+    def _channels(self) -> Lever:
+        axes = axes_of(self.checkpoint, "channel")
+        (held,) = (len(axis.ids) for axis in axes)
+        step = 1 << max((held // STEPS).bit_length() - 1, 0)
+        family, sizes = self.checkpoint.require_architecture(), self.checkpoint.layout.sizes
+        if family.heads_divide:
+            most = sizes.count(family.head_counts[0])
+            numbers = uniform_heads(self.checkpoint)
+            step = lcm(step, *(most * number // numbers[-1] for number in numbers))
+
+        def select(share: float, metric: str) -> Selection:
+            options = ChannelOptions(ratio=share, metric=metric)
+            return self._planned("channels", axes, options, Budget(ratio=share, multiple=step), metric)
+
+        return Lever("channels", axes, _shares(held, range(step, held, step)), (NORMS,), select)
+
+    def _planned(
+        self, name: str, axes: Sequence[Axis], options: Any, budget: Budget, metric: str
+    ) -> Selection:
+        """The units that stay by the scores of a lever, or at random."""
+        ranking = drawn(axes, 0)
+        if metric != "random":
+            scores = self._scores(name, metric)
+            ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
+        arguments = {"ratio": options.ratio, "metric": metric}
+        return plan(self.checkpoint, options, axes, budget, ranking, arguments)
 
     def _tokens(self) -> Lever:
         axes = axes_of(self.checkpoint, "token")
@@ -252,20 +283,21 @@ class Levers:
             if key in self.store.records:
                 self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
             else:
-                found = self._score_all() if metric == GRADIENT else {name: self._measure(metric)}
-                for own, scores in found.items():
-                    self._measured[own, metric] = scores
-                    self.store.put(f"scores {own} {metric}", scores.to_json())
+                is_known = metric in (GRADIENT, NORMS)
+                found = self._score_all() if is_known else {(name, metric): self._measure(metric)}
+                self._measured |= found
+                for (own, by), scores in found.items():
+                    self.store.put(f"scores {own} {by}", scores.to_json())
         return self._measured[name, metric]
 
-    def _score_all(self) -> dict[str, Scores]:
-        """Score the units of all levers by the gradient."""
+    def _score_all(self) -> dict[tuple[str, str], Scores]:
+        """Score the units of all levers in one pass: name of the lever and metric -> scores."""
         devices = choose_devices(self.options.device)
         dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
         model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
         scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
         names = {kind: name for name, kind in KINDS.items()}
-        return {names[kind]: own for kind, own in scores.items()}
+        return {(names[kind], own.method): own for kind, own in scores.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

@@ -10,9 +10,10 @@ from pydantic import BeforeValidator
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
+from prunecli.methods.options import UnitOptions
 from prunecli.options import ADVANCED, SELECTION, TRAINING, Share, Size, option
 
-LeverName = Literal["layers", "heads", "units", "experts", "tokens"]
+LeverName = Literal["layers", "heads", "units", "experts", "tokens", "channels"]
 """Kinds of units that shrink removes."""
 TARGETS = ("params", "size", "fit", "speed")
 """Options that say how small the result is."""
@@ -33,6 +34,14 @@ Minutes: TypeAlias = Annotated[float, BeforeValidator(_minutes)]
 """A duration in minutes: 10, "10m", "90s" or "2h"."""
 
 
+class ChannelOptions(UnitOptions):
+    """How channels of the residual stream are recorded in the history."""
+
+    COMMAND = "shrink"
+    KIND = "channel"
+    UNITS = "channels"
+
+
 class ShrinkOptions(RunOptions):
     """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
 
@@ -48,7 +57,8 @@ class ShrinkOptions(RunOptions):
     )
     only: tuple[LeverName, ...] = option(
         (),
-        "Kinds of units to remove, with commas: layers, heads, units, experts, tokens. Default: all.",
+        "Kinds of units to remove, with commas: layers, heads, units, experts, tokens, channels. Default: all but "
+        "channels.",
         metavar="KINDS",
         panel=SELECTION,
     )

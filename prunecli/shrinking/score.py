@@ -1,9 +1,12 @@
-"""One score for the units of every axis: how much the loss depends on a mask of the unit (1905.10650, eq. 2).
+"""Scores for the units of every axis: how much the loss depends on a mask of the unit (1905.10650, eq. 2).
 
 A mask xi multiplies what a unit adds to the model's hidden states. The output weights of a head, hidden unit or expert
 are linear in that part, so that dL/dxi is the sum of w dL/dw over these weights. A layer adds its output less its
 input. The score of a unit is I = E |dL(x)/dxi|, the mean over the examples x of a text: one forward and one backward
 pass, for all axes together.
+
+The score of a channel of the residual stream is measured in the same pass: the sum of |y| over all tokens of an example
+and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from torch import Tensor, nn
 
 from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.find_axes import axes_of
+from prunecli.model.find_axes import CHANNELS, axes_of
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import outputs
+from prunecli.model.trial import stream_norms
 from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.pooling import read_pooling
@@ -34,8 +38,9 @@ from prunecli.running.losses import example_losses, random_projections, require_
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 
+GRADIENT, NORMS = "gradient", "norm-output"
 Add = Callable[[str, Tensor], None]
-"""Adds `[units]` of dL/dxi of the present example to an axis."""
+"""Adds `[units]` of dL/dxi, or of a channel's outputs, of the present example to an axis."""
 Take = Callable[[Tensor], None]
 """Takes w dL/dw of a parameter w."""
 
@@ -79,13 +84,15 @@ def score_units(
                 takers.setdefault(parameter, []).append(take)
         for parameter, together in takers.items():
             hooks.callback(_watch(parameter, together).remove)
-        for handle in _watch_layers(checkpoint, model, axes, add):
-            hooks.callback(handle.remove)
+        for watch_modules in (_watch_layers, _watch_norms):
+            for handle in watch_modules(checkpoint, model, axes, add):
+                hooks.callback(handle.remove)
         hooks.enter_context(torch.enable_grad())
         for batch in batches:
             losses = losses_of(model, batch)
             require_finite(losses.detach(), batch)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            if losses.requires_grad:
+                losses.sum().backward()  # type: ignore[no-untyped-call]
             for name, gradients in present.items():
                 sums[name] += gradients.abs()
             present.clear()
@@ -94,7 +101,7 @@ def score_units(
         kind: scores_of(
             checkpoint,
             kind=kind,
-            method="gradient",
+            method=NORMS if kind == "channel" else GRADIENT,
             task=data.task,
             examples=len(batches),
             per="example",
@@ -177,6 +184,21 @@ def _layer(
 
     made.register_hook(multiply)
     return (made, *output[1:]) if isinstance(output, tuple) else made
+
+
+def _watch_norms(checkpoint: Checkpoint, model: Any, axes: dict[str, Axis], add: Add) -> Iterator[Any]:
+    """Watch what norms hand on of each channel."""
+    if (axis := axes.get(CHANNELS)) is not None:
+        name_of = (
+            StockNames(checkpoint, model).parameter if checkpoint.runs_stock else partial(module_name, model)
+        )
+        for norm in stream_norms(model, {name_of(name) for name in axis.carriers}):
+            yield norm.register_forward_hook(partial(_norm, add, len(axis.ids)))
+
+
+def _norm(add: Add, channels: int, _: nn.Module, __: Any, made: Tensor) -> None:
+    if made.shape[-1] == channels:
+        add(CHANNELS, made.detach().float().abs().reshape(-1, channels).sum(dim=0))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:

@@ -227,7 +227,11 @@ def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]]
     if isinstance(expression, Copy):
         return [(0, info.nbytes)]
     axis, ranges = expression.axis, joined(expression.ranges)
-    if expression.inner or math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
+    if (
+        expression.inner
+        or math.prod(info.shape[:axis]) != 1
+        or (len(ranges) > MOST_RANGES and not source.is_remote)
+    ):
         return None
     width = info.nbytes // info.shape[axis] if info.shape[axis] else 0
     return [(start * width, stop * width) for start, stop in ranges]
