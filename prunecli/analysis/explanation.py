@@ -27,10 +27,11 @@ _LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leave
 
 
 FORMS = (
-    "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house"
+    "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house; "
+    "channel 9"
 )
 _WORD = re.compile(
-    r"(?P<part>expert|head|unit)s? +(?P<number>\d{1,15})(?!\S)|layers? +(?P<layer>\d{1,15})(?!\S)"
+    r"(?P<part>expert|head|unit|channel)s? +(?P<number>\d{1,15})(?!\S)|layers? +(?P<layer>\d{1,15})(?!\S)"
     r"|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
 )
 """A part of a question, or a word between its parts."""
@@ -41,7 +42,7 @@ class Question:
     """A question about one unit.
 
     Attributes:
-        part: kind of the unit: expert, head, unit, layer or token.
+        part: kind of the unit: expert, head, unit, layer, token or channel.
         number: id of the unit in the original model. None for a token, which `text` names.
         text: text of a token.
         side: side of the stack. If None, all.

@@ -334,10 +334,14 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
 
 
 def channel_keys(skeleton: Skeleton) -> list[UnitKeys]:
-    """The widths of residual streams; the width of a head is stated where it would follow from them."""
-    found = []
+    """The widths of residual streams; the width of a head is stated where it would follow from them.
+
+    What reads images or sounds writes to the stream too, and a small copy is not given any.
+    """
+    found: list[UnitKeys] = []
+    is_text = not any(_OTHER_SENSES.search(key) for key, value in skeleton.effective.items() if value)
     for key, size in numbers(skeleton.effective):
-        if _last(key) in HIDDEN:
+        if _last(key) in HIDDEN and is_text:
             within, counts = key[: -len(_last(key))], head_counts(skeleton.effective)
             heads = dict.fromkeys(count for name, count in counts.items() if not is_key_value(name))
             stated = (own for count in heads for own in _head_widths(within, size, count))

@@ -128,7 +128,7 @@ class Probed:
             UnsupportedModelError: it can lose none.
         """
         faults = [
-            "its class takes no other width of the hidden states alone: that of its heads, say, follows from it"
+            "other sizes go with the width of the hidden states, such as that of a head, or of a part for images"
         ]
         for small in channel_keys(self.trial.skeleton):
             for number, layout in enumerate(small.layouts):

@@ -215,9 +215,9 @@ class Levers:
                 options = options.model_copy(update={"metric": metric})
             if metric != GRADIENT:
                 return plan_experts(self.checkpoint, options)
-            return self._planned(
-                "experts", axes, options, request_of(self.checkpoint, options, layers), metric
-            )
+            budget = request_of(self.checkpoint, options, layers)
+            ranking, arguments = self._ranking("experts", axes, metric), {"ratio": share, "metric": metric}
+            return plan(self.checkpoint, options, axes, budget, ranking, arguments)
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
@@ -226,28 +226,27 @@ class Levers:
         axes = axes_of(self.checkpoint, "channel")
         (held,) = (len(axis.ids) for axis in axes)
         step = 1 << max((held // STEPS).bit_length() - 1, 0)
-        family, sizes = self.checkpoint.require_architecture(), self.checkpoint.layout.sizes
+        family = self.checkpoint.require_architecture()
         if family.heads_divide:
-            most = sizes.count(family.head_counts[0])
-            numbers = uniform_heads(self.checkpoint)
-            step = lcm(step, *(most * number // numbers[-1] for number in numbers))
+            heads, numbers = (
+                self.checkpoint.layout.sizes.count(family.head_counts[0]),
+                uniform_heads(self.checkpoint),
+            )
+            step = lcm(step, heads, *(heads * number // numbers[-1] for number in numbers))
 
         def select(share: float, metric: str) -> Selection:
-            options = ChannelOptions(ratio=share, metric=metric)
-            return self._planned("channels", axes, options, Budget(ratio=share, multiple=step), metric)
+            budget, ranking = Budget(ratio=share, multiple=step), self._ranking("channels", axes, metric)
+            arguments = {"only": "channels", "share removed": share, "ranked by": metric}
+            return plan(self.checkpoint, ChannelOptions(ratio=share), axes, budget, ranking, arguments)
 
         return Lever("channels", axes, _shares(held, range(step, held, step)), (NORMS,), select)
 
-    def _planned(
-        self, name: str, axes: Sequence[Axis], options: Any, budget: Budget, metric: str
-    ) -> Selection:
-        """The units that stay by the scores of a lever, or at random."""
-        ranking = drawn(axes, 0)
-        if metric != "random":
-            scores = self._scores(name, metric)
-            ranking = Ranking(scores.picked(axes), metric, origin=scores.origin)
-        arguments = {"ratio": options.ratio, "metric": metric}
-        return plan(self.checkpoint, options, axes, budget, ranking, arguments)
+    def _ranking(self, name: str, axes: Sequence[Axis], metric: str) -> Ranking:
+        """The units of a lever by their scores, or at random."""
+        if metric == "random":
+            return drawn(axes, 0)
+        scores = self._scores(name, metric)
+        return Ranking(scores.picked(axes), metric, origin=scores.origin)
 
     def _tokens(self) -> Lever:
         axes = axes_of(self.checkpoint, "token")

@@ -1,0 +1,127 @@
+"""Channels of the residual stream: what is left computes what the model does over these channels alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
+from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import Selection
+from tests.families import cutting, tiny, tiny_family
+from tests.reference import channels as reference
+
+STEP = {"command": "test"}
+
+
+@pytest.fixture(scope="module", params=["llama", "granite"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / request.param
+    if request.param == "llama":
+        return tiny_family(folder, "llama")
+    config = tiny.tiny_config("granite")
+    config.embedding_multiplier, config.logits_scaling, config.residual_multiplier = 3.0, 2.0, 0.5
+    tiny.auto_class("granite")(config).save_pretrained(folder)
+    return folder
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_cut_model_is_the_one_over_its_channels(model: Path, tmp_path: Path, data: st.DataObject) -> None:
+    with open_model(model) as checkpoint:
+        (axis,) = axes_of(checkpoint, "channel")
+        heads = checkpoint.config["num_attention_heads"]
+        count = data.draw(st.integers(1, len(axis.ids) // heads - 1)) * heads
+        kept = sorted(data.draw(st.permutations(axis.ids))[:count])
+        apply(
+            checkpoint, cut(checkpoint, Selection({axis.name: kept}, step=STEP)), tmp_path / "out", force=True
+        )
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert found.config.hidden_size == count
+    assert (found.config.num_attention_heads, found.config.head_dim) == (heads, len(axis.ids) // heads)
+    ids = [5, 9, 2, 7, 5]
+    with torch.no_grad():
+        made = found(input_ids=torch.tensor([ids])).logits[0].double()
+        config = whole.config
+        config.head_dim = len(axis.ids) // heads
+        expected = reference.logits(whole.state_dict(), config, ids, kept)
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "olmo2", "qwen3_moe"])
+def test_a_result_states_what_would_follow(model_type: str, tmp_path: Path) -> None:
+    cutting.saved(model_type, tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        (axis,) = axes_of(checkpoint, "channel")
+        apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[::2]}, step=STEP)), tmp_path / "out")
+        assert {*axis.carriers} >= {
+            name for name in checkpoint.tensors if name.endswith(("proj.weight", "layernorm.weight"))
+        }
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+    changed = {"hidden_size": tiny.SIZES["hidden_size"] // 2}
+    changed["head_dim"] = checkpoint.config.get("head_dim") or tiny.SIZES["hidden_size"] // 4
+    assert {name: config[name] for name in changed} == changed
+    assert "auto_map" not in config
+    with open_model(tmp_path / "out") as result:
+        result.check()
+        (axis,) = axes_of(result, "channel")
+        assert len(axis.ids) == changed["hidden_size"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("gemma", "something depends on their number"),  # embeddings times the root of the width
+        ("minicpm3", "something depends on their number"),  # logits over the width
+        ("bert", "other sizes go with"),  # heads narrow with the model
+        ("voxtral", "other sizes go with"),  # sounds have a width of their own
+    ],
+)
+def test_widths_that_say_more_are_refused(model_type: str, reason: str, tmp_path: Path) -> None:
+    cutting.saved(model_type, tmp_path)
+    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match=reason):
+        axes_of(checkpoint, "channel")
+
+
+def test_tensors_that_the_class_does_not_have_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    cutting.saved("granite", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "model.further.weight": torch.ones(48)}, tmp_path / "model.safetensors")
+    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="further.weight"):
+        axes_of(checkpoint, "channel")
+
+
+@pytest.mark.parametrize("model_type", ["granite", "gpt_oss"])
+def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one(model_type: str, tmp_path: Path) -> None:
+    """Stacked experts lose experts, hidden units and channels, on three dimensions of a tensor."""
+    cutting.saved(model_type, tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        kinds = ("expert", "unit", "channel") if model_type == "gpt_oss" else ("unit", "head", "channel")
+        every = [{axis.name: axis.ids[1::2] for axis in axes_of(checkpoint, kind)} for kind in kinds]
+        together = {name: ids for kept in every for name, ids in kept.items()}
+        apply(checkpoint, cut(checkpoint, Selection(together, step=STEP)), tmp_path / "together")
+    path = tmp_path / "model"
+    for number, kept in enumerate(every):
+        with open_model(path) as checkpoint:
+            path = tmp_path / str(number)
+            apply(checkpoint, cut(checkpoint, Selection(kept, step=STEP)), path)
+    one, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / "together", path))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "together", path)]
+    for config in configs:
+        del config["prunecli"]["history"]
+    assert configs[0] == configs[1]
