@@ -12,6 +12,7 @@ from prunecli import results
 from prunecli.analysis.explanation import explain
 from prunecli.commands.shrink import shrink
 from prunecli.model.checkpoint import open_model
+from prunecli.report.history import step_text
 from prunecli.results.shrinking import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
@@ -58,6 +59,20 @@ def test_a_model_is_shrunk_by_all_kinds(model: Path) -> None:
     kind = next(iter(document.shares))
     question = {"units": "unit 0 of layer 0", "layers": "layer 0", "heads": "head 0 of layer 0"}
     assert explain(Path("shrunk"), question.get(kind, "token hen"))
+
+
+def test_channels_are_removed_if_they_are_named(model: Path) -> None:
+    done(model, "--text", "text.txt", "--only", "channels,units", "--params", "60%", *QUICK)
+    document = results.read("shrunk.shrink.json")
+    assert isinstance(document, Shrunk)
+    assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
+    done(model, "--text", "text.txt", "--only", "channels", "--params", "70%", "-o", "narrow", *QUICK)
+    with open_model("narrow") as opened, open_model(model) as source:
+        assert opened.config["hidden_size"] < source.config["hidden_size"]
+        (step,) = opened.structure.history
+    assert "--only channels" in step_text(step)
+    (answer,) = explain(Path("narrow"), "channel 3")
+    assert "norm-output" in answer.text
 
 
 def test_an_interrupted_search_is_resumed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_tensors_that_the_class_does_not_have_are_refused(tmp_path: Path) -> Non
     cutting.saved("granite", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "model.further.weight": torch.ones(48)}, tmp_path / "model.safetensors")
-    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="further.weight"):
+    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="further"):
         axes_of(checkpoint, "channel")
 
 

@@ -1,4 +1,4 @@
-"""A decoder over some channels of its residual stream alone, restated slowly: Llama, and Granite with its multipliers."""
+"""A decoder over some channels of its residual stream alone, restated slowly: Llama, Granite with its multipliers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def logits(state: Mapping[str, Tensor], config: Any, ids: Sequence[int], channel
 
 
 def norm_outputs(outputs: Sequence[Tensor]) -> Tensor:
-    """`[channels]`: sums of |y| over norms and tokens, of the outputs `[tokens, channels]` of each norm (2407.14679)."""
+    """`[channels]`: sums of |y| over norms and tokens, of each norm's outputs `[tokens, channels]` (2407.14679)."""
     total = torch.zeros(outputs[0].shape[-1])
     for rows in outputs:
         for row in rows:

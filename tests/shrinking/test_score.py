@@ -20,6 +20,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
+from tests.reference.channels import norm_outputs
 from tests.reference.masks import mask_gradients
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
@@ -97,6 +98,31 @@ def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
             if is_pair and kind == "expert":  # the reference leaves out the output's bias
                 continue
             np.testing.assert_allclose(own, total[name] / len(LINES), rtol=2e-3, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
+def test_channels_are_scored_by_what_norms_hand_on(case: str, tmp_path: Path) -> None:
+    path = made(case, tmp_path / "model")
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    data = Dataset("lm", PlainText((Path("text"),), LINES))
+    alone = score_units(checkpoint, model, data, ["channel"])["channel"]
+    beside = score_units(checkpoint, model, data, ["channel", "layer"])["channel"]
+    outputs: list[torch.Tensor] = []
+    for name, module in model.named_modules():
+        if name.endswith(("layernorm", "model.norm")):
+            module.register_forward_hook(lambda _, __, found: outputs.append(found[0]))
+    tokenizer = load_tokenizer(path)
+    for line in LINES:
+        ids = tokenizer(line, return_tensors="pt")["input_ids"]
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if ids[0, 0] != start:
+            ids = torch.cat([torch.tensor([[start]]), ids], dim=1)
+        with torch.no_grad():
+            model(input_ids=ids)
+    expected = norm_outputs(outputs) / len(LINES)
+    for scores in (alone, beside):
+        assert scores.method == "norm-output"
+        np.testing.assert_allclose(scores.means()["channels"], expected.numpy(), rtol=1e-4)
 
 
 def test_embedding_models_have_scores_too(tmp_path: Path) -> None:

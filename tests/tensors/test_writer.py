@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -79,17 +80,29 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarr
     cuts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=5),
     block=st.integers(1, 64),
     wanted=st.sampled_from(["F32", "F16"]),
+    last=st.sampled_from([(), (0,), (0, 2)]),
 )
 @settings(max_examples=60)
 def test_slices_are_taken_along_any_axis(
-    shape: list[int], axis: int, cuts: list[tuple[int, int]], block: int, wanted: str
+    shape: list[int],
+    axis: int,
+    cuts: list[tuple[int, int]],
+    block: int,
+    wanted: str,
+    last: tuple[int, ...],
 ) -> None:
+    """Along another one and, with `last`, the last one too."""
     axis %= len(shape)
     ranges = tuple(sorted(min(cut, shape[axis]) for cut in pair) for pair in cuts)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     taken = [index for start, stop in ranges for index in range(start, stop)]
     expected = values.take(taken, axis).astype(numpy_dtype(wanted))
-    output = Output("out", wanted, expected.shape, Slices("a", axis, tuple((a, b) for a, b in ranges)))
+    expression = Slices("a", axis, tuple((a, b) for a, b in ranges))
+    if last and axis < len(shape) - 1 and last[-1] < shape[-1]:
+        expected = expected.take(last, -1)
+        inner = (len(shape) - 1, tuple((one, one + 1) for one in last))
+        expression = replace(expression, inner=(inner,))
+    output = Output("out", wanted, expected.shape, expression)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
         patch.setattr(computing, "BLOCK_ELEMENTS", block)
