@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
@@ -185,6 +186,8 @@ def _show_quantisation(found: Quantisation) -> None:
 
 def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
     """Print the guess from the names of tensors, and what can be done with the checkpoint."""
+    from prunecli.model.find_axes import axes_of
+
     rows = []
     for group, names in found.modules.items():
         size = sum(opened.tensors[name].nbytes for name in names)
@@ -198,7 +201,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     if opened.family is not None:
         console.note(
             f'prunecli knows the experts of the type "{opened.model_type}": prune-experts and collect-gates work. Its '
-            "layers, heads, hidden units and tokens are found by asking its class when a command needs them."
+            "layers, heads, hidden units, tokens and channels are found by asking its class when a command needs them."
         )
         return
     try:
@@ -214,6 +217,9 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
     for key in family.found.vocabulary[:1]:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
+    with suppress(UnsupportedModelError):
+        (axis,) = axes_of(opened, "channel")
+        parts.append(f"{len(axis.ids):,} channels of the hidden states ({axis.keys[0]})")
     console.note(
         f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
         "these leaves a stock model."

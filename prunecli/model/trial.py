@@ -146,7 +146,7 @@ class Trial:
             model = self._opened(self.skeleton, masked)
             if is_stream:
                 places = {self.modules.get(name) for name in carriers}
-                _fold_norms(stream_norms(model, places), halves[0], halves[1])
+                fold_norms(stream_norms(model, places), halves[0], halves[1])
             expected = self.logits(model)
             smaller = self._opened(smaller_skeleton, cut)
             apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
@@ -448,7 +448,7 @@ def stream_norms(model: Any, places: Container[str]) -> list[Any]:
     ]
 
 
-def _fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
+def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
     """Let norms read the channels `kept` in the place of those that are `gone` too, and return zeros there."""
     import torch
 

@@ -25,6 +25,7 @@ NAMES = {
     "drop ffn": "dropped FFNs",
     "drop attention": "dropped attentions",
     "token": "tokens",
+    "channel": "channels",
 }
 NEAR = 2e-4
 

@@ -24,12 +24,14 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.model.stock import uniform_heads
+from prunecli.model.trial import fold_norms, stream_norms
+from prunecli.modules.stock_names import StockNames
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.families import tiny
 
-KINDS: tuple[Kind, ...] = ("layer", "unit", "head")
+KINDS: tuple[Kind, ...] = ("layer", "unit", "head", "channel")
 
 
 def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
@@ -136,6 +138,11 @@ def apart(
             state[name].index_fill_(axis.carriers[name].dim, torch.tensor(rows, dtype=torch.long), 0)
     other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
+    for axis in axes:
+        if axis.kind == "channel":
+            names = StockNames(checkpoint, other)
+            norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
+            fold_norms(norms, kept[axis.name], sorted({*axis.ids}.difference(kept[axis.name])))
     for name in skipped:
         # The layers stay in their lists: many classes look up by position what else a layer is given.
         other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)

@@ -24,16 +24,16 @@ from tests.families import cutting, tiny
 
 BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
-    "granite": BOTH,
+    "granite": {*BOTH, "channel"},
     "gpt_neox": {"layer", "unit", "uneven head"},
     "bloom": {"layer"},
     "modernbert": {"layer", "unit", "uneven head"},
     "umt5": BOTH,
-    "qwen3_5_text": BOTH,
+    "qwen3_5_text": {*BOTH, "channel"},
     "lfm2": {"layer", "head", "uneven head"},
-    "gpt_oss": {"layer", "head", "uneven head", "expert unit"},
+    "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
-    "nemotron_h": {*BOTH, "expert unit"},  # a list says how many layers there are
+    "nemotron_h": {*BOTH, "expert unit", "channel"},  # a list says how many layers there are
     "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
