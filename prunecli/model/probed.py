@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from json import dumps
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prunecli.architectures.records import (
@@ -127,26 +128,19 @@ class Probed:
         Raises:
             UnsupportedModelError: it can lose none.
         """
-        faults = [
-            "other sizes go with the width of the hidden states, such as that of a head, or of a part for images"
-        ]
+        fault = "other sizes go with their number, such as the width of a head, or that of a part for images"
         for small in channel_keys(self.trial.skeleton):
-            for number, layout in enumerate(small.layouts):
-                try:
-                    apart = self.trial.of_channels(small, layout)
-                except Exception as error:  # of any kind: transformers opens no such model
-                    faults.append(f"a small copy of the model cannot lose them ({kind_and_reason(error)})")
-                    continue
-                if apart > NEAR:
-                    faults.append(
-                        "a small copy of the model computes something else with fewer of them than with zeros in their "
-                        f"place (by {apart:.0%} of what they do): something depends on their number"
-                    )
-                    continue
-                for units in channel_keys(self.whole):
-                    if (units.keys, [*units.stated]) == (small.keys, [*small.stated]):
-                        return units, units.layouts[min(number, len(units.layouts) - 1)]
-        raise UnsupportedModelError(f"no channels of the hidden states can be removed: {faults[-1]}")
+            try:
+                apart = self.trial.of_channels(small, small.layouts[0])
+                fault = f"the logits differ by {apart:.0%} of what the channels make: something depends on their number"
+            except Exception as error:  # of any kind: transformers opens no such model
+                apart, fault = inf, kind_and_reason(error)
+            for units in channel_keys(self.whole) if apart < NEAR else ():
+                if (units.keys, [*units.stated]) == (small.keys, [*small.stated]):
+                    return units, units.layouts[0]
+        raise UnsupportedModelError(
+            f"a small copy of the model cannot lose channels of its hidden states: {fault}"
+        )
 
     def with_channels(self, config: Mapping[str, Any], count: int) -> dict[str, Any]:
         """config.json of the model with so many channels.

@@ -449,21 +449,19 @@ def stream_norms(model: Any, places: Container[str]) -> list[Any]:
 
 
 def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
-    """Let norms read the channels `kept` in the place of those that are `gone` too, and return zeros there."""
+    """Let norms read the channels `kept` in the place of as many that are `gone` too, and return zeros there."""
     import torch
 
-    mates, zeros = torch.arange(len(kept) + len(gone)), torch.tensor(gone)
-    mates[zeros] = torch.tensor(kept)
+    mates = torch.arange(2 * len(kept))
+    mates[list(gone)] = torch.tensor(kept)
 
-    def read(_: Any, given: Any) -> Any:
-        return (given[0][..., mates], *given[1:]) if given[0].shape[-1] == len(mates) else None
-
-    def hand_on(_: Any, __: Any, made: Any) -> Any:
-        return made.index_fill(-1, zeros, 0) if made.shape[-1] == len(mates) else None
+    def folded(stock: Any, states: Tensor, *more: Any) -> Any:
+        if states.shape[-1] != len(mates):
+            return stock(states, *more)
+        return stock(states[..., mates], *more).index_fill(-1, torch.tensor(gone), 0)
 
     for norm in norms:
-        norm.register_forward_pre_hook(read)
-        norm.register_forward_hook(hand_on)
+        norm.forward = partial(folded, norm.forward)
 
 
 class _Stopped(BaseException):

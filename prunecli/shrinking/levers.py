@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from math import floor, lcm
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
@@ -41,25 +41,17 @@ from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.cut import cut
+from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
-from prunecli.shrinking.options import ChannelOptions, ShrinkOptions
+from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
 from prunecli.shrinking.score import GRADIENT, NORMS, score_units
 from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
 from prunecli.text.plain import Corpus, PlainText
 
-KINDS: Mapping[str, Kind] = {
-    "tokens": "token",
-    "heads": "head",
-    "units": "unit",
-    "experts": "expert",
-    "channels": "channel",
-    "layers": "layer",
-}
-"""The levers, in the order of their steps in the history: names of layers are the source's until layers go."""
+KINDS: tuple[LeverName, ...] = get_args(LeverName)
 DEFAULT = tuple(name for name in KINDS if name != "channels")
 """The levers that are used if none are named."""
 GATES = "gates"
@@ -140,7 +132,7 @@ class Levers:
                 self.say(f"Not removed: {name} ({error.message.removeprefix(f'{self.checkpoint.path}: ')})")
         if not found:
             raise UsageError("The model has nothing that shrink can remove.", "See prunecli inspect.")
-        self._scored = tuple(KINDS[name] for name in found if name != "tokens")
+        self._scored = tuple(kind_of(name) for name in found if name != "tokens")
         return found
 
     def _check(self, lever: Lever) -> None:
@@ -228,11 +220,9 @@ class Levers:
         step = 1 << max((held // STEPS).bit_length() - 1, 0)
         family = self.checkpoint.require_architecture()
         if family.heads_divide:
-            heads, numbers = (
-                self.checkpoint.layout.sizes.count(family.head_counts[0]),
-                uniform_heads(self.checkpoint),
-            )
-            step = lcm(step, heads, *(heads * number // numbers[-1] for number in numbers))
+            heads = self.checkpoint.layout.sizes.count(family.head_counts[0])
+            able = uniform_heads(self.checkpoint) or (1,)
+            step = lcm(step, *(heads * number // able[-1] for number in able))
 
         def select(share: float, metric: str) -> Selection:
             budget, ranking = Budget(ratio=share, multiple=step), self._ranking("channels", axes, metric)
@@ -295,8 +285,7 @@ class Levers:
         dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
         model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
         scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
-        names = {kind: name for name, kind in KINDS.items()}
-        return {(names[kind], own.method): own for kind, own in scores.items()}
+        return {(f"{kind}s", own.method): own for kind, own in scores.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

@@ -13,8 +13,8 @@ from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.options import UnitOptions
 from prunecli.options import ADVANCED, SELECTION, TRAINING, Share, Size, option
 
-LeverName = Literal["layers", "heads", "units", "experts", "tokens", "channels"]
-"""Kinds of units that shrink removes."""
+LeverName = Literal["tokens", "heads", "units", "experts", "channels", "layers"]
+"""Kinds of units, in the order of their steps in the history: names of layers are the source's until layers go."""
 TARGETS = ("params", "size", "fit", "speed")
 """Options that say how small the result is."""
 DEFAULT_SHARE = 0.75

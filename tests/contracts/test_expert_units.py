@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,93 +18,15 @@ from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.commands.calls import call
-from tests.contracts.test_mixtures import choose, logits, save_tiny, stock_class
-from tests.selections import kept_experts
+from tests.contracts.test_mixtures import save_tiny, stock_class
 from tests.tiny import write_plain_tokenizer
-
-APART = (
-    "qwen3_moe",
-    "deepseek_v3",
-)
-"""Types whose files hold experts apart; the last has experts that serve every token."""
-STACKED = ("gpt_oss", "granitemoe")
 
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
     return [axis for axis in axes_of(checkpoint, "unit") if axis.keys]
-
-
-def masked(source: Path, model_type: str, kept: dict[str, tuple[int, ...]], axes: list[Axis]) -> Any:
-    """The stock model whose hidden units that go are zero where the output layer reads them.
-
-    Stated anew: from the tensors in the files, not from the carriers' ranges.
-    """
-    from safetensors.torch import load_file, save_file
-
-    path = source / "model.safetensors"
-    tensors = load_file(path)
-    for axis in axes:
-        gone = [unit for unit in axis.ids if unit not in kept[axis.name]]
-        for name in axis.carriers:
-            tensor = tensors[name]
-            if name.endswith(("down_proj.weight", "w2.weight", "experts.down_proj")):
-                tensor[:, gone] = 0
-            elif name.endswith("output_linear.weight"):  # [experts, width, ffn]
-                tensor[:, :, gone] = 0
-    other = source.with_name("masked")
-    other.mkdir()
-    for file in source.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    return stock_class(model_type).from_pretrained(other).eval()
-
-
-@pytest.mark.parametrize("model_type", [*APART, *STACKED])
-def test_reduced_equals_masked(model_type: str, tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source", model_type)
-    generator = np.random.default_rng(0)
-    with open_model(source) as checkpoint:
-        axes = expert_axes(checkpoint)
-        assert axes
-        held = len(axes[0].ids)
-        kept = {axis.name: tuple(sorted(map(int, generator.permutation(held)[: held // 2]))) for axis in axes}
-        applied = apply(checkpoint, cut(checkpoint, Selection(kept)), tmp_path / "pruned")
-    assert applied.stock_support.is_stock
-    full = stock_class(model_type).from_pretrained(source).eval()
-    pruned, told = stock_class(model_type).from_pretrained(tmp_path / "pruned", output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    expected = logits(masked(source, model_type, kept, axes), model_type)
-    assert not torch.allclose(expected, logits(full, model_type), atol=1e-4)
-    torch.testing.assert_close(logits(pruned.eval(), model_type), expected, rtol=0, atol=1e-6)
-
-
-def test_before_and_after_experts(tmp_path: Path) -> None:
-    """Whole experts may go before or after: both ways give the same tensors."""
-
-    def narrower(source: Path, output: Path) -> Path:
-        with open_model(source) as opened:
-            plan = plan_widths(opened, NarrowOptions(metric="norms", experts=True, ratio=0.5))
-            apply(opened, cut(opened, plan), output)
-        return output
-
-    def fewer(source: Path, output: Path) -> Path:
-        with open_model(source) as opened:
-            apply(opened, cut(opened, kept_experts(experts)), output)
-        return output
-
-    source = save_tiny(tmp_path / "source", "qwen3_moe")
-    with open_model(source) as checkpoint:
-        experts = choose(checkpoint)
-    one = fewer(narrower(source, tmp_path / "a"), tmp_path / "ab")
-    other = narrower(fewer(source, tmp_path / "b"), tmp_path / "ba")
-    files = [(path / "model.safetensors").read_bytes() for path in (one, other)]
-    assert files[0] == files[1]
-    configs = [json.loads((path / "config.json").read_text()) for path in (one, other)]
-    assert configs[0]["moe_intermediate_size"] == configs[1]["moe_intermediate_size"] == 8
 
 
 def test_norms_are_those_of_each_expert(tmp_path: Path) -> None:

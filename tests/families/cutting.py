@@ -114,7 +114,10 @@ def apart(
     """
     kept = kept_of(checkpoint, axes, layer, uneven=uneven)
     apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
-    reduced = load_model(output) if uneven else type(model).from_pretrained(output).eval()
+    reduced, told = load_model(output), {}
+    if not uneven:
+        reduced, told = type(model).from_pretrained(output, output_loading_info=True)
+    assert not any(told.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     state = stored(model)
     skipped, found = [], checkpoint.require_architecture().found
     for axis in axes:
@@ -147,7 +150,7 @@ def apart(
         # The layers stay in their lists: many classes look up by position what else a layer is given.
         other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
     expected = logits(other, rows)
-    return float((expected - logits(reduced, rows)).abs().max() / expected.std())
+    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
 
 
 def treated_apart(

@@ -84,8 +84,8 @@ def test_a_result_states_what_would_follow(model_type: str, tmp_path: Path) -> N
     [
         ("gemma", "something depends on their number"),  # embeddings times the root of the width
         ("minicpm3", "something depends on their number"),  # logits over the width
-        ("bert", "other sizes go with"),  # heads narrow with the model
-        ("voxtral", "other sizes go with"),  # sounds have a width of their own
+        ("bert", "other sizes go with their number"),  # heads narrow with the model
+        ("voxtral", "other sizes go with their number"),  # sounds have a width of their own
     ],
 )
 def test_widths_that_say_more_are_refused(model_type: str, reason: str, tmp_path: Path) -> None:

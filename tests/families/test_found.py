@@ -31,6 +31,10 @@ FOUND: dict[str, set[str]] = {
     "umt5": BOTH,
     "qwen3_5_text": {*BOTH, "channel"},
     "lfm2": {"layer", "head", "uneven head"},
+    "qwen3_moe": {"layer", "head", "uneven head", "expert unit", "channel"},
+    "mixtral": {"layer", "head", "uneven head", "expert unit", "channel"},
+    "granitemoe": {"layer", "head", "uneven head", "expert unit", "channel"},
+    "deepseek_v3": {*BOTH, "expert unit", "channel"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
     "nemotron_h": {*BOTH, "expert unit", "channel"},  # a list says how many layers there are

@@ -36,27 +36,6 @@ def with_tensors(directory: Path, change: Any) -> Checkpoint:
     return open_model(directory)
 
 
-def pruned(directory: Path, kept: dict[str, list[int]], original: int = 8) -> Checkpoint:
-    """A checkpoint whose config says that `kept` experts of `original` are left, its tensors accordingly."""
-    structure = {
-        "version": 1,
-        "experts": kept,
-        "original_experts": dict.fromkeys(kept, original),
-        "history": [],
-    }
-    tiny_nllb_moe(directory, config={"prunecli": structure, "model_type": "prunecli-nllb-moe"})
-
-    def change(tensors: dict[str, np.ndarray]) -> None:
-        for layer, ids in kept.items():
-            for name in [name for name in tensors if name.startswith(f"{layer}.experts.")]:
-                if int(name.split("expert_")[1].split(".")[0]) >= len(ids):
-                    del tensors[name]
-            router = f"{layer}.router.classifier.weight"
-            tensors[router] = np.ascontiguousarray(tensors[router][: len(ids)])
-
-    return with_tensors(directory, change)
-
-
 class TestSparseLayers:
     def test_of_a_stock_model(self, tiny: Path) -> None:
         layers = open_model(tiny).require_mixtures()
@@ -74,22 +53,9 @@ class TestSparseLayers:
             assert layer.router_tensors == (f"{layer.name}.router.classifier.weight",)
             assert layer.expert_tensor(3, "fc1.bias") == f"{layer.name}.experts.expert_3.fc1.bias"
 
-    def test_of_a_pruned_model(self, tmp_path: Path) -> None:
-        checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [1, 5], LAYERS[3]: [0, 6, 7]})
-        found = {
-            layer.name: (layer.experts, layer.original_experts) for layer in checkpoint.require_mixtures()
-        }
-        assert found == {
-            LAYERS[0]: ((1, 5), 8),
-            LAYERS[1]: (tuple(range(8)), 8),
-            LAYERS[2]: (tuple(range(8)), 8),
-            LAYERS[3]: ((0, 6, 7), 8),
-        }
-        checkpoint.check()
-
     @pytest.mark.parametrize("ids", [[1, 1], [1, 8]], ids=str)
     def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
-        checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
+        checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
         checkpoint.structure = Structure(axes_of("expert", {LAYERS[0]: ids}, 8))
         with pytest.raises(CheckpointError, match=r"config\.json names"):
             checkpoint.require_mixtures()

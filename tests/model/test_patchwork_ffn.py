@@ -91,18 +91,6 @@ def shared(case: str, owner: int) -> dict[str, dict[str, str]]:
     return {name: {"shared_with": names[owner]} for name in names if name != names[owner]}
 
 
-def test_shared_equals_copies(case: str, source: Path, tmp_path: Path) -> None:
-    """Across both stacks, where there are two; each layer keeps its own norm."""
-    changes, held = shared(case, -1), weights(source)
-    for name, change in changes.items():
-        for suffix in LAYOUTS[case].tensors:
-            held[f"{name}.{suffix}"] = held[f"{change['shared_with']}.{suffix}"]
-    copies = write_copy(source, tmp_path / "copies", held)
-    model = load(write_changed(source, tmp_path / "out", case, changes))
-    assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
-    assert_alike(model, load(copies))
-
-
 def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
     first, second, *_, last = LAYOUTS[case].names
     changes = {first: {"shared_with": second}, second: {"width": 20}, last: {"removed": True}}
