@@ -85,12 +85,6 @@ def switch_language_side(tokenizer: Any, *, is_target: bool) -> None:
     (tokenizer._switch_to_target_mode if is_target else tokenizer._switch_to_input_mode)()
 
 
-def computed_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Name -> buffer, of those that are not in the state dict."""
-    names = module._non_persistent_buffers_set
-    return {name: value for name, value in module.named_buffers(recurse=False) if name in names}
-
-
 def tensor_version(tensor: Tensor) -> int:
     """Number of writes to a tensor."""
     return tensor._version

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -36,6 +35,7 @@ from prunecli.model.probe import (
     HIDDEN,
     LayerKey,
     UnitKeys,
+    common_owner,
     is_of_experts,
     layer_keys,
     layer_of,
@@ -250,8 +250,9 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             **{one.key: value_of(values, one.key) for one in layers},
             TIE_KEY: bool(loose or values.get(TIE_KEY)),  # some configs do not have the key
             **declared.attributes,
-            **{key: str(one.held) for one, _ in widths for key in one.keys},  # where config.json holds a null
-            **({} if units is None else units.stated),
+            # Texts also stand for a null in config.json.
+            **{key: str(one.held) for one, _ in widths for key in one.keys},
+            **({} if units is None else {key: str(width) for key, width in units.stated.items()}),
         },
         found=Found(
             whole,
@@ -416,7 +417,7 @@ def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers)
     own = _within(prefix, carriers)
     if not own or is_of_experts(own):
         return None
-    owner = _common(own)
+    owner = common_owner(name.rpartition(".")[0] for name in own)
     start = len(owner) + 1 if owner else 0
     (key,) = units.keys
     specs = [
@@ -470,12 +471,6 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
                 )
             )
     return made
-
-
-def _common(names: Iterable[str]) -> str:
-    """The module that holds all the modules of these tensors; "" where the layer itself does."""
-    columns = zip(*(name.split(".")[:-2] for name in names), strict=False)
-    return ".".join(one for one, *others in takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def _width_key(values: Mapping[str, Any], units: UnitKeys) -> str | None:

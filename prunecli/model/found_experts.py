@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import prod
 
 from prunecli.architectures.mixtures import (
@@ -24,7 +23,7 @@ from prunecli.architectures.mixtures import (
 from prunecli.architectures.records import Mixture
 from prunecli.model.declared import EXPERTS, value_of
 from prunecli.model.mixtures import blocks_of, experts_of
-from prunecli.model.probe import layer_of, numbers
+from prunecli.model.probe import common_owner, layer_of, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
 from prunecli.model.trial import NEAR, NEVER, TOP_K, Trial
 
@@ -57,9 +56,9 @@ class _Member:
     ndim: int = 0
 
     @property
-    def owner(self) -> list[str]:
-        """The module that holds it, name by name."""
-        return self.name.split(".")[:-1]
+    def owner(self) -> str:
+        """The module that holds it."""
+        return self.name.rpartition(".")[0]
 
 
 def found_mixture(whole: Skeleton, skeleton: Skeleton, trial: Trial) -> Mixture:
@@ -139,34 +138,34 @@ def _placed(members: Iterable[_Member]) -> Mixture:
     Raises:
         NotFoundError: they do not lie as a mixture's tensors do.
     """
-    stacked_in = {(one.stack, *one.owner) for one in members if one.ndim > 2}
+    stacked_in = {(one.stack, one.owner) for one in members if one.ndim > 2}
 
     def is_stacked(one: _Member) -> bool:
         return one.dim is not None and (
-            one.ndim > 2 or one.each > 1 or (one.others > 1 and (one.stack, *one.owner) in stacked_in)
+            one.ndim > 2 or one.each > 1 or (one.others > 1 and (one.stack, one.owner) in stacked_in)
         )
 
     routers = [one for one in members if one.others > 1 and not is_stacked(one)]
     blocks, router, stacked, vectors = [], set(), set(), {}
     experts: set[str] = set()
     for own in routers:
+        beside = [other for other in routers if other.stack == own.stack]
         near = [
             one
             for one in members
             if one.stack == own.stack
-            and own
-            is max((other for other in routers if other.stack == own.stack), key=lambda r: _common((one, r)))
+            and own is max(beside, key=lambda other: common_owner((one.name, other.name)))
         ]
         if not any(one.dim is None or is_stacked(one) for one in near):
             raise NotFoundError(f"{own.name} routes to no experts")
-        block = ".".join(_common(near))
+        block = common_owner(one.name for one in near)
         for one in sorted(near, key=lambda one: one.name):
             name = one.name[len(block) + 1 :] if block else one.name
             if one.dim is None:
                 experts.add(name[: name.index(EXPERT) + len(EXPERT)])
             elif is_stacked(one):
                 stacked.add(name)
-            elif one is own or one.name == ".".join((*own.owner, "bias")):
+            elif one is own or one.name == f"{own.owner}.bias".lstrip("."):
                 router.add(name)
             else:
                 vectors[name] = one.dim
@@ -185,12 +184,6 @@ def _placed(members: Iterable[_Member]) -> Mixture:
         stacked=STACKED if experts == {SEPARATE} else tuple(sorted(stacked)),
         vectors=vectors,
     )
-
-
-def _common(members: Iterable[_Member]) -> list[str]:
-    """The module that holds all of them, name by name."""
-    columns = zip(*(one.owner for one in members), strict=False)
-    return [names[0] for names in takewhile(lambda names: len({*names}) == 1, columns)]
 
 
 def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:

@@ -18,7 +18,7 @@ from prunecli.architectures.records import Attention, Stack
 from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
-from prunecli.model.probe import UnitKeys, with_scaled
+from prunecli.model.probe import UnitKeys, common_owner, with_scaled
 from prunecli.model.skeleton import Skeleton
 from prunecli.private import ATTENTION_FUNCTION
 
@@ -337,20 +337,6 @@ def is_output(module: nn.Module, carrier: Carrier) -> bool:
     """Whether the heads are what a linear layer reads."""
     is_turned = hasattr(module, "nf")  # GPT-2's Conv1D, whose weight is [in, out]
     return not isinstance(module, nn.Embedding) and carrier.dim == (0 if is_turned else 1)
-
-
-def common_owner(names: Mapping[str, Any]) -> str:
-    """The module that holds all the modules of these tensors; "" where the model itself does."""
-    first, *others = (name.split(".")[:-1] for name in names)
-    depth = next(
-        (
-            number
-            for number, piece in enumerate(first)
-            if any(o[number : number + 1] != [piece] for o in others)
-        ),
-        len(first),
-    )
-    return ".".join(first[:depth])
 
 
 def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:

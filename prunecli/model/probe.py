@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 from prunecli.model.axes import Carrier
@@ -178,6 +178,12 @@ def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
         name: max((owner for owner in around if name.startswith(f"{owner}.")), key=len, default="")
         for name in carriers
     }
+
+
+def common_owner(names: Iterable[str]) -> str:
+    """The module that holds all the modules of these tensors; "" where the model itself does."""
+    columns = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return ".".join(column[0] for column in takewhile(lambda column: len({*column}) == 1, columns))
 
 
 def layer_of(name: str) -> str:

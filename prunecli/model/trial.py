@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import EXPERTS
-from prunecli.model.patchwork import common_owner, fit_sizes, fitted, pick_bias
-from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, head_counts, numbers
+from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
+from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, common_owner, head_counts, numbers
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 from prunecli.private import model_from_config
 
@@ -66,6 +66,8 @@ class Trial:
             layers: of the model.
             whole: whether it has all layers; else some of each stack.
         """
+        import torch
+
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
@@ -73,12 +75,12 @@ class Trial:
         for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
             values = _scaled(short.effective, scale, kept)
             made = Skeleton(skeleton.model_class, skeleton.config_class, values)
-            for kind, cached in product(("float64", "float32"), (True, False)):
+            for dtype, cached in product((torch.float64, torch.float32), (True, False)):
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
                     is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
                     if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
-                        trial = cls(made, _drawn(made, kind), cached)
+                        trial = cls(made, _drawn(made, dtype), cached)
                         trial.logits(trial.model)
                         return trial
         return None
@@ -96,7 +98,7 @@ class Trial:
         wide = self.skeleton.changed(twice.changes(twice.held))
         if wide is None:
             raise ValueError("transformers refuses the wider config")
-        trial = replace(self, skeleton=wide, model=_drawn(wide, str(self.model.dtype).rpartition(".")[2]))
+        trial = replace(self, skeleton=wide, model=_drawn(wide, self.model.dtype))
         return trial.of_units(twice, carriers, dict.fromkeys(carriers, ""), is_stream=True)
 
     def of_units(
@@ -178,7 +180,7 @@ class Trial:
                 within = {name: carrier for name, carrier in carriers.items() if axes[name] == axis}
                 fit_sizes(model, donor, self.modules.__getitem__, within, len(own), units.held)
                 if units.biased:
-                    attention = common_owner({self.modules[name]: None for name in within})
+                    attention = common_owner(self.modules[name] for name in within)
                     pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self.logits(self._opened(self.skeleton, masked))
@@ -488,14 +490,13 @@ def _never_picked() -> Any:
     return Masking()
 
 
-def _drawn(skeleton: Skeleton, kind: str) -> Any:
+def _drawn(skeleton: Skeleton, dtype: Any) -> Any:
     """The model of a skeleton, its matrices drawn at random and its vectors moved."""
     import torch
 
     config = skeleton.config_of(skeleton.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        dtype = getattr(torch, kind)
         model = model_from_config(skeleton.model_class, config, attn_implementation="eager", dtype=dtype)
         model = model.to(dtype)  # some classes make parameters of another type
         for parameter in model.parameters():

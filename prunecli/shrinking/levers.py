@@ -34,6 +34,7 @@ from prunecli.methods.vocabulary.plan import plan_vocabulary
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
+from prunecli.model.probe import head_counts
 from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
@@ -216,13 +217,10 @@ class Levers:
 
     def _channels(self) -> Lever:
         axes = axes_of(self.checkpoint, "channel")
-        (held,) = (len(axis.ids) for axis in axes)
-        step = 1 << max((held // STEPS).bit_length() - 1, 0)
-        family = self.checkpoint.require_architecture()
-        if family.heads_divide:
-            heads = self.checkpoint.layout.sizes.count(family.head_counts[0])
-            able = uniform_heads(self.checkpoint) or (1,)
-            step = lcm(step, *(heads * number // able[-1] for number in able))
+        held = len(axes[0].ids)
+        # Some classes refuse a size that the heads do not divide.
+        heads = head_counts(self.checkpoint.config).values()
+        step = lcm(1 << max((held // STEPS).bit_length() - 1, 0), *filter(None, heads))
 
         def select(share: float, metric: str) -> Selection:
             budget, ranking = Budget(ratio=share, multiple=step), self._ranking("channels", axes, metric)

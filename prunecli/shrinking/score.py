@@ -188,17 +188,15 @@ def _layer(
 
 def _watch_norms(checkpoint: Checkpoint, model: Any, axes: dict[str, Axis], add: Add) -> Iterator[Any]:
     """Watch what norms hand on of each channel."""
-    if (axis := axes.get(CHANNELS)) is not None:
-        name_of = (
-            StockNames(checkpoint, model).parameter if checkpoint.runs_stock else partial(module_name, model)
-        )
-        for norm in stream_norms(model, {name_of(name) for name in axis.carriers}):
-            yield norm.register_forward_hook(partial(_norm, add, len(axis.ids)))
+    if (axis := axes.get(CHANNELS)) is None:
+        return
 
+    def note(_: nn.Module, __: Any, made: Tensor) -> None:
+        if made.shape[-1] == len(axis.ids):
+            add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
 
-def _norm(add: Add, channels: int, _: nn.Module, __: Any, made: Tensor) -> None:
-    if made.shape[-1] == channels:
-        add(CHANNELS, made.detach().float().abs().reshape(-1, channels).sum(dim=0))
+    for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
+        yield norm.register_forward_hook(note)
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
