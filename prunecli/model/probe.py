@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
 from typing import Any
 
 from prunecli.model.axes import Carrier
@@ -339,22 +339,22 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
     return [own for keys, value in tried if (own := _width(skeleton, UnitKeys(keys, value, {})))]
 
 
-def channel_keys(skeleton: Skeleton) -> list[UnitKeys]:
+def channel_keys(skeleton: Skeleton) -> Iterator[UnitKeys]:
     """The widths of residual streams; the width of a head is stated where it would follow from them.
 
     What reads images or sounds writes to the stream too, and a small copy is not given any.
     """
-    found: list[UnitKeys] = []
-    is_text = not any(_OTHER_SENSES.search(key) for key, value in skeleton.effective.items() if value)
-    for key, size in numbers(skeleton.effective):
-        if _last(key) in HIDDEN and is_text:
-            within, counts = key[: -len(_last(key))], head_counts(skeleton.effective)
-            heads = dict.fromkeys(count for name, count in counts.items() if not is_key_value(name))
+    values = skeleton.effective
+    if any(_OTHER_SENSES.search(key) for key, value in values.items() if value):
+        return
+    heads = {count for name, count in head_counts(values).items() if not is_key_value(name)}
+    for key, size in numbers(values):
+        if _last(key) in HIDDEN:
+            within = key[: -len(_last(key))]
             stated = (own for count in heads for own in _head_widths(within, size, count))
             # Twice as many: some classes refuse a size that the heads do not divide.
             tried = (_width(skeleton, UnitKeys({key: 1}, size, {}, own), size) for own in ({}, *stated))
-            found += [one for one in [next(filter(None, tried), None)] if one is not None]
-    return found
+            yield from islice(filter(None, tried), 1)
 
 
 def _width(skeleton: Skeleton, units: UnitKeys, more: int = 1) -> UnitKeys | None:
@@ -363,20 +363,13 @@ def _width(skeleton: Skeleton, units: UnitKeys, more: int = 1) -> UnitKeys | Non
     Args:
         more: units of a larger model, in which the carriers are longer.
     """
-    size, moved = units.held, _moved(skeleton, units.changes(units.held + more))
-    blocks = {name: before // size for name, (_, before, _) in moved.items()}
-    lengths = {name: (size * each, (size + more) * each) for name, each in blocks.items()}
-    if (
-        not moved
-        or not {*blocks.values()} <= {1, 2}
-        or lengths != {name: own[1:] for name, own in moved.items()}
-    ):
-        return None
-    carriers = {
-        name: (Carrier(dim, (1,) * blocks[name]), Carrier(dim))[: blocks[name]]
-        for name, (dim, _, _) in moved.items()
-    }
-    return replace(units, carriers=carriers)
+    size, carriers = units.held, {}
+    for name, (dim, before, after) in _moved(skeleton, units.changes(size + more)).items():
+        blocks = before // size
+        if blocks not in (1, 2) or (before, after) != (blocks * size, blocks * (size + more)):
+            return None
+        carriers[name] = (Carrier(dim, (1,) * blocks), Carrier(dim))[:blocks]
+    return replace(units, carriers=carriers) if carriers else None
 
 
 def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
