@@ -18,10 +18,8 @@ from prunecli.methods.experts.constant import rewrite_constant
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
-from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
 from tests.contracts.test_mixtures import save_tiny
 from tests.selections import kept_experts
 from tests.tiny import write_json
@@ -66,23 +64,6 @@ def test_what_is_not_declared_is_found(saved: Callable[[str], Path]) -> None:
         assert (before, stack.layers) == ((), "model.layers.{layer}")
         assert checkpoint.resolved is checkpoint.layout
         assert checkpoint.resolved.family.mixture is not None
-
-
-def test_layers_and_experts_go_one_after_the_other(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    with open_model(saved("phimoe")) as checkpoint:
-        (axis,) = axes_of(checkpoint, "layer")
-        apply(
-            checkpoint, cut(checkpoint, Selection({axis.name: (0, 2)}, step={"command": "a"})), tmp_path / "a"
-        )
-    with open_model(tmp_path / "a") as checkpoint:
-        assert checkpoint.structure.axes["decoder.layers"].kept == (0, 2)
-        kept = {axis.name: axis.ids[1:] for axis in axes_of(checkpoint, "expert")}
-        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "b"})), tmp_path / "b")
-    with open_model(tmp_path / "b") as checkpoint:
-        (axis,) = axes_of(checkpoint, "layer")
-        assert (axis.ids, axis.original) == ((0, 2), 3)
-        assert [layer.experts[0] for layer in checkpoint.mixtures] == [1, 1]
-        assert cut(checkpoint, Selection({axis.name: (2,)})).config["num_hidden_layers"] == 1
 
 
 def narrow_router(tensors: Tensors) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.axes import Carrier
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
 from tests.structures import axes_of
@@ -21,25 +20,6 @@ def with_structure(directory: Path, structure: Structure, **changes: Any) -> Pat
     config = {**json.loads(path.read_text()), KEY: structure.to_json(), **changes}
     path.write_text(json.dumps(config))
     return directory
-
-
-def test_every_attention_in_order(tmp_path: Path) -> None:
-    with open_model(tiny_nllb_moe(tmp_path / "tiny", layers=2)) as checkpoint:
-        layers = checkpoint.layout.attentions
-    assert [(layer.kind, layer.layer, layer.name) for layer in layers] == [
-        ("encoder", 0, "model.encoder.layers.0.self_attn"),
-        ("encoder", 1, "model.encoder.layers.1.self_attn"),
-        ("decoder", 0, "model.decoder.layers.0.self_attn"),
-        ("decoder", 1, "model.decoder.layers.1.self_attn"),
-        ("cross", 0, "model.decoder.layers.0.cross_attention"),
-        ("cross", 1, "model.decoder.layers.1.cross_attention"),
-    ]
-    first = layers[0]
-    assert (first.heads, first.original_heads, first.num_heads) == ((0, 1), 2, 2)
-    assert first.output == "model.encoder.layers.0.self_attn.out_proj"
-    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == Carrier(0)
-    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == Carrier(1)
-    assert "model.encoder.layers.0.self_attn.out_proj.bias" not in first.tensors
 
 
 @pytest.mark.parametrize("heads", [(2,), (0, 0)])

@@ -18,9 +18,9 @@ from prunecli.model.layout import resolve
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut, kind_of
-from prunecli.selection.selection import Selection, together
+from prunecli.selection.selection import Selection
 from prunecli.tensors.stream import Copy, Slices, check_expressions
-from tests.families import cutting, tiny_family
+from tests.families import tiny_family
 from tests.reference.heads import kept_values
 from tests.tiny import VOCAB, tiny_nllb_moe
 
@@ -104,30 +104,6 @@ def test_kinds_at_once_are_kinds_one_after_another(model: Path, tmp_path: Path, 
     for other in (units_first, layers_first):
         for name in ("model.safetensors", "config.json"):
             assert (at_once / name).read_bytes() == (other / name).read_bytes()
-
-
-def test_experts_their_units_and_layers_go_at_once(tmp_path: Path) -> None:
-    """The number of experts is found although layers have other numbers than before."""
-    cutting.saved("qwen3_moe", tmp_path / "model")
-    source = open_model(tmp_path / "model")
-    by_kind = {kind: axes_of(source, kind) for kind in ("expert", "unit", "layer")}
-    parts = [
-        Selection(
-            {axis.name: axis.ids[1:] if kind != "unit" else axis.ids[:16] for axis in axes}, step=step(kind)
-        )
-        for kind, axes in by_kind.items()
-    ]
-    rewrite = cut(source, together(parts))
-    assert [one["command"] for one in rewrite.structure.history] == [*by_kind]
-    assert rewrite.config["num_experts" if "num_experts" in source.config else "num_local_experts"] == 7
-    assert rewrite.config["moe_intermediate_size"] == 16
-    apply(source, rewrite, tmp_path / "out")
-    with open_model(tmp_path / "out") as made:
-        made.check()
-
-
-def step(command: str) -> dict[str, object]:
-    return {"command": command, "arguments": {}}
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "gpt2", "llama", "phi3", "t5"])

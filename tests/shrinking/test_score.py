@@ -46,6 +46,13 @@ def made(case: str, folder: Path) -> Path:
     return folder
 
 
+def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
+    """`[1, tokens]`, which begin with the token of a beginning."""
+    ids: torch.Tensor = tokenizer(line, return_tensors="pt")["input_ids"]
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    return ids if ids[0, 0] == start else torch.cat([torch.tensor([[start]]), ids], dim=1)
+
+
 @pytest.mark.parametrize("case", OUTPUTS)
 def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
     path = made(case, tmp_path / "model")
@@ -85,10 +92,7 @@ def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
                 rows = tokenizer(line, text_target=line, return_tensors="pt")
                 logits = run(**rows).logits[0]
                 return functional.cross_entropy(logits, rows["labels"][0])
-            ids = tokenizer(line, return_tensors="pt")["input_ids"]
-            start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-            if ids[0, 0] != start:
-                ids = torch.cat([torch.tensor([[start]]), ids], dim=1)
+            ids = tokens_of(tokenizer, line)
             return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
 
         for name, own in mask_gradients(model, loss, inputs, stacks, experts).items():
@@ -113,12 +117,8 @@ def test_channels_are_scored_by_what_norms_hand_on(case: str, tmp_path: Path) ->
             module.register_forward_hook(lambda _, __, found: outputs.append(found[0]))
     tokenizer = load_tokenizer(path)
     for line in LINES:
-        ids = tokenizer(line, return_tensors="pt")["input_ids"]
-        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if ids[0, 0] != start:
-            ids = torch.cat([torch.tensor([[start]]), ids], dim=1)
         with torch.no_grad():
-            model(input_ids=ids)
+            model(input_ids=tokens_of(tokenizer, line))
     expected = norm_outputs(outputs) / len(LINES)
     for scores in (alone, beside):
         assert scores.method == "norm-output"
