@@ -147,7 +147,7 @@ class Trial:
             cut, masked = self._without(units.held, carriers, kept)
             model = self._opened(self.skeleton, masked)
             if is_stream:
-                places = {self.modules.get(name) for name in carriers}
+                places = {self.modules.get(name, "") for name in carriers}
                 fold_norms(stream_norms(model, places), halves[0], halves[1])
             expected = self.logits(model)
             smaller = self._opened(smaller_skeleton, cut)

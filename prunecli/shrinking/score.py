@@ -12,6 +12,7 @@ and all norms of the stream, y being the norm's output on the channel (2407.1467
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -151,39 +152,31 @@ def _experts(
 
 def _watch_layers(checkpoint: Checkpoint, model: Any, axes: dict[str, Axis], add: Add) -> Iterator[Any]:
     """Watch what each layer adds to its input."""
-    numbers: dict[str, int] = {}
+
+    def note(
+        name: str, number: int, _: nn.Module, given: tuple[Any, ...], options: dict[str, Any], output: Any
+    ) -> Any:
+        before = given[0] if given else options["hidden_states"]
+        made: Any = states_of(output)
+        if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
+            made = made.detach().requires_grad_()
+        change = (made - before.to(made.device)).detach()
+
+        def multiply(gradient: Tensor) -> None:
+            found = torch.zeros(len(axes[name].ids))
+            found[number] = (change.float() * gradient.float()).sum().cpu()
+            add(name, found)
+
+        made.register_hook(multiply)
+        return (made, *output[1:]) if isinstance(output, tuple) else made
+
+    numbers: Counter[str] = Counter()
     for layer in checkpoint.layout.layers:
         name = axis_name(layer.side, "layer")
-        number = numbers[name] = numbers.get(name, -1) + 1
         if name in axes:
-            hook = partial(_layer, add, name, number, len(axes[name].ids))
             module = model.get_submodule(module_name(model, layer.name))
-            yield module.register_forward_hook(hook, with_kwargs=True)
-
-
-def _layer(
-    add: Add,
-    name: str,
-    number: int,
-    layers: int,
-    _: nn.Module,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    output: Any,
-) -> Any:
-    given = arguments[0] if arguments else options["hidden_states"]
-    made: Any = states_of(output)
-    if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
-        made = made.detach().requires_grad_()
-    change = (made - given.to(made.device)).detach()
-
-    def multiply(gradient: Tensor) -> None:
-        found = torch.zeros(layers)
-        found[number] = (change.float() * gradient.float()).sum().cpu()
-        add(name, found)
-
-    made.register_hook(multiply)
-    return (made, *output[1:]) if isinstance(output, tuple) else made
+            yield module.register_forward_hook(partial(note, name, numbers[name]), with_kwargs=True)
+        numbers[name] += 1
 
 
 def _watch_norms(checkpoint: Checkpoint, model: Any, axes: dict[str, Axis], add: Add) -> Iterator[Any]:

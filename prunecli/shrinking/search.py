@@ -43,10 +43,7 @@ def sizes_of(
         for axis in lever.axes:
             before = axis.members.partition("{}")[0]
             own = [*axis.carriers]
-            if axis.parts:
-                places = map(axis.members.format, range(len(axis.ids)))
-                own += [f"{place}.{part}" for place in places for part in axis.parts]
-            elif before:
+            if before:
                 own += [name for name in held if name.startswith(before)]
             for name in own:
                 held.setdefault(name, set()).add(lever.name)

@@ -22,8 +22,8 @@ def logits(state: Mapping[str, Tensor], config: Any, ids: Sequence[int], channel
     tokens = len(ids)
 
     def norm(name: str, states: Tensor) -> Tensor:
-        size = torch.stack([states[:, at] ** 2 for at in range(len(own))]).sum(0) / len(own)
-        scaled = states / (size + config.rms_norm_eps).sqrt()[:, None]
+        size = (states**2).sum(1, keepdim=True) / len(own)
+        scaled = states / (size + config.rms_norm_eps).sqrt()
         return scaled * state[f"{name}.weight"].double()[own]
 
     def read(name: str, states: Tensor) -> Tensor:
@@ -34,14 +34,10 @@ def logits(state: Mapping[str, Tensor], config: Any, ids: Sequence[int], channel
 
     def turned(values: Tensor) -> Tensor:
         """Rotary positions of `[tokens, head]`."""
-        found = values.clone()
-        for token in range(tokens):
-            for at in range(head // 2):
-                angle = token * config.rope_parameters["rope_theta"] ** (-2 * at / head)
-                one, other = values[token, at], values[token, at + head // 2]
-                found[token, at] = one * math.cos(angle) - other * math.sin(angle)
-                found[token, at + head // 2] = other * math.cos(angle) + one * math.sin(angle)
-        return found
+        each = config.rope_parameters["rope_theta"] ** (-torch.arange(0, head, 2).double() / head)
+        turns = torch.polar(torch.ones(tokens, head // 2).double(), torch.arange(tokens)[:, None] * each)
+        found = torch.complex(*values.chunk(2, 1)) * turns
+        return torch.cat([found.real, found.imag], 1)
 
     def attention(layer: str, states: Tensor) -> Tensor:
         queries, keys, values = (
@@ -69,12 +65,3 @@ def logits(state: Mapping[str, Tensor], config: Any, ids: Sequence[int], channel
         states = states + residual * ffn(layer, norm(f"{layer}.post_attention_layernorm", states))
     found = norm("model.norm", states) @ state["lm_head.weight"].double()[:, own].T
     return found / getattr(config, "logits_scaling", 1)
-
-
-def norm_outputs(outputs: Sequence[Tensor]) -> Tensor:
-    """`[channels]`: sums of |y| over norms and tokens, of each norm's outputs `[tokens, channels]` (2407.14679)."""
-    total = torch.zeros(outputs[0].shape[-1])
-    for rows in outputs:
-        for row in rows:
-            total += row.abs()
-    return total

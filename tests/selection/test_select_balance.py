@@ -270,21 +270,6 @@ def test_ties_are_broken_the_same_way_for_every_count() -> None:
     assert all(small < large for small, large in pairwise(chosen))
 
 
-@pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
-def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
-    layers = [experts("e", "encoder", (1, 4, 5, 9, 11, 12)), experts("d", "decoder", (0, 2, 3, 6, 8, 10))]
-    values = random_metric(layers)
-    selection = select(layers, values, keeping(layers, 8, strategy))
-    assert sum(map(len, selection.values())) <= 8
-    for layer in layers:
-        kept = selection[layer.name]
-        assert set(kept) < set(layer.ids)
-        assert list(kept) == sorted(kept)
-        value_of = dict(zip(layer.ids, values[layer.name], strict=True))
-        least = min(value_of[e] for e in kept)
-        assert all(value_of[e] <= least for e in set(layer.ids) - set(kept))
-
-
 def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
     budget = Budget(keep={"encoder": 36, "decoder": 12}, balance=Fraction(1))
