@@ -360,9 +360,9 @@ class Layerwise:
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
         spare = plan.states - wanted
         ahead = min(MOST_AHEAD, max(0, min(spare - ROOMY, AHEAD)) // self.skeleton.widest_bytes)
-        # The states of a GPU's batches are there too if all find room, else on the host.
-        memory = wanted if spare >= 0 else min(self.room.in_memory(plan), wanted)
-        where = self.device if spare >= 0 else torch.device("cpu")
+        memory, where = min(self.room.in_memory(plan), wanted), torch.device("cpu")
+        if spare >= 0 and not self._on_cpu:  # all states find room on the GPU
+            memory, where = wanted, self.device
         with (
             limited(self._resources.device, self._resources.memory),
             StateStore(memory, directory, where) as states,
