@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ def generate(
             do_sample=False,
             max_length=None,
             max_new_tokens=limit,
-            past_key_values=beam_cache(model),
+            **beam_cache(model),
             **settings,
         )
     rows: list[list[int]] = outputs.tolist()
@@ -193,17 +194,20 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def beam_cache(model: Any) -> Any:
-    """A cache for one `generate` that does not reorder the keys of cross-attention with the beams.
+def beam_cache(model: Any) -> dict[str, Any]:
+    """Argument of one `generate`: a cache that does not reorder the keys of cross-attention with the beams.
 
-    The beams of a sentence share its source: reordering would copy the whole cache at each step for nothing. None, the
-    default of `generate`, for models that are not an encoder with a decoder.
+    The beams of a sentence share its source: reordering would copy the whole cache at each step for nothing. Nothing
+    for models that are not an encoder with a decoder.
     """
     if not getattr(model.config, "is_encoder_decoder", False) or reorders_own_cache(model):
-        return None
+        return {}
     from transformers import DynamicCache
 
-    return _beam_cache_class()(DynamicCache(), DynamicCache())
+    # Its name since transformers 5.24, and before.
+    is_new = "cache" in inspect.signature(model.prepare_inputs_for_generation).parameters
+    made = _beam_cache_class()(DynamicCache(), DynamicCache())
+    return {"cache" if is_new else "past_key_values": made}
 
 
 @cache

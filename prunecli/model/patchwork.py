@@ -100,15 +100,15 @@ class NoAttention(nn.Module):
         self.layer, self.position_bias = layer, position_bias
 
     def forward(
-        self, hidden_states: Tensor, *_: Any, past_key_values: Any = None, **options: Any
+        self, hidden_states: Tensor, *_: Any, cache: Any = None, past_key_values: Any = None, **options: Any
     ) -> tuple[Tensor | None, ...]:
         """Hidden states `[batch, T, d_model]` -> 0 `[]`, and no weights."""
         zero = hidden_states.new_zeros(())
-        if past_key_values is not None and self.layer is not None:
+        cache = past_key_values if cache is None else cache  # its name before transformers 5.24
+        if cache is not None and self.layer is not None:
             zeros = zero.expand(len(hidden_states), 1, hidden_states.shape[1], 1)
             # An encoder-decoder's cache has one of its own for each of both kinds.
-            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-            cache.update(zeros, zeros, self.layer)
+            getattr(cache, "self_attention_cache", cache).update(zeros, zeros, self.layer)
         return (zero, options.get("position_bias"), None) if self.position_bias else (zero, None)
 
 

@@ -177,7 +177,7 @@ class Translation:
                     do_sample=False,
                     max_new_tokens=int(longest.max()),
                     max_length=None,
-                    past_key_values=beam_cache(model),
+                    **beam_cache(model),
                 )
 
         def batches() -> Iterator[Batch]:
