@@ -202,10 +202,10 @@ def beam_cache(model: Any) -> dict[str, Any]:
     """
     if not getattr(model.config, "is_encoder_decoder", False) or reorders_own_cache(model):
         return {}
-    from transformers import DynamicCache
+    from transformers import DynamicCache, GenerationMixin
 
     # Its name since transformers 5.24, and before.
-    is_new = "cache" in inspect.signature(model.prepare_inputs_for_generation).parameters
+    is_new = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     made = _beam_cache_class()(DynamicCache(), DynamicCache())
     return {"cache" if is_new else "past_key_values": made}
 
