@@ -18,7 +18,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
-from prunecli.results.document import Shown, maybe
+from prunecli.results.document import Row, Shown, number_text
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -277,30 +277,16 @@ DIGITS = 12
 """Number of digits of a SHA-256 that are shown."""
 
 
-@dataclass(frozen=True)
-class PlaceRow:
-    """The cut between units that stay and units that go, on one axis.
+def place_rows(decision: Decision) -> list[Row]:
+    """The cut between units that stay and units that go, on each axis.
 
-    Attributes:
-        place: name of the axis in words.
-        count, kept: numbers of units before and after.
-        cutoff: see `Ranked`.
-        lowest_kept, highest_dropped: id and value of the units of this axis on either side of the cut-off.
-        sure: difference of these values divided by the standard deviation of the axis' values: if this is near 0,
-            another text may choose otherwise.
+    - place: name of the axis in words.
+    - count, kept: numbers of units before and after.
+    - cutoff: see `Ranked`.
+    - lowest_kept, highest_dropped: (id, value) of the units of this axis on either side of the cut-off.
+    - sure: difference of these values divided by the standard deviation of the axis' values: if this is near 0, another
+      text may choose otherwise.
     """
-
-    place: str
-    count: int
-    kept: int
-    cutoff: float | None
-    lowest_kept: tuple[int, float] | None
-    highest_dropped: tuple[int, float] | None
-    sure: float | None
-
-
-def place_rows(decision: Decision) -> list[PlaceRow]:
-    """A row for each axis."""
     rows = []
     for place in decision.places:
         values = np.zeros(1) if place.values is None else place.values
@@ -308,36 +294,32 @@ def place_rows(decision: Decision) -> list[PlaceRow]:
             (int(place.ids[at[0]]), float(values[at[0]])) if at else None for at in nearest(place, 1)
         )
         spread = float(np.nanstd(values))
-        sure = (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None
         rows.append(
-            PlaceRow(
-                place_name(decision, place),
-                place.count,
-                place.num_kept,
-                place.cutoff,
-                lowest,
-                highest,
-                sure,
-            )
+            {
+                "place": place_name(decision, place),
+                "count": place.count,
+                "kept": place.num_kept,
+                "cutoff": place.cutoff,
+                "lowest_kept": lowest,
+                "highest_dropped": highest,
+                "sure": (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None,
+            }
         )
     return rows
 
 
 def cuts(decision: Decision) -> Shown:
     """The table of `place_rows`."""
-    rows = [
-        {
-            "place": row.place,
-            "before": f"{row.count:,}",
-            "kept": f"{row.kept:,}",
-            "cut-off": maybe(number_text, row.cutoff),
-            "lowest kept": maybe(_numbered, row.lowest_kept),
-            "highest dropped": maybe(_numbered, row.highest_dropped),
-            "gap / spread": maybe("{:.3f}", row.sure),
-        }
-        for row in place_rows(decision)
-    ]
-    return Shown("Where each place was cut", rows)
+    columns = {
+        "place": "{place}",
+        "before": "{count:,}",
+        "kept": "{kept:,}",
+        "cut-off": "{cutoff!n}",
+        "lowest kept": "{lowest_kept[0]}: {lowest_kept[1]!n}",
+        "highest dropped": "{highest_dropped[0]}: {highest_dropped[1]!n}",
+        "gap / spread": "{sure:.3f}",
+    }
+    return Shown.of("Where each place was cut", place_rows(decision), columns)
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:
@@ -482,16 +464,6 @@ def origin_text(origin: Origin, tokens: int | None = None, before: str = "") -> 
         parts.insert(2, f"in {files}" if any(parts[:2]) else files)
     said = ", ".join(filter(None, parts))
     return f"{before}{said}" if said else ""
-
-
-def number_text(value: float) -> str:
-    """A value with four digits; a whole number with all of them."""
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
-
-
-def _numbered(unit: tuple[int, float]) -> str:
-    """An id and its value, such as "7: 0.5"."""
-    return f"{unit[0]}: {number_text(unit[1])}"
 
 
 def summary(decision: Decision) -> Sequence[str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from prunecli import processes
@@ -142,11 +143,18 @@ def show(*tables: Shown) -> None:
         _show(one)
 
 
-def table(title: str, rows: Sequence[Mapping[str, str | None]], text_columns: int = 1, keys: int = 1) -> None:
-    """Print one table; see `Shown`."""
+def table(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str] | None = None,
+    text_columns: int = 1,
+    keys: int = 1,
+) -> None:
+    """Print one table; see `Shown.of`. Without `columns`, the rows hold the texts of the cells."""
     from prunecli.results.document import Shown
 
-    _show(Shown(title, rows, text_columns, keys))
+    made = Shown(title, rows) if columns is None else Shown.of(title, rows, columns)
+    _show(replace(made, text_columns=text_columns, keys=keys))
 
 
 def _show(shown: Shown) -> None:

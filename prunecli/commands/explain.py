@@ -95,7 +95,8 @@ def show_cuts(decision: Decision) -> None:
 
 def show_components(decision: Decision) -> None:
     """Print the units on either side of each cut, highest first; all units of small axes."""
-    from prunecli.analysis.explanation import nearest, number_text, place_name
+    from prunecli.analysis.explanation import nearest, place_name
+    from prunecli.results.document import number_text
 
     rows, is_cut = [], False
     for place in decision.places:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.command import check_plot, command, plot_option
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.plan import EmbeddingPlan
-    from prunecli.methods.embeddings.table import Quality as RowQuality
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.define import DefineEmbedding
@@ -110,10 +110,10 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
     fits: dict[str, Quality] = {}
     if factors is not None and (fit := factors.fit) is not None:
         fits["input"] = UnitFit(
-            **_quality(fit.quality),
+            **Quality.model_validate(fit.quality).to_json(),
             unit_parameters=fit.unit.shape.parameters,
             table_parameters=fit.parameters_before,
-            projective=Quality(**_quality(fit.baseline)),
+            projective=Quality.model_validate(fit.baseline),
             errors=[*fit.errors],
         )
     if factors is not None and (output := factors.output) is not None:
@@ -132,41 +132,33 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
 def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
     own = {"": "embedding parameters", **change(*_embedding_parameters(shown.result.source, plan))}
     console.table("Embeddings", [own, *shown.rows()])
-    console.table("How near the rows come", [] if factors is None else _lines(factors))
-    shown.show_place(dry="nothing is fitted or written")
-
-
-def _lines(factors: Factors) -> list[dict[str, str | None]]:
-    from prunecli.results.document import maybe
-
-    def line(name: str, explained: float, cosine: float | None, parameters: int | None = None) -> Any:
-        return {
-            "": name,
-            "explained variance": f"{explained:.2%}",
-            "mean cosine": maybe("{:.4f}", cosine),
-            "parameters": maybe("{:,}", parameters),
-        }
-
     rows = []
-    if (fit := factors.fit) is not None:
-        shape, quality, plain = fit.unit.shape, fit.quality, fit.baseline
+    if factors is not None and (fit := factors.fit) is not None:
+        shape = fit.unit.shape
         rows.append(
-            line(
-                f"input, {shape.kind}", quality.explained_variance, quality.mean_cosine, fit.parameters_after
-            )
+            {"name": f"input, {shape.kind}", **asdict(fit.quality), "parameters": fit.parameters_after}
         )
         if shape.kind != "projective":
             name = f"input, projective with the same n = {shape.map_dim}"
-            rows.append(line(name, plain.explained_variance, plain.mean_cosine, fit.baseline_parameters))
-    if (output := factors.output) is not None:
+            rows.append({"name": name, **asdict(fit.baseline), "parameters": fit.baseline_parameters})
+    if factors is not None and (output := factors.output) is not None:
         of = "the input's map table" if output.table is None else "its own map table"
-        cosine = None if output.quality is None else output.quality.mean_cosine
-        rows.append(line(f"output, through {of}", output.explained_variance, cosine))
-    return rows
-
-
-def _quality(quality: RowQuality) -> dict[str, float]:
-    return {"explained_variance": quality.explained_variance, "mean_cosine": quality.mean_cosine}
+        name, quality = f"output, through {of}", output.quality
+        rows.append(
+            {
+                "name": name,
+                "explained_variance": output.explained_variance,
+                "mean_cosine": quality and quality.mean_cosine,
+            }
+        )
+    columns = {
+        "": "{name}",
+        "explained variance": "{explained_variance:.2%}",
+        "mean cosine": "{mean_cosine:.4f}",
+        "parameters": "{parameters:,}",
+    }
+    console.table("How near the rows come", rows, columns)
+    shown.show_place(dry="nothing is fitted or written")
 
 
 CHUNK_ROWS = 4096

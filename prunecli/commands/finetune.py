@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
 
 DEMO_STEPS = 100
 STEPS = 1000
-
-MOST_NATS = 700.0
-"""A loss whose exponential a float still holds."""
 
 SHOWN = 9
 """Validations in the table, apart from the first."""
@@ -295,21 +291,20 @@ def _training_dtype(device: str) -> str:
 
 
 def _show(training: Training, support: StockSupport, destination: Destination) -> None:
-    from prunecli.results.document import maybe
+    from prunecli.evaluation.tasks import perplexity
 
     steps = training.validation
-    is_lm = training.arguments["task"] == "lm"
-    rows = [
-        {
-            "step": f"{step.step:,}",
-            "loss": f"{step.loss:.4f}",
-            "perplexity": f"{math.exp(min(step.loss, MOST_NATS)):,.2f}" if is_lm else None,
-            "chrF++": maybe("{:.2f}", step.chrf),
-            "cosine": maybe("{:.4f}", step.cosine),
-        }
-        for step in (*steps[:1], *steps[1:][-SHOWN:])
-    ]
-    console.table("Validation", rows)
+    columns = {
+        "step": "{step:,}",
+        "loss": "{loss:.4f}",
+        "perplexity": "{perplexity:,.2f}",
+        "chrF++": "{chrf:.2f}",
+        "cosine": "{cosine:.4f}",
+    }
+    if training.arguments["task"] != "lm":
+        del columns["perplexity"]
+    rows = [{**vars(step), "perplexity": perplexity(step.loss)} for step in (*steps[:1], *steps[1:][-SHOWN:])]
+    console.table("Validation", rows, columns)
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"

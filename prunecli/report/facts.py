@@ -237,7 +237,7 @@ def facts(data: ReportData) -> dict[str, Any]:
                 "part": decision.part,
                 "metric": decision.metric,
                 "how": decision.how,
-                "places": [asdict(row) for row in place_rows(decision)],
+                "places": place_rows(decision),
             }
             for entry in data.checkpoints
             for step, decision in entry.decisions.items()

@@ -19,7 +19,7 @@ from prunecli.report.collect import ReportData
 from prunecli.report.facts import best, findings
 from prunecli.report.pictures import pictures_of
 from prunecli.report.render import Block, Heading, Pictures, Text, render
-from prunecli.results.document import Document, Shown, maybe
+from prunecli.results.document import Document, Shown
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
@@ -121,22 +121,23 @@ def training_section(data: ReportData) -> Iterator[Block]:
     """Yield a table of all trainings and curves of each OUTPUT.finetune.json."""
     rows = []
     for name, training in data.of(Training):
-        last = training.validation[-1] if training.validation else None
         best = (training.best or {}).get("step")
+        last = [vars(one) for one in training.validation[-1:]]
         rows.append(
-            {
-                "file": name,
-                "result": training.output,
-                "updates": f"{training.steps:,}",
-                "tokens": f"{training.tokens:,}",
-                "tokens/s": f"{training.tokens_per_second:,.0f}",
-                "best at": f"{best:,}" if isinstance(best, int) else None,
-                "last loss": maybe("{:.4f}", last and last.loss),
-                "last chrF++": maybe("{:.2f}", last and last.chrf),
-            }
+            {**vars(training), **dict(*last), "file": name, "best": best if isinstance(best, int) else None}
         )
+    columns = {
+        "file": "{file}",
+        "result": "{output}",
+        "updates": "{steps:,}",
+        "tokens": "{tokens:,}",
+        "tokens/s": "{tokens_per_second:,.0f}",
+        "best at": "{best:,}",
+        "last loss": "{loss:.4f}",
+        "last chrF++": "{chrf:.2f}",
+    }
     if rows:
-        yield Shown("Trainings; losses and chrF++ were measured on validation text", rows, text_columns=2)
+        yield Shown.of("Trainings; losses and chrF++ were measured on validation text", rows, columns, 2)
     yield from results_section(Training, data)
 
 

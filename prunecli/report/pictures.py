@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from prunecli.results.languages import ExpertsPerLayer, Tree
     from prunecli.results.latency import Timing
 
-MEASURES = {"cka": "CKA", "lns": "LNS"}
 MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""
 MOST_POINTS = 300
@@ -363,7 +362,7 @@ def _components(similarity: Similarity) -> list[list[Picture]]:
                 if frame.size:
                     names = tuple(models.get(end, end) for end in ends_of(which))
                     single = dict.fromkeys(names)
-                    title = f"{MEASURES.get(measure, measure)}, {side}: {' and '.join(single)}"
+                    title = f"{measure.upper()}, {side}: {' and '.join(single)}"
                     titles = names if len(single) > 1 else ("", "")
                     maps.append(heat_map(title, frame, UNIT_RANGE, titles=titles))
             by_side.append(maps)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from string import Formatter
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
@@ -26,6 +27,7 @@ from prunecli.processes import COMMAND
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
+from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
@@ -144,6 +146,29 @@ class Shown:
     text_columns: int = 1
     keys: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Iterable[Mapping[str, Any]],
+        columns: Mapping[str, str],
+        text_columns: int = 1,
+        keys: int = 1,
+    ) -> Shown:
+        """A table whose cells show values of `rows`.
+
+        Args:
+            columns: heading -> text of the cell with names of values in braces, such as "{parameters!m}" or
+                "{lowest:.1%} to {highest:.1%}". Without one of the values, the row has no such cell.
+        """
+        cells = _Cells()
+        return cls(
+            title,
+            [{heading: cells.fill(form, row) for heading, form in columns.items()} for row in rows],
+            text_columns,
+            keys,
+        )
+
     @cached_property
     def columns(self) -> list[str]:
         """The first column, and those in which a row has a value."""
@@ -160,6 +185,22 @@ class Shown:
         return sum(name in self.columns for name in names[: self.text_columns])
 
 
+class _Cells(Formatter):
+    """Fills forms of cells as `str.format` does; `!b` is a number of bytes, `!m` millions, `!n` `number_text`."""
+
+    def fill(self, form: str, row: Mapping[str, Any]) -> str | None:
+        """The form with values of a row; None if one is missing or None."""
+        try:
+            return self.vformat(form, (), {name: value for name, value in row.items() if value is not None})
+        except KeyError:
+            return None
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """See `string.Formatter`."""
+        units = {"b": bytes_text, "m": millions, "n": number_text}
+        return units[conversion](value) if conversion else value
+
+
 def maybe(form: str | Callable[[Any], str], value: Any) -> str | None:
     """Format a value that may be None: by a function, or by a text such as "{:.3f}"."""
     if value is None:
@@ -170,6 +211,11 @@ def maybe(form: str | Callable[[Any], str], value: Any) -> str | None:
 def millions(parameters: int) -> str:
     """A number of parameters in millions: 2430000 -> "2.43M"."""
     return f"{parameters / 1e6:,.2f}M"
+
+
+def number_text(value: float) -> str:
+    """A value with four digits; a whole number with all of them."""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
 def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:

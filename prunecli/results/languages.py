@@ -6,7 +6,7 @@ languages.json also has the experts that each layer keeps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -173,44 +173,43 @@ class Languages(Document):
     @property
     def shown(self) -> list[Shown]:
         """Similarities by what pairs have in common, and the experts that each layer keeps."""
-        found, layers = self.similarity or Similarities(relations={}), self.experts_per_layer
-        relations = [
-            {
-                "experts of the": side,
-                "pairs with": relation,
-                "compared": f"{spread.comparisons:,}",
-                "mean": f"{spread.mean:.0%}",
-                "range": f"{spread.lowest:.0%} to {spread.highest:.0%}",
-            }
-            for side, by_relation in found.relations.items()
-            for relation, spread in by_relation.items()
-            if spread is not None
-        ]
+        rows = self._tables()
+        relation = {
+            "experts of the": "{side}",
+            "pairs with": "{pairs_with}",
+            "compared": "{compared:,}",
+            "mean": "{jaccard_mean:.0%}",
+            "range": "{jaccard_lowest:.0%} to {jaccard_highest:.0%}",
+        }
         removed = f"{self.ratio:.0%} of the experts removed by {self.metric}, {self.strategy}"
-        tables = [Shown(f"Jaccard similarity of the selected experts ({removed})", relations, 2)]
-        if layers is not None:
-            counts = zip(layers.layers, layers.mean, layers.lowest, layers.highest, strict=True)
-            rows = [
-                {"layer": layer, "experts": f"{mean:.1f}", "range": f"{lowest} to {highest}"}
-                for layer, mean, lowest, highest in counts
-            ]
-            for side in dict.fromkeys(layers.sides):
-                held = zip(layers.mean, layers.sides, strict=False)
-                whole = sum(mean for mean, own in held if own == side)
-                rows.append({"layer": f"{side}, all layers", "experts": f"{whole:.1f}", "range": ""})
-            by = f"({self.ratio:.0%} of the experts removed by {layers.metric}), mean over {len(self.pairs)} pairs"
-            tables.append(Shown(f"Experts per layer under the global threshold {by}", rows))
-            groups = [
+        title = f"Jaccard similarity of the selected experts ({removed})"
+        tables = [Shown.of(title, rows["relations"], relation, 2)]
+        if (kept := self.experts_per_layer) is not None:
+            layers = rows["experts_per_layer"]
+            sides = [
                 {
-                    "from": group.source,
-                    "to": group.target,
-                    "pairs": str(group.pairs),
-                    "encoder": f"{group.encoder:.1f}",
-                    "decoder": f"{group.decoder:.1f}",
+                    "layer": f"{side}, all layers",
+                    "experts_mean": sum(row["experts_mean"] for row in layers if row["side"] == side),
                 }
-                for group in layers.by_group
+                for side in dict.fromkeys(kept.sides)
             ]
-            tables.append(Shown("The same by group of languages: experts of a side", groups, 2))
+            layer = {
+                "layer": "{layer}",
+                "experts": "{experts_mean:.1f}",
+                "range": "{experts_lowest} to {experts_highest}",
+            }
+            by = f"({self.ratio:.0%} of the experts removed by {kept.metric}), mean over {len(self.pairs)} pairs"
+            title = f"Experts per layer under the global threshold {by}"
+            tables.append(Shown.of(title, [*layers, *sides], layer))
+            group = {
+                "from": "{source}",
+                "to": "{target}",
+                "pairs": "{pairs}",
+                "encoder": "{encoder:.1f}",
+                "decoder": "{decoder:.1f}",
+            }
+            title = "The same by group of languages: experts of a side"
+            tables.append(Shown.of(title, rows["experts_by_group"], group, 2))
         return [table for table in tables if table.rows]
 
     def _tables(self) -> Tables:
@@ -252,7 +251,7 @@ class Languages(Document):
             names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
             columns = (kept.layers, kept.sides, kept.mean, kept.lowest, kept.highest)
             tables["experts_per_layer"] = [
-                dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)
+                dict(zip(names, values, strict=True)) for values in zip_longest(*columns)
             ]
             tables["experts_by_group"] = [group.to_json() for group in kept.by_group]
         return tables

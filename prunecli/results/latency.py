@@ -16,11 +16,9 @@ from prunecli.results.document import (
     Row,
     Shown,
     Tables,
-    maybe,
-    millions,
     picked,
 )
-from prunecli.tensors.quantities import bytes_text, counted
+from prunecli.tensors.quantities import counted
 
 UNITS = {
     "load_s": "load_seconds",
@@ -174,35 +172,38 @@ class Latency(Document):
     @property
     def shown(self) -> list[Shown]:
         """The speed of each checkpoint at each batch size, and its size, load time and memory."""
-        sentence = "s/prompt" if self.task == "lm" else "s/sentence"
+        spread = "{{{0}_median:,.{1}f}} ± {{{0}_deviation:,.{1}f}}".format
+        first, tables = self.results[0], self._tables()
+        speed = {
+            "checkpoint": "{checkpoint}",
+            "batch": "{batch_size}",
+            "beam": "{beam}",
+            "phase": "{phase}",
+            "examples/s": spread("examples_per_second", 1),
+            "tokens/s": spread("tokens_per_second", 1),
+            "s/prompt" if self.task == "lm" else "s/sentence": spread("seconds_per_sentence", 3),
+            "speed-up": spread("speedup", 2),
+            "remark": "{remark}",
+        }
+        if first.timings[0].examples_per_second:
+            del speed["s/sentence"]
+        size = {
+            "checkpoint": "{checkpoint}",
+            "parameters": "{parameters!m}",
+            "on disk": "{checkpoint_bytes!b}",
+            "load": "{load_seconds:.1f} s",
+            "peak memory": "{resident_peak_bytes!b}",
+            "peak on GPU": "{device_peak_bytes!b}",
+        }
         speeds = [
-            {
-                "checkpoint": result.checkpoint,
-                "batch": str(timing.batch_size),
-                "beam": maybe(str, timing.beam),
-                "phase": timing.phase,
-                "examples/s": maybe(lambda spread: spread.text(1), timing.examples_per_second),
-                "tokens/s": timing.tokens_per_second.text(1),
-                sentence: None if timing.examples_per_second else timing.seconds_per_sentence.text(3),
-                "speed-up": timing.speedup.text(2),
-                "remark": "noisy" if timing.is_noisy else None,
-            }
-            for result, timing in self._timings()
+            {**row, "remark": "noisy" if timing.is_noisy else None}
+            for row, (_, timing) in zip(tables["speed"], self._timings(), strict=True)
         ]
-        sizes = [
-            {
-                "checkpoint": result.checkpoint,
-                "parameters": millions(result.parameters),
-                "on disk": bytes_text(result.checkpoint_bytes),
-                "load": maybe("{:.1f} s", result.load_s),
-                "peak memory": maybe(bytes_text, result.resident_peak),
-                "peak on GPU": maybe(bytes_text, result.device_peak),
-            }
-            for result in self.results
+        title = f"{self.described}; speed-up against {first.checkpoint}"
+        return [
+            Shown.of(title, speeds, speed, keys=3 if first.timings[0].setting else 2),
+            Shown.of("Size, load time and memory", tables["size"], size),
         ]
-        title = f"{self.described}; speed-up against {self.results[0].checkpoint}"
-        keys = 3 if self.results[0].timings[0].setting else 2
-        return [Shown(title, speeds, keys=keys), Shown("Size, load time and memory", sizes)]
 
     def _timings(self) -> Iterator[tuple[Timed, Timing]]:
         """The timings of all checkpoints at each setting together."""

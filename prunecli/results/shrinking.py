@@ -8,7 +8,6 @@ from pydantic import Field
 
 from prunecli.results.document import Count, Number, Record, Row, Shown, Tables, maybe
 from prunecli.results.rewriting import Rewriting
-from prunecli.tensors.quantities import bytes_text
 
 
 class Quality(Record):
@@ -87,20 +86,19 @@ class Shrunk(Rewriting):
     @property
     def shown(self) -> list[Shown]:
         """The original, the cut and the healed model."""
+        columns = {
+            "model": "{model}",
+            "parameters": "{parameters:,}",
+            "bytes": "{bytes!b}",
+            "speed": "{speedup:.2f}x",
+            "loss": "{loss}",
+            "cosine to the original": "{cosine:.4f}",
+        }
         rows = [
-            {
-                "model": one.model,
-                "parameters": f"{one.parameters:,}",
-                "bytes": bytes_text(one.bytes),
-                "speed": maybe("{:.2f}x", one.speedup),
-                "loss": None
-                if one.quality.cosine is not None
-                else maybe("{:.4f}", one.quality.loss) or "not finite",
-                "cosine to the original": maybe("{:.4f}", one.quality.cosine),
-            }
-            for one in self.stages
+            row | {"loss": "not finite" if row["cost"] is None else maybe("{:.4f}", row.get("loss"))}
+            for row in self._own_tables()["stages"]
         ]
-        return [Shown("On text that nothing was chosen by", rows)]
+        return [Shown.of("On text that nothing was chosen by", rows, columns)]
 
     def _own_tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""

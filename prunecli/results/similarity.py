@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -61,7 +61,7 @@ class Similarity(Document):
     text: list[dict[str, Any]] = Field(default_factory=list)
     components: dict[str, list[Component]]
     left_out: dict[str, dict[str, list[str]]] = Field(default_factory=dict)
-    matrices: dict[str, dict[str, list[list[Number | None]]]]
+    matrices: dict[Literal["cka", "lns"], dict[str, list[list[Number | None]]]]
     corresponding: list[dict[str, Any]] | None = None
     successive: list[dict[str, Any]] | None = None
     mean: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
@@ -119,18 +119,12 @@ class Similarity(Document):
                     for layer in dict.fromkeys(layer for layer, _ in cells)
                 ]
             tables.append(Shown(f"{names}, {side}", rows, 1 if self.corresponding else 2))
-        means = [
-            {
-                "mean of the": side,
-                **{
-                    title.format(measure.upper()): maybe(form, mean.get(f"{measure}{end}"))
-                    for measure in self.matrices
-                    for end, (title, form) in MEANS.items()
-                },
-            }
-            for side, mean in self.mean.items()
-        ]
-        return [*tables, Shown("Means", means)]
+        means = {"mean of the": "{side}"} | {
+            title.format(measure.upper()): form.format(measure)
+            for measure in self.matrices
+            for title, form in MEANS.items()
+        }
+        return [*tables, Shown.of("Means", self._tables()["mean"], means)]
 
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
@@ -152,11 +146,11 @@ class Similarity(Document):
 COLUMNS = {"self": "self", "cross": "cross", "ffn": "FFN"}
 """Kind of a component -> its column: self-attention, cross-attention, FFN."""
 MEANS = {
-    "": ("{}", "{:.3f}"),
-    "_normalised": ("{}, % of the benchmarks", "{:.1f}"),
-    "_random": ("{}, random", "{:.3f}"),
+    "{}": "{{{}:.3f}}",
+    "{}, % of the benchmarks": "{{{}_normalised:.1f}}",
+    "{}, random": "{{{}_random:.3f}}",
 }
-"""End of the name of a mean -> its column and the form of its numbers."""
+"""Column of a mean -> the form of its cells."""
 
 
 def ends_of(matrix: str) -> tuple[str, str]:
@@ -233,18 +227,16 @@ class HeadComparison(Document):
     @property
     def shown(self) -> list[Shown]:
         """The correlations."""
-        rows = [
-            {
-                "attention": KIND_NAMES.get(row.of, row.of),
-                "heads": f"{row.heads:,}",
-                "Pearson r": maybe("{:.3f}", row.pearson),
-                "p": maybe("{:.2g}", row.pearson_p),
-                "Spearman r": maybe("{:.3f}", row.spearman),
-                "p of its rank": maybe("{:.2g}", row.spearman_p),
-            }
-            for row in self.correlations
-        ]
-        return [Shown(f"Importance of heads, {self.first.file} and {self.second.file}", rows)]
+        rows = [{**vars(row), "of": KIND_NAMES.get(row.of, row.of)} for row in self.correlations]
+        columns = {
+            "attention": "{of}",
+            "heads": "{heads:,}",
+            "Pearson r": "{pearson:.3f}",
+            "p": "{pearson_p:.2g}",
+            "Spearman r": "{spearman:.3f}",
+            "p of its rank": "{spearman_p:.2g}",
+        }
+        return [Shown.of(f"Importance of heads, {self.first.file} and {self.second.file}", rows, columns)]
 
 
 LEAST_HEADS = 3

@@ -30,13 +30,15 @@ def test_experts_of_one_layer() -> None:
         "2 have this value, of which 1 stay: their order decided."
     )
     (row,) = place_rows(decision)
-    assert (row.place, row.cutoff, row.lowest_kept, row.highest_dropped) == (
-        "encoder layer 3",
-        0.5,
-        (3, 0.5),
-        (4, 0.5),
-    )
-    assert row.sure == 0.0
+    assert row == {
+        "place": "encoder layer 3",
+        "count": 5,
+        "kept": 3,
+        "cutoff": 0.5,
+        "lowest_kept": (3, 0.5),
+        "highest_dropped": (4, 0.5),
+        "sure": 0.0,
+    }
     assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
 
 
