@@ -10,7 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from prunecli.commands.command import functions, options_of, table
+from prunecli.commands.command import functions, options_of
+from prunecli.options import Options
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference" / "commands"
 BEGIN, END = "<!-- options, from tools/option_tables.py -->\n", "<!-- end of options -->\n"
@@ -26,6 +27,18 @@ def current(name: str) -> str:
     function = next(function for known, function in functions() if known == name)
     made = f"{BEGIN}\n{table(options_of(function))}\n{END}"
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, count=1, flags=re.DOTALL)
+
+
+def table(options: type[Options]) -> str:
+    """Return the options as a table of Markdown."""
+    rows = ["| option | meaning |", "| --- | --- |"]
+    for one in options.list_options().values():
+        metavar = "" if one.is_switch else f" {one.metavar}"
+        names = one.metavar if one.spec.argument else f"{one.flag}{metavar}"
+        spelt = [names, *filter(None, (one.short, one.negative if one.negative != one.flag else ""))]
+        shown = ", ".join(f"`{name}`" for name in spelt).replace("|", "\\|")
+        rows.append(f"| {shown} | {one.described.replace('|', chr(92) + '|')} |")
+    return "\n".join(rows) + "\n"
 
 
 def main(check: bool) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import KINDS, AttentionLayer
 from prunecli.model.structure import statistics_files
@@ -43,10 +44,10 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
     was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
     """
     commands = _commands(checkpoints)
-    if commands <= {"prune-heads"} and any(one.structure.of_kind("head") for one in checkpoints):
-        return "heads", _in_lines(checkpoints, [_heads(one) for one in checkpoints])
-    if commands <= {"prune-experts"} and any(one.structure.of_kind("expert") for one in checkpoints):
-        return "experts", _in_lines(checkpoints, [_experts(one) for one in checkpoints])
+    kinds: tuple[tuple[Unit, Kind], ...] = (("heads", "head"), ("experts", "expert"))
+    for unit, kind in kinds:
+        if commands <= {f"prune-{unit}"} and any(one.structure.of_kind(kind) for one in checkpoints):
+            return unit, _in_lines(checkpoints, [_share(one, kind) for one in checkpoints])
     sizes = [one.total_parameters for one in checkpoints]
     return "parameters", _in_lines(checkpoints, [1 - size / (whole or sizes[0]) for size in sizes])
 
@@ -95,29 +96,20 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     return source is None or source.get("fingerprint") == other.fingerprint
 
 
-def _heads(checkpoint: Checkpoint) -> float:
-    if not checkpoint.structure.of_kind("head"):
+def _share(checkpoint: Checkpoint, kind: Kind) -> float:
+    """Fraction of the heads or experts that was removed."""
+    if not checkpoint.structure.of_kind(kind):
         return 0.0
-    kinds = kinds_of(_of_heads(checkpoint))
-    layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
-    chosen = [layer for layer in layers if layer.kind in kinds] or layers
-    return 1 - sum(layer.num_heads for layer in chosen) / sum(layer.original_heads for layer in chosen)
-
-
-def _experts(checkpoint: Checkpoint) -> float:
-    if not checkpoint.structure.of_kind("expert"):
-        return 0.0
-    layers = checkpoint.require_mixtures()
-    return 1 - sum(layer.num_experts for layer in layers) / sum(layer.original_experts for layer in layers)
-
-
-def _of_heads(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The arguments of the last pruning of heads."""
-    for step in reversed(checkpoint.structure.history):
-        if step.get("command") == "prune-heads":
-            found: Mapping[str, Any] = step.get("arguments", {})
-            return found
-    return {}
+    if kind == "head":
+        steps = [one for one in checkpoint.structure.history if one.get("command") == "prune-heads"]
+        kinds = kinds_of(steps[-1].get("arguments", {}) if steps else {})
+        layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
+        chosen = [layer for layer in layers if layer.kind in kinds] or layers
+        counts = [(layer.num_heads, layer.original_heads) for layer in chosen]
+    else:
+        counts = [(layer.num_experts, layer.original_experts) for layer in checkpoint.require_mixtures()]
+    kept, whole = map(sum, zip(*counts, strict=True))
+    return 1 - kept / whole
 
 
 @dataclass(frozen=True)

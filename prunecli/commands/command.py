@@ -1,4 +1,4 @@
-"""The engine: from a class of options to a command of typer, to the parameters of recipes, and to a table of a page."""
+"""The engine: from a class of options to a command of typer, and to the parameters of recipes."""
 
 from __future__ import annotations
 
@@ -165,18 +165,6 @@ def parameters_of(options: type[Options]) -> dict[str, Parameter]:
                 path=(lambda text: parse_text_file(text).path) if one.type is TextFile else Path,
             )
     return found
-
-
-def table(options: type[Options]) -> str:
-    """Return the options as a table of Markdown."""
-    rows = ["| option | meaning |", "| --- | --- |"]
-    for one in options.list_options().values():
-        metavar = "" if one.is_switch else f" {one.metavar}"
-        names = one.metavar if one.spec.argument else f"{one.flag}{metavar}"
-        spelt = [names, *filter(None, (one.short, one.negative if one.negative != one.flag else ""))]
-        shown = ", ".join(f"`{name}`" for name in spelt).replace("|", "\\|")
-        rows.append(f"| {shown} | {one.described.replace('|', chr(92) + '|')} |")
-    return "\n".join(rows) + "\n"
 
 
 def result_option(default: str, help: str = "File of the result.") -> Any:  # noqa: A002

@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from prunecli.errors import DataError
-from prunecli.evaluation.tasks import MCNEMAR, Measured, ModelTask
+from prunecli.evaluation.tasks import MCNEMAR, Measured, ModelTask, outputs_of
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
-from prunecli.running.batches import run_forward
 from prunecli.running.encoding import embedding_examples
-from prunecli.running.examples import Batch
 from prunecli.running.losses import batch_vectors
 from prunecli.running.runner import Runner
 from prunecli.text.choice import columns
@@ -97,16 +94,9 @@ def text_vectors(
         DataError: a text without a token, or a vector that is not finite.
     """
     examples = embedding_examples(tokenizer, runner.model, pooling, texts, context)
-    found: dict[int, Vectors] = {}
-
-    def finish(batch: Batch, vectors: Tensor) -> int:
-        found.update(zip(batch.indices, vectors.cpu().numpy(), strict=True))
-        return len(batch.indices)
-
     forward = partial(batch_vectors, runner.model, pooling)
     line = what, len(texts), "texts"
-    run_forward(runner, examples.batches(batch_tokens), forward, finish, line, progress)
-    vectors = np.stack([found[number] for number in range(len(texts))])
+    vectors = outputs_of(runner, examples.batches(batch_tokens), forward, line, progress)
     if not np.isfinite(vectors).all():
         raise DataError("a vector is not finite", "Choose `dtype=float32`.")
     return vectors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prunecli.errors import DataError
 from prunecli.evaluation.divergence import Reference
 from prunecli.evaluation.embedding import cosines, text_vectors
 from prunecli.evaluation.on_text import measured_text
-from prunecli.evaluation.tasks import perplexity
+from prunecli.evaluation.tasks import class_logits, outputs_of, perplexity
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
@@ -25,9 +26,8 @@ from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.rewriting import QualityChange
 from prunecli.results.shrinking import Quality
-from prunecli.running.batches import run_forward, task_batches
+from prunecli.running.batches import task_batches
 from prunecli.running.encoding import text_examples
-from prunecli.running.examples import Batch
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
@@ -174,18 +174,10 @@ class Measurer:
 
     def _classes(self, runner: InMemory, tokenizer: Any, text: PlainText, what: str) -> NDArray[np.int64]:
         """The most probable class of each text, `[texts]`."""
-        found: dict[int, int] = {}
-
-        def forward(batch: Batch) -> Any:
-            return runner.model(**batch.arguments(runner.model)).logits.argmax(dim=-1)
-
-        def finish(batch: Batch, classes: Any) -> int:
-            found.update(zip(batch.indices, classes.tolist(), strict=True))
-            return len(batch.indices)
-
         batches = text_examples(tokenizer, runner.model, text.texts).batches(1)
-        run_forward(runner, batches, forward, finish, (what, len(batches), "examples"), self._progress)
-        return np.array([found[number] for number in sorted(found)])
+        forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
+        logits = outputs_of(runner, batches, forward, line, self._progress)
+        return np.asarray(logits.argmax(axis=-1))
 
 
 class QualityCheck:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -292,25 +293,38 @@ def classify(
         PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
     """
 
-    chosen, labels = np.zeros((2, len(text)), np.int64)
-    losses = np.zeros(len(text))
+    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
+    labels = torch.tensor(label_ids(text, runner.model.config.id2label))
+    logits = torch.from_numpy(
+        outputs_of(runner, batches, partial(class_logits, runner.model), line, progress)
+    )
+    losses = cross_entropy(logits, labels, reduction="none")
+    require_finite(losses, Batch({}, labels, tuple(range(len(text)))))
+    return logits.argmax(dim=1).numpy(), labels.numpy(), losses.double().numpy()
 
-    def logits_of(batch: Batch) -> Tensor:
-        logits: Tensor = runner.model(**batch.arguments(runner.model)).logits
-        return logits
 
-    def finish(batch: Batch, logits: Tensor) -> int:
-        logits, rows = logits.float().cpu(), list(batch.indices)
-        batch_losses = cross_entropy(logits, batch.labels, reduction="none")
-        require_finite(batch_losses, batch)
-        chosen[rows] = logits.argmax(dim=1).numpy()
-        labels[rows] = batch.labels.numpy()
-        losses[rows] = batch_losses.double().numpy()
+def class_logits(model: Any, batch: Batch) -> Tensor:
+    """`[B, classes]` float32."""
+    logits: Tensor = model(**batch.arguments(model)).logits
+    return logits.float()
+
+
+def outputs_of(
+    runner: Runner,
+    batches: Sequence[Batch],
+    forward: Callable[[Batch], Tensor],
+    line: Line,
+    progress: Progress,
+) -> NDArray[Any]:
+    """`[examples, …]`: a row of `forward` for each example, by its number."""
+    found: dict[int, NDArray[Any]] = {}
+
+    def finish(batch: Batch, rows: Tensor) -> int:
+        found.update(zip(batch.indices, rows.cpu().numpy(), strict=True))
         return len(rows)
 
-    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
-    run_forward(runner, batches, logits_of, finish, line, progress)
-    return chosen, labels, losses
+    run_forward(runner, batches, forward, finish, line, progress)
+    return np.stack([found[number] for number in sorted(found)])
 
 
 def f1_scores(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[int, float]:
@@ -325,13 +339,11 @@ def matthews_correlation(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -
     Returns:
         The correlation; 0 if all labels, or all chosen classes, are equal.
     """
-    size = int(max(chosen.max(), labels.max())) + 1
-    table = np.zeros((size, size))
-    np.add.at(table, (labels, chosen), 1)
-    true, called, examples = table.sum(axis=1), table.sum(axis=0), table.sum()
-    spreads = (examples**2 - called @ called) * (examples**2 - true @ true)
-    covariance = examples * table.trace() - called @ true
-    return float(covariance / np.sqrt(spreads)) if spreads > 0 else 0.0
+    classes = np.union1d(chosen, labels)
+    called, true = (np.equal.outer(own, classes) for own in (chosen, labels))
+    a, b = called - called.mean(axis=0), true - true.mean(axis=0)
+    spread = np.sqrt(np.square(a).sum() * np.square(b).sum())
+    return float((a * b).sum() / spread) if spread > 0 else 0.0
 
 
 def perplexity(loss: float) -> float:
