@@ -350,4 +350,4 @@ def near(typed: str, known: Mapping[str, str]) -> str:
         if any(words & {part, *MEANINGS.get(part, "").split()} for part in (name, *name.split("-")))
     ]
     shown = [known[name] for name in found or get_close_matches(word, known, n=3)]
-    return f" Did you mean {' or '.join(filter(None, [', '.join(shown[:-1]), shown[-1]]))}?" if shown else ""
+    return f" Did you mean {console.listed(shown, 'or')}?" if shown else ""

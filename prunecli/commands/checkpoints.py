@@ -171,12 +171,6 @@ def _bundled(demo: DemoName) -> Path:
     return LM_CHECKPOINT if demo == "lm" else CHECKPOINT
 
 
-def running_by_layer(memory: int | None) -> None:
-    """Prepare a run layer by layer, before torch is imported."""
-    if memory is not None:
-        ask_huge_pages()
-
-
 def ask_huge_pages() -> None:
     """Have torch ask for huge pages, of which it takes note at its first tensor: see modules.layerwise.machine."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

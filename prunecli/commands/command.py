@@ -177,6 +177,13 @@ def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
 
 
+DRY_RUN = option(False, "Show what would be done; write nothing.", recorded=False)
+FORCE = option(False, "Replace an output that exists.", recorded=False)
+QUIET = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
+AS_JSON = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+"""Fields `dry_run`, `force`, `quiet` and `as_json`."""
+
+
 class OutputOptions(Options):
     """Options of every command that measures: where its result goes."""
 
@@ -188,9 +195,9 @@ class OutputOptions(Options):
         recorded=False,
     )
     plot: Path | None = plot_option()
-    force: bool = option(False, "Replace an output that exists.", recorded=False)
-    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
-    as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+    force: bool = FORCE
+    quiet: bool = QUIET
+    as_json: bool = AS_JSON
 
     def check_outputs(self) -> None:
         """Refuse what could not be written in the end.
@@ -268,8 +275,7 @@ class OutputOptions(Options):
 
 def written(*paths: Path | None) -> str:
     """The line that says what was written: "Written to a, b and c."."""
-    names = [str(path) for path in paths if path is not None]
-    return f"Written to {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}."
+    return f"Written to {console.listed([str(path) for path in paths if path is not None], 'and')}."
 
 
 def check_plot(plot: Path, *, force: bool) -> None:

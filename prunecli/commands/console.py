@@ -54,6 +54,11 @@ def printable(text: str) -> str:
     )
 
 
+def listed(names: Sequence[str], last: str) -> str:
+    """Return "a, b and c", with the word `last` before the last name."""
+    return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 _hushed: ContextVar[bool] = ContextVar("hushed", default=False)
 
 

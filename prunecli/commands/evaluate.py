@@ -14,11 +14,11 @@ from prunecli.commands.checkpoints import (
     DEMO,
     TASK,
     DemoName,
+    ask_huge_pages,
     checkpoints_or_demo,
     demo_text,
     reads_whole,
     report_run,
-    running_by_layer,
     texts_or_demo,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
@@ -81,7 +81,8 @@ def evaluate(options: Evaluate) -> None:
     checkpoint is the baseline. The same command resumes an interrupted run; torchrun -m prunecli evaluate … splits the
     sentences among processes.
     """
-    running_by_layer(options.memory)  # before torch is imported
+    if options.memory is not None:
+        ask_huge_pages()  # before torch is imported
 
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.options import labels_for

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.commands.command import command
-from prunecli.options import Options, argument, option
+from prunecli.commands.command import AS_JSON, command
+from prunecli.options import Options, argument
 
 if TYPE_CHECKING:
     from prunecli.analysis.explanation import Explained
@@ -25,7 +25,7 @@ class Explain(Options):
         "WHAT",
         repeated=True,
     )
-    as_json: bool = option(False, "Print the result as JSON.", flag="--json")
+    as_json: bool = AS_JSON
 
 
 @command(Explain)

@@ -17,7 +17,7 @@ from prunecli.commands.checkpoints import (
     checkpoint_or_demo,
     with_demo_text,
 )
-from prunecli.commands.command import command
+from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET, command
 from prunecli.commands.rewriting import opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
@@ -55,10 +55,10 @@ class Finetune(TextChoice, TrainingOptions):
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")
-    dry_run: bool = option(False, "Show what would be done; write nothing.")
-    force: bool = option(False, "Replace an output that exists.")
-    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q")
-    as_json: bool = option(False, "Print the result as JSON.", flag="--json")
+    dry_run: bool = DRY_RUN
+    force: bool = FORCE
+    quiet: bool = QUIET
+    as_json: bool = AS_JSON
     task: TrainingTask | None = TASK
     from_scratch: Path | None = option(
         None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.command import command
+from prunecli.commands.command import AS_JSON, FORCE, QUIET, command
 from prunecli.errors import UsageError
 from prunecli.options import CheckpointPath, Options, argument, option
 from prunecli.tensors.documents import refuse_unwritable
@@ -34,9 +34,9 @@ class Report(Options):
         flag="--output -o",
         role="output",
     )
-    force: bool = option(False, "Replace an output that exists.")
-    quiet: bool = option(False, "No notes, no progress.", flag="--quiet -q")
-    as_json: bool = option(False, "Print the collected facts as JSON.", flag="--json")
+    force: bool = FORCE
+    quiet: bool = QUIET
+    as_json: bool = AS_JSON
 
 
 @command(Report)

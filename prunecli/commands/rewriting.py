@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT
+from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, Options, option
@@ -60,10 +61,10 @@ class RewritingOptions(Options):
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("")
-    dry_run: bool = option(False, "Show what would be done; write nothing.", recorded=False)
-    force: bool = option(False, "Replace an output that exists.", recorded=False)
-    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
-    as_json: bool = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+    dry_run: bool = DRY_RUN
+    force: bool = FORCE
+    quiet: bool = QUIET
+    as_json: bool = AS_JSON
     explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = option(
         None,

@@ -15,7 +15,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.command import command
+from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command
 from prunecli.errors import UsageError
 from prunecli.options import Options, argument, option
 
@@ -35,9 +35,9 @@ class Run(Options):
     lists: bool = option(False, "Name the recipes that come with prunecli.", flag="--list")
     prints: bool = option(False, "Print the recipe, to be saved and changed; run nothing.", flag="--print")
     html: Path | None = option(None, "Also make a page of all that the recipe made.", role="output")
-    dry_run: bool = option(False, "Show what would be done; write nothing.")
-    force: bool = option(False, "Replace outputs that exist.")
-    quiet: bool = option(False, "No notes, no progress, no table.", flag="--quiet -q")
+    dry_run: bool = DRY_RUN
+    force: bool = FORCE
+    quiet: bool = QUIET
 
 
 @command(Run)

@@ -11,9 +11,9 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import (
     CHECKPOINT,
     TASK,
+    ask_huge_pages,
     checkpoint_or_demo,
     report_run,
-    running_by_layer,
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
@@ -45,7 +45,8 @@ def score_heads(options: ScoreHeads) -> None:
     from prunecli.model.checkpoint import open_model
 
     options.check_outputs()
-    running_by_layer(options.memory)
+    if options.memory is not None:
+        ask_huge_pages()
     choice = with_demo_text(options, options.checkpoint)
     with open_model(checkpoint_or_demo(options.checkpoint)) as opened:
         layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported

@@ -334,12 +334,3 @@ class Explanation(Document):
 
     question: str
     answers: list[Answer]
-
-    def _tables(self) -> Tables:
-        """`answers`: a step."""
-        return {
-            "answers": [
-                {"step": one.step, "command": one.command, **one.fields, "text": one.text}
-                for one in self.answers
-            ]
-        }

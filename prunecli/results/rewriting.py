@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from prunecli.results.decisions import Written, decision_rows
-from prunecli.results.document import Count, Document, Number, Record, Row, Tables, scalars
+from prunecli.results.decisions import Written
+from prunecli.results.document import Count, Document, Number, Record
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""
-BEFORE, AFTER = "_before", "_after"
-SIZES = ("parameters_before", "parameters_after", "bytes_before", "bytes_after")
 
 
 class QualityChange(Record):
@@ -43,7 +40,6 @@ class Rewriting(Document):
     """The result of a rewriting command, or what it would be.
 
     Attributes:
-        LAST: fields that are written after the sizes, which all have.
         left_out: files of the source that the result lacks.
         output: directory of the result. None for a dry run.
         stock: whether plain transformers opens it, and why not.
@@ -51,8 +47,6 @@ class Rewriting(Document):
         quality: cost of the reduction on a little text, if measured.
         decision: the values that units were chosen by, with ranks and margins, if units were chosen.
     """
-
-    LAST: ClassVar[tuple[str, ...]] = ()
 
     left_out: list[str] = Field(default_factory=list)
     output: str | None = None
@@ -64,27 +58,6 @@ class Rewriting(Document):
     bytes_after: Count | None = None
     quality: QualityChange | None = None
     decision: Written | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        fields = super().to_json()
-        names = (*SIZES, "quality", *self.LAST, "decision", *(self.model_extra or {}))
-        last = {name: fields.pop(name) for name in names if name in fields}
-        return {**fields, **last}
-
-    def _tables(self) -> Tables:
-        """`sizes`: a row for each figure that is given before and after; the format's own; `decision`: components."""
-        fields = self.to_json()
-        stems = [name.removesuffix(BEFORE) for name in fields if name.endswith(BEFORE)]
-        sizes = [
-            {"quantity": stem, "before": fields[stem + BEFORE], "after": fields[stem + AFTER]}
-            for stem in stems
-        ]
-        decided = [] if self.decision is None else decision_rows(self.decision)
-        return {"sizes": sizes, **self._own_tables(), "decision": decided}
-
-    @abstractmethod
-    def _own_tables(self) -> Tables:
-        """The tables of this format alone."""
 
 
 class Selected(Rewriting):
@@ -102,21 +75,10 @@ class Selected(Rewriting):
     """
 
     FORMAT: ClassVar[str] = "prunecli.selection/1"
-    LAST: ClassVar[tuple[str, ...]] = ("details", "held", "kept")
 
     held: dict[str, Count]
     kept: dict[str, list[Count]]
     details: dict[str, Any] = Field(default_factory=dict)
-
-    def _own_tables(self) -> Tables:
-        """`axes`: an axis; `kept`: a unit."""
-        return {
-            "axes": [
-                {"axis": name, "before": held, "kept": len(self.kept[name])}
-                for name, held in self.held.items()
-            ],
-            "kept": [{"axis": name, "id": number} for name, ids in self.kept.items() for number in ids],
-        }
 
 
 class Quality(Record):
@@ -149,23 +111,12 @@ class Factorization(Rewriting):
     """
 
     FORMAT: ClassVar[str] = "prunecli.embedding/1"
-    LAST: ClassVar[tuple[str, ...]] = ("input", "output_layer")
 
     embedding: dict[str, Any]
     embedding_parameters_before: Count
     embedding_parameters_after: Count
     input: UnitFit | None = None
     output_layer: Quality | None = None
-
-    def _own_tables(self) -> Tables:
-        """`quality`: the unit, the projective embedding beside it, the output layer."""
-        rows: list[Row] = []
-        if self.input is not None:
-            rows.append({"table": "input", **scalars(self.input.to_json())})
-            rows.append({"table": "input, projective", **self.input.projective.to_json()})
-        if self.output_layer is not None:
-            rows.append({"table": "output", **self.output_layer.to_json()})
-        return {"quality": rows}
 
 
 class SharedGroup(Record):
@@ -198,18 +149,6 @@ class Sharing(Rewriting):
 
     groups: list[SharedGroup]
     removed: list[str] = Field(default_factory=list)
-
-    def _own_tables(self) -> Tables:
-        """`groups`: an FFN or attention that is stored; `layers`: a layer's, and whose tensors it runs."""
-        groups = []
-        for group in self.groups:
-            row: Row = group.to_json()
-            counted = {key: len(row[key]) for key in ("members", "sources", "heads") if key in row}
-            groups.append(scalars(row) | counted)
-        return {
-            "groups": groups,
-            "layers": [{"name": name, "owner": one.owner} for one in self.groups for name in one.members],
-        }
 
 
 class FfnSharing(Sharing):

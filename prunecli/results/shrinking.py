@@ -76,7 +76,6 @@ class Shrunk(Rewriting):
     """
 
     FORMAT: ClassVar[str] = "prunecli.shrinking/1"
-    LAST: ClassVar[tuple[str, ...]] = ("target", "shares", "tried", "stages")
 
     target: str
     shares: dict[str, Number]
@@ -96,11 +95,11 @@ class Shrunk(Rewriting):
         }
         rows = [
             row | {"loss": "not finite" if row["cost"] is None else maybe("{:.4f}", row.get("loss"))}
-            for row in self._own_tables()["stages"]
+            for row in self._tables()["stages"]
         ]
         return [Shown.of("On text that nothing was chosen by", rows, columns)]
 
-    def _own_tables(self) -> Tables:
+    def _tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""
         tried: list[Row] = []
         for one in self.tried:
