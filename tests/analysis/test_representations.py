@@ -95,6 +95,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", case), case)
+    assert len({part.name for part in subject.components}) == len(subject.components)
     found = subject.represent(tmp_path / "files")
     assert found.components == subject.components
     for sentence in range(len(SOURCES)):
@@ -148,13 +149,6 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
         *(f"{layer}.{kind}" for layer in range(2) for kind in ("sa", "ca", "ffn")),
     ]
     assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
-
-
-@pytest.mark.parametrize("case", OWN_SHAPES)
-def test_no_component_has_the_name_of_a_layer(case: str, tmp_path: Path) -> None:
-    found = components(open_model(tiny(tmp_path / "model", case)))
-    assert len({part.name for part in found}) == len(found)
-    assert all(part.name.startswith(f"{part.block}.") for part in found)
 
 
 def test_nan_is_named_with_its_component_and_sentence(tmp_path: Path) -> None:

@@ -104,15 +104,6 @@ def test_an_interrupt_while_options_are_read_is_said_in_a_line(
     assert (result.status, result.err) == (130, f"{app.INTERRUPTED}\n")
 
 
-def test_version(tmp_path: Path) -> None:
-    for word in ("--version", "-V"):
-        assert rounds.run(word, tmp_path).out == f"prunecli {__version__}\n"
-
-
-def test_no_arguments_show_the_help() -> None:
-    assert "Usage" in run().stdout
-
-
 @pytest.mark.parametrize(
     "line",
     [

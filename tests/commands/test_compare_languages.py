@@ -194,16 +194,9 @@ def test_without_altair_it_names_the_package(workplace, monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
-def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
+def test_similarities_of_many_pairs_are_not_listed(workplace, monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
     write_gates(workplace / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
-    payload = json.loads((workplace / "languages.json").read_text())
-    for row in rows("t.csv", "relations"):
-        spread = payload["similarity"]["relations"][row["side"]][row["pairs_with"]]
-        assert [row["jaccard_mean"], row["jaccard_lowest"], row["jaccard_highest"]] == [
-            spread[key] for key in ("mean", "lowest", "highest")
-        ]
     assert len(rows("t.csv", "similarity")) == listed
-    layers = rows("t.csv", "experts_per_layer")
-    assert [row["experts_mean"] for row in layers] == payload["experts_per_layer"]["mean"]
+    assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -272,32 +272,11 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     )
 
 
-def other_model(payload: dict[str, Any]) -> None:
-    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
-
-
-def other_count(payload: dict[str, Any]) -> None:
-    payload["num_experts"] = 15
-    for entry in payload["entries"].values():
-        for name in set(SUMS) - {"tokens"}:
-            entry[name] = [row[:15] for row in entry[name]]
-
-
-def nan(payload: dict[str, Any]) -> None:
-    payload["entries"][PAIRS[0]]["gate_sum"][0][0] = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(other_model, "another model"), (other_count, "experts per layer: 15"), (nan, "NaN")],
-)
-def test_wrong_statistics_end_in_two_lines(
-    spoil: Callable[[dict[str, Any]], None], message: str, model: Path, folder: Path
-) -> None:
+def test_statistics_of_another_model_end_in_two_lines(model: Path, folder: Path) -> None:
     payload = json.loads((folder / "gates.json").read_text())
-    spoil(payload)
+    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
     (folder / "gates.json").write_text(json.dumps(payload))
-    _refused(run(model), message, 1, folder)
+    _refused(run(model), "another model", 1, folder)
 
 
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
@@ -341,11 +320,6 @@ def test_checkpoints_that_have_no_experts_end_in_two_lines(model: Path, folder: 
     result = run(dense)
     assert result.status == 1
     assert "no experts" in result.err
-    config = json.loads((dense / "config.json").read_text())
-    (dense / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
-    result = run(dense)
-    assert result.status == 1
-    assert "bloom" in result.err
 
 
 def _refused(result: Result, message: str, status: int, folder: Path) -> None:

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 
 from prunecli import demo
 from prunecli.commands.report import report
-from prunecli.errors import DataError, OutputError, PruneError, UsageError
-from prunecli.model.checkpoint import open_model
+from prunecli.errors import OutputError, PruneError, UsageError
 from tests.report import results
 from tests.report.pages import Page
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import write_json
 
 
 @pytest.fixture(autouse=True)
@@ -68,15 +67,6 @@ def test_facts_as_json(workplace):
     assert Page((workplace / "page.html").read_text())
 
 
-def test_an_original_that_lies_elsewhere_is_shown_where_a_result_speaks_of_it(workplace):
-    original = tiny_nllb_moe(workplace / "models" / "large")
-    models = [{"path": "large", "fingerprint": open_model(original).fingerprint}, *results.MODELS[1:]]
-    (workplace / "work").mkdir()
-    write_json(workplace / "work" / "evaluation.json", results.evaluation(models))
-    run("work", "--original", str(original))
-    assert "Checkpoints" in Page((workplace / "report.html").read_text()).sections()
-
-
 def test_the_same_directory_makes_the_same_bytes_again(workplace):
     write_json(workplace / "latency.json", results.latency())
     run("-o", "a.html")
@@ -91,13 +81,6 @@ def test_damaged_results_are_said_and_do_not_stop_it(workplace):
     assert "cut short" in (workplace / "report.html").read_text()
 
 
-def test_an_empty_directory_is_an_error_with_a_remedy(workplace):
-    with pytest.raises(DataError, match="nothing to report") as error:
-        run()
-    assert "prunecli evaluate" in error.value.remedy
-    assert list(workplace.iterdir()) == []
-
-
 def test_an_existing_page_is_kept_without_force(workplace):
     write_json(workplace / "latency.json", results.latency())
     (workplace / "report.html").write_text("mine")
@@ -106,8 +89,3 @@ def test_an_existing_page_is_kept_without_force(workplace):
     assert (workplace / "report.html").read_text() == "mine"
     run("--force")
     assert Page((workplace / "report.html").read_text())
-
-
-def test_an_output_in_no_directory_is_refused_before_the_work():
-    with pytest.raises(OutputError, match="no such directory"):
-        run("-o", "missing/report.html")

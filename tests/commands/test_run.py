@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
 from prunecli.recipes.engine import Step, resolve
 from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
+from tests.commands.calls import call
 from tests.commands.gates import write_gates
 
 RECIPE = """\
@@ -111,13 +113,12 @@ steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"],
 
 
 def test_bundled_recipes_are_listed_printed_and_found_by_name(tmp_path):
-    listed = prunecli(tmp_path, "--list").stdout
+    listed = prunecli("--list").out
     assert [name for name in bundled_recipes() if name not in listed] == []
-    printed = prunecli(tmp_path, "quickstart", "--print").stdout
-    (tmp_path / "mine.yaml").write_text(printed)
-    by_name, by_path = (prunecli(tmp_path, name, "--dry-run") for name in ("quickstart", "mine.yaml"))
-    assert by_name.stdout.startswith("collect-gates: would run: ")
-    assert by_name.stdout == by_path.stdout
+    (tmp_path / "mine.yaml").write_text(prunecli("quickstart", "--print").out)
+    by_name, by_path = (prunecli(name, "--dry-run").out for name in ("quickstart", "mine.yaml"))
+    assert by_name.startswith("collect-gates: would run: ")
+    assert by_name == by_path
 
 
 def test_a_file_goes_before_a_bundled_recipe_of_its_name(tmp_path):
@@ -125,15 +126,7 @@ def test_a_file_goes_before_a_bundled_recipe_of_its_name(tmp_path):
     assert find_recipe("quickstart") == Path("quickstart")
 
 
-def prunecli(directory, *arguments):
-    home = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "prunecli", "run", *arguments],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": home},
-        capture_output=True,
-        text=True,
-    )
+prunecli = partial(call, run.run)
 
 
 @pytest.fixture
@@ -144,16 +137,16 @@ def workplace(tmp_path):
 
 
 def test_a_recipe_runs_its_commands_once(workplace):
-    dry = prunecli(workplace, "recipe.yaml", "--dry-run")
-    assert "compare-0.75: would run: made/languages.json does not exist" in dry.stdout
+    dry = prunecli("recipe.yaml", "--dry-run")
+    assert "compare-0.75: would run: made/languages.json does not exist" in dry.out
     assert not (workplace / "made").exists()
-    first = prunecli(workplace, "recipe.yaml")
-    assert first.returncode == 0, first.stderr
+    first = prunecli("recipe.yaml")
+    assert first.status == 0, first.err
     assert (workplace / "made" / "languages.json").is_file()
-    assert "[1/1] compare-0.75: prunecli compare-languages" in first.stderr
-    assert "[1/1] compare-0.75: up to date" in prunecli(workplace, "recipe.yaml").stderr
-    changed = prunecli(workplace, "recipe.yaml", "--set", "ratio=0.5", "--quiet")
-    assert (changed.returncode, changed.stdout) == (0, "")
+    assert "[1/1] compare-0.75: prunecli compare-languages" in first.err
+    assert "[1/1] compare-0.75: up to date" in prunecli("recipe.yaml").err
+    changed = prunecli("recipe.yaml", "--set", "ratio=0.5", "--quiet")
+    assert (changed.status, changed.out) == (0, "")
 
 
 PLOTTED = """\
@@ -194,13 +187,13 @@ def test_packages_are_looked_for_before_the_first_step(
     )
 
 
-def test_a_failing_step_ends_the_run_with_its_status(workplace):
+def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
     (workplace / "gates.json").write_text("{")
-    result = prunecli(workplace, "recipe.yaml")
-    assert result.returncode == 1
-    assert "gates.json" in result.stderr
-    assert "recipe.yaml: step 'compare-0.75' failed with status 1" in result.stderr
-    assert "Traceback" not in result.stderr
+    result = prunecli("recipe.yaml")
+    assert result.status == 1
+    assert "recipe.yaml: step 'compare-0.75' failed with status 1" in result.err
+    assert "gates.json" in (said := capfd.readouterr().err)
+    assert "Traceback" not in said
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from prunecli.architectures import FAMILIES
-from prunecli.commands import console
 from prunecli.commands.score_heads import head_table, score_heads
 from prunecli.errors import (
     UsageError,
@@ -22,7 +21,6 @@ from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
-from tests.results.tables import rows
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -183,23 +181,6 @@ def test_refusals(folder: Path, arguments: Any, error: type[Exception], message:
     assert not Path("heads.json").exists()
 
 
-@pytest.mark.parametrize(
-    "method", [("--metric", "ablation", "--measure", "chrf++", "--beam", 1, "--bootstrap", 10)]
-)
-def test_the_table_has_the_json_s_values(shallow: Path, method: Any) -> None:
-    run(shallow, "--data", "data", *PAIRS, *method, "--table", "t.csv")
-    payload, found = scores(), rows("t.csv", "heads")
-    if method:
-        assert {row["metric"] for row in found} == {"chrf++", "bleu"}
-        found = [row for row in found if row["metric"] == "chrf++"]
-    key = "without" if method else "sum"
-    values = [(module_of(name), head) for name, heads in payload["ids"].items() for head in heads]
-    assert [(row["attention"], row["head"]) for row in found] == values
-    assert [row[key] for row in found] == [one for own in payload["values"].values() for one in own]
-    if not method:
-        assert [row["importance"] for row in found] == [row["sum"] / payload["examples"] for row in found]
-
-
 def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
     stack = FAMILIES["bart"].stacks[kind != "encoder"]
     name = f"{kind}.{number}"
@@ -234,19 +215,6 @@ def test_pruned_heads_have_no_value(lines: Callable[[], list[list[str]]]) -> Non
         ["encoder", "2", "4", "-", "5"],
         ["cross", "0", "-", "-1", "-"],
     ]
-
-
-@pytest.mark.parametrize("heads", [4, 7, 16])
-def test_no_value_is_broken_in_a_terminal_of_80_columns(
-    monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[list[str]]], heads: int
-) -> None:
-    """Heads that do not fit beside the others are below them, the layer before them again."""
-    monkeypatch.setattr(console, "width", lambda: 80)
-    wide = layer("decoder", 3, tuple(range(heads)), original=heads)
-    head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
-    shown = [line[2:] for line in lines() if line[:2] == ["decoder", "3"]]
-    assert [text for line in shown for text in line] == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
-    assert (len(shown) > 1) == (heads > 6)
 
 
 PAIR = ("--pairs", "eng_Latn-fra_Latn")
@@ -296,18 +264,17 @@ def test_text_refusals(text_folder: Path, arguments: tuple[str, ...], message: s
     assert not (text_folder / "heads.json").exists()
 
 
-@pytest.mark.parametrize(("model", "option", "ending"), [("classifier", "--labelled", "tsv")])
-def test_heads_chosen_on_another_file(text_folder: Path, model: str, option: str, ending: str) -> None:
+def test_heads_chosen_on_another_file(text_folder: Path) -> None:
     """The chosen heads are those that the other file alone gives; their scores are of the file at hand."""
 
     def scores(*arguments: str) -> dict[str, Any]:
-        result = call(score_heads, model, *ALONE, *arguments, "--force")
+        result = call(score_heads, "classifier", *ALONE, "--labelled", *arguments, "--force")
         assert result.status == 0, result.err
         found: dict[str, Any] = json.loads((text_folder / "heads.json").read_text())
         return found
 
-    both = scores(option, f"a.{ending}", "--select-data", f"b.{ending}")
-    reported, chosen = scores(option, f"a.{ending}"), scores(option, f"b.{ending}")
+    both = scores("a.tsv", "--select-data", "b.tsv")
+    reported, chosen = scores("a.tsv"), scores("b.tsv")
     assert both["values"] == chosen["values"] != reported["values"]
     for layer, head in both["best"].items():
         assert head == min(range(4), key=chosen["values"][layer].__getitem__)

@@ -17,7 +17,6 @@ from prunecli.report.charts import (
 )
 from prunecli.report.render import save_pictures
 from tests.pictures import drawn, pixels
-from tests.report.pages import Page
 
 
 def specification(picture):
@@ -80,8 +79,5 @@ def test_a_file_has_the_marks_of_every_picture(tmp_path, suffix):
         return
     text = made.decode()
     assert "Title" in text
-    if suffix == "svg":
-        assert text.count('aria-roledescription="rect mark"') == 3
-        assert text.count('aria-roledescription="bar"') == 3
-    else:
-        assert list(Page(text).charts) == ["cells", "bars", "more"]
+    assert text.count('aria-roledescription="rect mark"') == 3
+    assert text.count('aria-roledescription="bar"') == 3
