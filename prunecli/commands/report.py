@@ -64,7 +64,11 @@ def report(options: Report) -> None:
     if output is not None and output != STDOUT:
         refuse_unwritable(output, force=options.force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
-    data = collect(directory, bundled | _labelled(options.originals), console.progress(quiet))
+    if options.originals:
+        from prunecli.evaluation.options import labels_for  # imports torch
+
+        bundled |= labels_for(options.originals)
+    data = collect(directory, bundled, console.progress(quiet))
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
     if json:
@@ -79,11 +83,3 @@ def report(options: Report) -> None:
         results = counted(len(data.documents), "result file")
         if not quiet:
             console.note(f"{checkpoints}, {results}. Written to {output}.")
-
-
-def _labelled(originals: tuple[Path, ...]) -> dict[str, Path]:
-    if not originals:
-        return {}
-    from prunecli.evaluation.options import labels_for  # imports torch
-
-    return labels_for(originals)

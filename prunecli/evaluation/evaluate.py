@@ -80,29 +80,26 @@ def evaluate(
     task = task or task_of_all(list(directories.values()), task_of)
     choice.check_task(task, options.of_tasks)
     options.gate.check(task, len(directories))
-    if task != "translation":
-        if processes.world_size() > 1:
-            raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
-        data = choice.read(task, say)
-        return evaluate_data(
-            directories, data, options, output, force=force, progress=progress, report=report, say=say
-        )
+    is_translation = task == "translation"
+    if not is_translation and processes.world_size() > 1:
+        raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
     data = choice.read(task, say)
-    if choice.pairs is None:
-        kept = pruned_pairs(list(directories.values()), data.pairs) or data.pairs
-        if kept != data.pairs:
-            say(
-                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
-            )
-            data = replace(data, pairs=kept)
-    if options.most_translations is not None:
-        data = _at_most(options.most_translations, len(directories), data, say)
-    for path in directories.values():  # a missing checkpoint is reported before missing scores
-        read_config(path)
-    options = options.model_copy(update={"spm": spm_file(options.spm)})
-    if options.spm is None:
-        say(SPM_MISSING)
-    stored = stored_translations(output)
+    if is_translation:
+        if choice.pairs is None:
+            kept = pruned_pairs(list(directories.values()), data.pairs) or data.pairs
+            if kept != data.pairs:
+                say(
+                    f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
+                )
+                data = replace(data, pairs=kept)
+        if options.most_translations is not None:
+            data = _at_most(options.most_translations, len(directories), data, say)
+        for path in directories.values():  # a missing checkpoint is reported before missing scores
+            read_config(path)
+        options = options.model_copy(update={"spm": spm_file(options.spm)})
+        if options.spm is None:
+            say(SPM_MISSING)
+    stored = stored_translations(output if is_translation else None)
     if stored.records:
         say(f"Going on from {stored.path}, which an interrupted run left behind.")
     try:
@@ -115,6 +112,7 @@ def evaluate(
                 force=force,
                 progress=progress,
                 process_group=group,
+                report=report,
                 say=say,
             )
     except (KeyboardInterrupt, SystemExit, PruneError):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prunecli.errors import DataError
 from prunecli.evaluation.divergence import Reference
@@ -153,7 +152,9 @@ class Measurer:
             cosine = float(cosines(self.first, vectors).mean())
             return Quality(cost=1 - cosine, cosine=cosine)
         if data.task == "classification" and isinstance(data.text, PlainText):
-            classes = self._classes(runner, tokenizer, data.text, what)
+            batches = text_examples(tokenizer, runner.model, data.text.texts).batches(1)
+            forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
+            classes = outputs_of(runner, batches, forward, line, self._progress).argmax(axis=-1)
             self.first = classes if self.first is None else self.first
             return Quality(cost=float((classes != self.first).mean()))
         named = task_batches(tokenizer, runner.model, data, BATCH_TOKENS)
@@ -171,13 +172,6 @@ class Measurer:
         self.tokens = self.tokens or int(tokens.sum())
         loss = float(nats.sum()) / self.tokens  # a trimmed vocabulary cuts the text into more tokens
         return Quality(cost=loss, loss=loss, **found)
-
-    def _classes(self, runner: InMemory, tokenizer: Any, text: PlainText, what: str) -> NDArray[np.int64]:
-        """The most probable class of each text, `[texts]`."""
-        batches = text_examples(tokenizer, runner.model, text.texts).batches(1)
-        forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
-        logits = outputs_of(runner, batches, forward, line, self._progress)
-        return np.asarray(logits.argmax(axis=-1))
 
 
 class QualityCheck:

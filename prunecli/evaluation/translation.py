@@ -162,8 +162,8 @@ class TranslationTask(Task):
 
         options, labels = self.options, list(self.opened)
         compare = len(labels) > 1 and options.samples > 0
-        scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
-        tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
+        scores: dict[str, list[Scores]] = {label: [] for label in labels}
+        tests: dict[str, list[dict[str, dict[str, float]]]] = {label: [] for label in labels}
         comet = self._comet()
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
@@ -182,34 +182,28 @@ class TranslationTask(Task):
                         of_means = bootstrap_of_means(values, options.samples, options.seed)
                         for own_tests, test in zip(bootstrap, of_means, strict=True):
                             own_tests["comet"] = test
-                for number, label in enumerate(labels):
-                    scores[label][name] = found[number]
-                    if compare:
-                        tests[label][name] = bootstrap[number]
+                for label, own in zip(labels, found, strict=True):
+                    scores[label].append(own)
+                for label, by_metric in zip(labels, bootstrap if compare else (), strict=False):
+                    tests[label].append({metric: _test_json(test) for metric, test in by_metric.items()})
                 advance(1)
         metrics = [*self.metrics, *(["comet"] if comet else [])]
         columns = [*metrics, "length_ratio", "over_generated"]
         pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
-        frames = {
-            label: pd.DataFrame([*own.values()], columns=columns, index=pairs)
-            for label, own in scores.items()
-        }
+        frames = {label: pd.DataFrame(own, columns=columns, index=pairs) for label, own in scores.items()}
         results: list[dict[str, Any]] = []
-        for label, own in scores.items():
-            rows: dict[str, dict[str, Any]] = {
-                name: {**rounded({column: found[column] for column in columns})}
-                for name, found in own.items()
-            }
-            for name, by_metric in tests[label].items():
-                rows[name]["bootstrap"] = {metric: _test_json(test) for metric, test in by_metric.items()}
+        for label, frame in frames.items():
+            rows: list[dict[str, Any]] = [{**rounded(own)} for own in frame.to_dict("records")]
+            for row, tested in zip(rows, tests[label], strict=False):
+                row["bootstrap"] = tested
             first = None if label == labels[0] else frames[labels[0]]
-            mean = means(frames[label], first if len(own) > 1 else None)
+            mean = means(frame, first if len(rows) > 1 else None)
             mean.pop("pairs")
             if compare and first is not None:
-                changes = frames[label] - first
+                changes = frame - first
                 mean["significant"] = {}
                 for metric in metrics:
-                    p_values = [tests[label][name][metric].p_value or 0.0 for name in self.names]
+                    p_values = [tested[metric]["p_value"] for tested in tests[label]]
                     certain = changes[metric][np.array(p_values) < options.level]
                     mean["significant"][metric] = {
                         "worse": int((certain < 0).sum()),
@@ -220,8 +214,8 @@ class TranslationTask(Task):
                     "checkpoint": label,
                     "dtype": options.dtype,
                     "mean": mean,
-                    "pairs": rows,
-                    **grouped_means(frames[label], self.groups, first),
+                    "pairs": dict(zip(self.names, rows, strict=True)),
+                    **grouped_means(frame, self.groups, first),
                     **sizes(self.opened[label]),
                 }
             )
