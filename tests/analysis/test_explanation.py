@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.families import tiny_family
 
 
 @pytest.fixture
-def thrice(tmp_path: Path) -> Path:
+def thrice(tmp_path):
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
         apply(
@@ -44,7 +43,7 @@ def thrice(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_units_are_followed_through_steps_and_layers(thrice: Path) -> None:
+def test_units_are_followed_through_steps_and_layers(thrice):
     """By hand: what the first step keeps of the original's layer 1 is ranked again in the third."""
     with open_model(thrice / "three") as model:
         told = read_decisions(model.path, model.structure.history)
@@ -68,7 +67,7 @@ def test_units_are_followed_through_steps_and_layers(thrice: Path) -> None:
         explain(thrice / "three", "unit 999 of layer 1")
 
 
-def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
+def test_a_file_of_the_first_version_is_read(thrice):
     """The file numbers layers and hidden units as the source of each step did."""
     path = thrice / "three" / FILE
     wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
@@ -93,7 +92,7 @@ def test_a_file_of_the_first_version_is_read(thrice: Path) -> None:
         explain(thrice / "three", "layer 2")
 
 
-def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
+def test_a_result_without_the_file_says_what_to_do(thrice):
     (thrice / "two" / FILE).unlink()
     with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
         explain(thrice / "two", "unit 1")
@@ -104,12 +103,12 @@ def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
     assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 is gone; nothing tells why."
 
 
-def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
+def test_a_file_of_another_history_is_refused(thrice):
     (thrice / "two" / FILE).write_text((thrice / "four" / FILE).read_text())
     with pytest.raises(CheckpointError, match="not of the history"):
         explain(thrice / "two", "unit 1")
     # It stands in the way of no further step, which leaves it out.
-    said: list[str] = []
+    said = []
     with open_model(thrice / "two") as model:
         rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms")))
         apply(model, rewrite, thrice / "next", say=said.append)
@@ -133,7 +132,7 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
         ('token "a b"', Question("token", text='"a b"')),
     ],
 )
-def test_questions_are_read(text: str, question: Question) -> None:
+def test_questions_are_read(text, question):
     assert parse_question([text]) == parse_question(text.split()) == question
 
 
@@ -151,7 +150,7 @@ def test_questions_are_read(text: str, question: Question) -> None:
         ("expert 7x", "'expert 7x' is no part"),
     ],
 )
-def test_what_is_no_question_is_refused_with_examples(text: str, said: str) -> None:
+def test_what_is_no_question_is_refused_with_examples(text, said):
     with pytest.raises(UsageError, match=said) as caught:
         parse_question(text.split())
     assert "expert 7 of layer 3" in str(caught.value.remedy)

@@ -15,7 +15,7 @@ def said(decision: Decision, at: int, index: int = 0) -> str:
     return sentence(decision, decision.places[index], at, "It")
 
 
-def test_experts_of_one_layer() -> None:
+def test_experts_of_one_layer():
     values = [1.0, 0.25, 4.0, 0.5, 0.5]
     place = Ranked.of(("a", "encoder", 3), range(5), [0, 2, 3], values, tokens=40)
     decision = Decision("expert", (place,), "importance", "per-layer", origin=ORIGIN)
@@ -42,7 +42,7 @@ def test_experts_of_one_layer() -> None:
     assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
 
 
-def test_a_head_that_its_layer_needs_says_so() -> None:
+def test_a_head_that_its_layer_needs_says_so():
     # 0.1 and 0.2 go; 0.15 is the last one of its attention.
     places = [
         Ranked.of(("a", "decoder", 0), [0, 1, 2], [2], [0.1, 0.2, 0.9], attention="cross", cut="heads"),
@@ -58,7 +58,7 @@ def test_a_head_that_its_layer_needs_says_so() -> None:
     )
 
 
-def test_tokens_say_what_they_are_needed_for() -> None:
+def test_tokens_say_what_they_are_needed_for():
     place = Ranked.of(
         ("", "", None),
         range(4),

@@ -38,7 +38,7 @@ PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "deu_Latn"))
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     """Two seeds of one shape; a wider one of a third, with fewer layers; one that lost two FFNs."""
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("one", "two", "three")):
@@ -69,7 +69,7 @@ def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[s
     return [row for row in found.corresponding or [] if row["first"] in names]
 
 
-def test_a_copy_is_the_same(models: Path) -> None:
+def test_a_copy_is_the_same(models):
     opened = {name: open_model(models / "one") for name in ("one", "copy")}
     found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
     for measure in ("cka", "lns"):
@@ -77,7 +77,7 @@ def test_a_copy_is_the_same(models: Path) -> None:
         np.testing.assert_array_equal(found.part("first", measure), found.part("second", measure))
 
 
-def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
+def test_removed_ffns_are_left_out_and_named(models):
     found = compared(models, "one", "less")["less"]
     gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
     assert found.removed == ((), gone)
@@ -87,7 +87,7 @@ def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
     assert [row["lns"] for row in rows_of(found, made, "encoder")] == [1.0] * 6
 
 
-def test_normalised_by_benchmarks(models: Path) -> None:
+def test_normalised_by_benchmarks(models):
     found = compared(models, "one", "less", "two", "three")
     made = result(found["less"], [found["two"], found["three"]])
     places = {component.name: place for place, component in enumerate(found["less"].components[0])}
@@ -105,7 +105,7 @@ def test_normalised_by_benchmarks(models: Path) -> None:
     assert mean["cka_normalised"] == pytest.approx(100 * sum(values) / whole, abs=1e-2)
 
 
-def test_random_weights_are_the_lower_bound(models: Path) -> None:
+def test_random_weights_are_the_lower_bound(models):
     """The mean over seeds of what a checkpoint of the same random weights gives."""
     with open_model(models / "one") as first:
         random = [random_model(first, seed) for seed in (0, 1)]
@@ -134,7 +134,7 @@ def test_random_weights_are_the_lower_bound(models: Path) -> None:
     assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
 
-def test_successive_components_of_one_model(models: Path) -> None:
+def test_successive_components_of_one_model(models):
     found = result(compared(models, "one")["one"])
     known = {component.name: component for component in found.components["first"]}
     pairs = [(known[row["first"]], known[row["second"]]) for row in found.successive or []]
@@ -149,7 +149,7 @@ def test_successive_components_of_one_model(models: Path) -> None:
     assert pairs[5][0].side == pairs[5][1].side == "decoder"
 
 
-def test_constant_components_have_no_value(models: Path) -> None:
+def test_constant_components_have_no_value(models):
     tensors = weights(models / "one")
     tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
     write_copy(models / "one", models / "bias", tensors)
@@ -168,7 +168,7 @@ def test_constant_components_have_no_value(models: Path) -> None:
     assert None in made.matrices["cka"]["between"][0]
 
 
-def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
+def test_one_stack_reads_plain_text(tmp_path):
     opened = {
         name: open_model(tiny_family(tmp_path / name, model_type))
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
@@ -180,6 +180,6 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     assert result(found).mean == {}
 
 
-def test_too_few_sentences_are_refused() -> None:
+def test_too_few_sentences_are_refused():
     with pytest.raises(DataError, match="19 sentences are too few"):
         plain_portions(PlainText((Path("text.txt"),), LINES[:19]))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from prunecli.analysis.removed import (
     removed,
     setting,
 )
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.parts import KINDS
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
@@ -141,7 +140,7 @@ def called(*histories: list[dict[str, Any]]) -> list[str]:
         ({"experts_per_layer": {"encoder": 36, "decoder": 12}}, {"ratio": 0.8}),
     ],
 )
-def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> None:
+def test_amounts_are_one_line(first, second):
     assert called([step(**first)], [step(**second)]) == ["", ""]
 
 
@@ -210,11 +209,11 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
         ),
     ],
 )
-def test_lines_are_named_by_what_differs(histories: list[list[dict[str, Any]]], wanted: list[str]) -> None:
+def test_lines_are_named_by_what_differs(histories, wanted):
     assert called(*histories) == wanted
 
 
-def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
+def test_origins_are_told_apart_by_name_and_by_fingerprint():
     other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
     same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
     assert called([step()], [other]) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
@@ -227,7 +226,7 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
     ("stated", "kinds"),
     [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],
 )
-def test_kinds_of_attention(stated: Any, kinds: tuple[str, ...]) -> None:
+def test_kinds_of_attention(stated, kinds):
     assert kinds_of({"attention": stated}) == kinds
 
 
@@ -239,11 +238,11 @@ PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Any:
+def made(tmp_path):
     """A checkpoint with this history."""
     count = iter(range(100))
 
-    def make(*history: dict[str, Any]) -> Checkpoint:
+    def make(*history):
         mark = {"version": 1, "history": list(history)}
         return open_model(tiny_family(tmp_path / str(next(count)), "gpt2", prunecli=mark))
 
@@ -297,7 +296,7 @@ def test_scores_are_relative_to_the_unpruned_model_of_the_step():
         ([0.0, 40.0, 10.0, 0.0], [(100, 1.0)], [(100, 0.25)]),
     ):
         chart = training_curves("c", scores, removed, kept, ("heads", "chrF++")).specification(400)
-        lines: dict[str, list[tuple[float, float]]] = {}
+        lines = {}
         for row in drawn(chart, "line"):
             lines.setdefault(row["series"], []).append((row["x"], row["y"]))
         assert lines == {"0% of heads removed": whole, "50% of heads removed": half}

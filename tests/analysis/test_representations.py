@@ -93,7 +93,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) -> None:
+def test_each_is_the_mean_of_what_the_component_adds(case, tmp_path):
     subject = Subject(tiny(tmp_path / "model", case), case)
     assert len({part.name for part in subject.components}) == len(subject.components)
     found = subject.represent(tmp_path / "files")
@@ -110,7 +110,7 @@ def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("case", ["t5", "gpt2"])
-def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
+def test_batches_change_nothing(case, tmp_path):
     subject = Subject(tiny(tmp_path / "model", case), case)
     one, all_at_once = (subject.represent(tmp_path / str(tokens), tokens) for tokens in (1, 4096))
     for first, second in zip(one.features, all_at_once.features, strict=True):
@@ -118,7 +118,7 @@ def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["bart", "llama"])
-def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
+def test_a_shared_ffn_is_told_apart_by_layer(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
@@ -131,7 +131,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["bart", "gpt2"])
-def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
+def test_removed_ffns_are_left_out(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     ffns = open_model(source).layout.ffns[1:]
     gone, changes = [ffn.own_name for ffn in ffns], {ffn.name: {"removed": True} for ffn in ffns}
@@ -142,7 +142,7 @@ def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
     assert len(found.features) == len(subject.components) - len(gone)
 
 
-def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path: Path) -> None:
+def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path):
     found = components(open_model(tiny(tmp_path / "model", "m2m_100")))
     assert [part.label for part in found] == [
         *(f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")),
@@ -151,7 +151,7 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
     assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
 
 
-def test_nan_is_named_with_its_component_and_sentence(tmp_path: Path) -> None:
+def test_nan_is_named_with_its_component_and_sentence(tmp_path):
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
     with torch.no_grad():
         subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
@@ -159,7 +159,7 @@ def test_nan_is_named_with_its_component_and_sentence(tmp_path: Path) -> None:
         subject.represent(tmp_path / "files")
 
 
-def test_a_component_without_an_output_for_each_token_is_refused(tmp_path: Path) -> None:
+def test_a_component_without_an_output_for_each_token_is_refused(tmp_path):
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
     subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
     with pytest.raises(
@@ -168,8 +168,8 @@ def test_a_component_without_an_output_for_each_token_is_refused(tmp_path: Path)
         subject.represent(tmp_path / "files")
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+def test_a_full_disk_is_said(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")

@@ -19,7 +19,7 @@ def expected(features: list[np.ndarray], k: int) -> list[list[float]]:
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(4, 16), st.data())
-def test_it_is_a_search_with_sets(seed: int, sentences: int, data: st.DataObject) -> None:
+def test_it_is_a_search_with_sets(seed, sentences, data):
     k = data.draw(st.integers(1, sentences - 1))
     features = random_features(seed, sentences, (2, 5, 30))
     np.testing.assert_allclose(local_neighbourhood_similarity(features, k), expected(features, k), rtol=1e-12)
@@ -27,7 +27,7 @@ def test_it_is_a_search_with_sets(seed: int, sentences: int, data: st.DataObject
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3000))
-def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes: int) -> None:
+def test_ties_go_to_the_first_whatever_the_blocks(seed, k, block_bytes):
     # Few directions, each of several sentences: most cosines are equal to others.
     rows = np.random.default_rng(seed).integers(-1, 2, (9, 2)).astype(np.float32) + np.float32(0.5)
     other = np.random.default_rng(seed + 1).integers(-1, 2, (9, 3)).astype(np.float32) + np.float32(0.5)
@@ -36,11 +36,11 @@ def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes
 
 
 @pytest.mark.parametrize(("share", "sentences", "k"), [(0.05, 2037, 102), (0.05, 20, 1), (0.29, 100, 29)])
-def test_the_number_of_neighbours(share: float, sentences: int, k: int) -> None:
+def test_the_number_of_neighbours(share, sentences, k):
     assert neighbour_count(share, sentences) == k
 
 
 @pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (1.0, 50)])
-def test_a_share_that_makes_none_or_all_is_refused(share: float, sentences: int) -> None:
+def test_a_share_that_makes_none_or_all_is_refused(share, sentences):
     with pytest.raises(UsageError, match=f"neighbours={share:g}` of {sentences}"):
         neighbour_count(share, sentences)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "prunecli", *arguments], capture_output=True, text=True)
 
 
-def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
+def test_help_lists_every_command_and_imports_no_heavy_library():
     code = (
         "import sys; from prunecli.commands.app import main\n"
         "try: main(['--help'])\n"
@@ -49,7 +48,7 @@ def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
             assert name in result.stdout
 
 
-def test_results_hold_the_command_line_that_was_called(tmp_path: Path) -> None:
+def test_results_hold_the_command_line_that_was_called(tmp_path):
     code = (
         "from contextlib import suppress; from prunecli.commands.app import main; from prunecli import processes\n"
         "with suppress(SystemExit): main(['inspect', '--json'])\n"
@@ -63,9 +62,7 @@ def test_results_hold_the_command_line_that_was_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prune-experts", "evaluate", "finetune", "run"])
-def test_help_shows_its_texts_as_they_are_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_shows_its_texts_as_they_are_written(name, tmp_path, monkeypatch):
     """Brackets and colons too, which rich may take for markup and emoji."""
     monkeypatch.setenv("COLUMNS", "2000")
     shown = rounds.run(f"help {name}", tmp_path).out
@@ -80,7 +77,7 @@ def test_help_shows_its_texts_as_they_are_written(
     assert "<" not in shown + listed, "types that typer shows"
 
 
-def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line() -> None:
+def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line():
     code = (
         "import sys\n"
         "class Interrupting:\n"
@@ -93,10 +90,8 @@ def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line() -> 
     assert (result.returncode, result.stderr) == (130, f"{app.INTERRUPTED}\n")
 
 
-def test_an_interrupt_while_options_are_read_is_said_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(path: Path) -> None:
+def test_an_interrupt_while_options_are_read_is_said_in_a_line(tmp_path, monkeypatch):
+    def interrupt(path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("prunecli.commands.command.no_such_directory", interrupt)
@@ -117,14 +112,14 @@ def test_an_interrupt_while_options_are_read_is_said_in_a_line(
         "score-heads --labelled nowhere",
     ],
 )
-def test_a_name_that_leads_nowhere_is_said_first(line: str, tmp_path: Path) -> None:
+def test_a_name_that_leads_nowhere_is_said_first(line, tmp_path):
     (tmp_path / "there").write_text("{}")
     result = rounds.run(line, tmp_path)
     assert result.status == 1
     assert re.match("Error: nowhere: no such (directory|file)", result.err), result.err
 
 
-def test_debug_shows_the_traceback_of_a_failure() -> None:
+def test_debug_shows_the_traceback_of_a_failure():
     plain = run("inspect", "no-such-directory")
     assert plain.returncode == 1
     assert "Traceback" not in plain.stderr
@@ -147,9 +142,7 @@ def test_debug_shows_the_traceback_of_a_failure() -> None:
         ("xyzzy", None),
     ],
 )
-def test_near_names(
-    line: str, suggestion: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_names(line, suggestion, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     ended = rounds.run(line, tmp_path)
     assert ended.status == 2
@@ -161,7 +154,7 @@ def test_near_names(
     ("command", "old", "new"),
     [(command, *names) for command in RENAMED for names in RENAMED[command].items()],
 )
-def test_old_names_of_options(command: str, old: str, new: str, tmp_path: Path) -> None:
+def test_old_names_of_options(command, old, new, tmp_path):
     known, values = parameters()[command], ONLY_WITH.get((command, old))
     assert (old[2:] in known) == (values is not None)
     value = "" if known[new[2:]].kind == "flag" else f"={values[0] if values else 8}"
@@ -171,7 +164,7 @@ def test_old_names_of_options(command: str, old: str, new: str, tmp_path: Path) 
         assert line not in rounds.run(f"{command} nowhere {other}", tmp_path).err
 
 
-def test_a_home_directory_within_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_directory_within_quotes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for line in ("inspect ~/gone", "report ~/gone", "evaluate --text=name=~/gone"):
         assert f"Error: {tmp_path}/gone: no such" in rounds.run(line, tmp_path).err
@@ -180,7 +173,7 @@ def test_a_home_directory_within_quotes(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("arguments", [("inspect", "--json"), ("no-such-command",)])
-def test_a_reader_that_goes_away_ends_it_quietly(arguments: tuple[str, ...]) -> None:
+def test_a_reader_that_goes_away_ends_it_quietly(arguments):
     """`prunecli … | head -1`, and `2>&1`: 141 as of any program, or 0 where all of it had been written before."""
     started = subprocess.Popen(
         [sys.executable, "-m", "prunecli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -198,7 +191,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(arguments: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("line", ["--version >&-", "inspect 2>&-"])
-def test_an_output_that_is_closed_is_no_fault(line: str) -> None:
+def test_an_output_that_is_closed_is_no_fault(line):
     command = f"{shlex.quote(sys.executable)} -m prunecli {line}"
     ended = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -213,9 +206,7 @@ def test_an_output_that_is_closed_is_no_fault(line: str) -> None:
         (("no-such-command", "--json"), "No such command 'no-such-command'", None, 2),
     ],
 )
-def test_failures_are_json_for_those_who_ask_for_it(
-    arguments: tuple[str, ...], message: str, remedy: str | None, status: int, tmp_path: Path
-) -> None:
+def test_failures_are_json_for_those_who_ask_for_it(arguments, message, remedy, status, tmp_path):
     result = rounds.run(" ".join(arguments), tmp_path)
     payload = json.loads(result.out)
     assert (payload["format"], payload["prunecli"]) == ("prunecli.error/1", __version__)
@@ -230,9 +221,7 @@ def test_failures_are_json_for_those_who_ask_for_it(
 @pytest.mark.parametrize(
     ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_waits_until_numpy_is_there(
-    number: int, ending: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_waits_until_numpy_is_there(number, ending, monkeypatch):
     """Its C code makes an ImportError of what is raised in the middle of its import: a fault in prunecli, it said."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(np.__spec__, "_initializing", True, raising=False)
@@ -251,7 +240,7 @@ def test_a_signal_waits_until_numpy_is_there(
             signal.signal(each, handler)
 
 
-def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_long_work_for_a_place_that_takes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "access", lambda _path, _mode: False
     )  # a read-only disk; root may write all others
@@ -262,9 +251,7 @@ def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_word_of_a_help_is_cut(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_word_of_a_help_is_cut(name, monkeypatch, capsys):
     """Names of options and values are whole, and stand side by side; the whole fits two screens."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(app.app, "registered_commands", [])
@@ -283,12 +270,12 @@ def test_no_word_of_a_help_is_cut(
             assert names.get(one.flag, one.metavar) == one.metavar
 
 
-def test_quiet_leaves_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_warnings_alone(capsys):
     class Quiet(Options):
         quiet: bool = option(False, "No notes.")
 
     @command_of(Quiet)
-    def command(options: Quiet) -> None:
+    def command(options):
         console.note("No checkpoint given.")
         console.warn("This file is damaged.")
 

@@ -15,7 +15,7 @@ from prunecli import demo
 from prunecli.commands.checkpoints import checkpoint_or_demo, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
-from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerPasses
@@ -28,7 +28,7 @@ from tests.tiny import tiny_nllb_moe, write_json
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path
 
 
@@ -43,9 +43,7 @@ def pruned(path: Path, original: Path = demo.CHECKPOINT) -> Path:
     return checkpoint(path, {"prunecli": {"history": [{"source": source}, {"source": {"fingerprint": "y"}}]}})
 
 
-def test_nothing_given_is_the_demo_and_what_was_pruned_here(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_given_is_the_demo_and_what_was_pruned_here(folder, capsys):
     assert checkpoints_or_demo(None) == [demo.CHECKPOINT]
     assert capsys.readouterr().err == "No checkpoint given: using the bundled demo model.\n"
     pruned(folder / "b")
@@ -61,9 +59,7 @@ def test_nothing_given_is_the_demo_and_what_was_pruned_here(
     assert capsys.readouterr().err == ""
 
 
-def test_the_language_model_stands_beside_language_models_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_language_model_stands_beside_language_models_alone(folder, capsys):
     pruned(folder / "a", demo.LM_CHECKPOINT)
     pruned(folder / "b")
     assert checkpoints_or_demo(None, "lm") == [demo.LM_CHECKPOINT, Path("a")]
@@ -74,8 +70,8 @@ def test_the_language_model_stands_beside_language_models_alone(
 
 
 def test_the_text_of_the_language_model_is_taken_where_none_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     own = (TextFile(Path("x")),)
     assert texts_or_demo(own, "lm", "val", None) == own
     assert texts_or_demo(None, "translation", "val", None) == ()
@@ -85,7 +81,7 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(
     assert "No `files` given: using the demo's text, prose and code" in capsys.readouterr().err
 
 
-def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(folder: Path) -> None:
+def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(folder):
     shutil.copytree(demo.CHECKPOINT, folder / "copy")
     mine = checkpoint(folder / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
     made, lm = pruned(folder / "made"), pruned(folder / "lm", demo.LM_CHECKPOINT)
@@ -106,7 +102,7 @@ SPILL = ("--memory", "8GiB", "--spill-dir", ".")
 
 
 @pytest.fixture
-def memory_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def memory_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
     tiny_family(tmp_path / "model", "gpt2")
     (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
@@ -127,7 +123,7 @@ def content(path: str) -> dict[str, Any]:
     return found
 
 
-def test_perplexity_is_the_same_to_the_last_digit(memory_folder: Path) -> None:
+def test_perplexity_is_the_same_to_the_last_digit(memory_folder):
     run(*EVALUATE, "-o", "whole.json")
     made = run(*EVALUATE, *SPILL, "-o", "layers.json")
     said = r"model: Went through the layers once: [\d.]+ KiB of weights read, .* a second\."
@@ -138,7 +134,7 @@ def test_perplexity_is_the_same_to_the_last_digit(memory_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
-def test_importance_of_a_translator_is_the_same_within_rounding(model_type: str, memory_folder: Path) -> None:
+def test_importance_of_a_translator_is_the_same_within_rounding(model_type, memory_folder):
     if model_type == "nllb-moe":
         tiny_nllb_moe(memory_folder / "translator", pickled=True, shards=3)
     else:
@@ -157,9 +153,7 @@ def test_importance_of_a_translator_is_the_same_within_rounding(model_type: str,
 @pytest.mark.parametrize(
     ("command", "room"), [(EVALUATE, 20_000), (GRADIENT, 60_000)], ids=["evaluate", "score-heads"]
 )
-def test_groups_and_a_file(
-    command: tuple[str, ...], room: int, memory_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_and_a_file(command, room, memory_folder, monkeypatch):
     monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: 0)
     monkeypatch.setattr(runner, "disk_room", lambda _directory: room)
     made = run(*command, "--memory", "8GiB")
@@ -182,9 +176,7 @@ def test_groups_and_a_file(
         (GRADIENT, ("--memory", "8GiB", "--spill-dir", "nowhere"), r"nowhere: cannot hold", OutputError),
     ],
 )
-def test_bad_input_is_said_plainly(
-    command: tuple[str, ...], more: tuple[str, ...], said: str, error: type[PruneError], memory_folder: Path
-) -> None:
+def test_bad_input_is_said_plainly(command, more, said, error, memory_folder):
     with pytest.raises(error, match=said) as caught:
         run(*command, *more)
     assert caught.value.remedy
@@ -192,13 +184,11 @@ def test_bad_input_is_said_plainly(
 
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
-def test_a_shard_that_vanishes_in_mid_pass(
-    command: tuple[str, ...], memory_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
     file = memory_folder / "model" / "model.safetensors"
     real, left = StateStore.put, [3]
 
-    def put(self: StateStore, *args: Any) -> Any:
+    def put(self, *args):
         left[0] -= 1
         if left[0] == 0:
             os.truncate(file, 5_000)
@@ -210,12 +200,12 @@ def test_a_shard_that_vanishes_in_mid_pass(
     assert {path.name for path in memory_folder.iterdir()} == {"data", "model", "text.txt"}
 
 
-def test_an_interrupt_leaves_nothing_behind(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[StateStore] = []
+def test_an_interrupt_leaves_nothing_behind(memory_folder, monkeypatch):
+    closed = []
     real = StateStore.close
     monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
 
-    def interrupted(*_: Any, **__: Any) -> None:
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LayerPasses, "forget_before", interrupted)
@@ -241,14 +231,14 @@ WIDE = {
 
 
 @pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])
-def test_the_whole_process_stays_within_it(command: tuple[str, ...], memory_folder: Path) -> None:
+def test_the_whole_process_stays_within_it(command, memory_folder):
     """A model of 192 MiB in float32, two or three of whose layers of 16 MiB are held; a mixture of 260 MiB."""
     if command == GATES:
         tiny_nllb_moe(memory_folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
     else:
         tiny_family(memory_folder / "wide", "llama", dtype="F16", **WIDE)
 
-    def measured(memory: str) -> tuple[int, str, str]:
+    def measured(memory):
         arguments = (command[0], "wide", *command[2:], "--compute-dtype", "float32", "--memory", memory)
         (done,) = ended(start(memory_folder, *arguments, code=MEASURED, processes=1))
         return done

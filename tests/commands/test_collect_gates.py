@@ -51,7 +51,7 @@ LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tiny_nllb_moe(tmp_path / "model")
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
@@ -63,7 +63,7 @@ def run(*arguments: str) -> Result:
     return call(collect_gates, *arguments)
 
 
-def test_all_pairs_of_the_text(folder: Path) -> None:
+def test_all_pairs_of_the_text(folder):
     made = run("model", "--data", "text")
     assert made.status == 0, made.err
     assert "eng_Latn-fra_Latn" in made.out
@@ -76,7 +76,7 @@ def test_all_pairs_of_the_text(folder: Path) -> None:
     assert raw["models"][0]["path"] == "model"
 
 
-def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
+def test_files_of_one_pair_merge_into_more(folder):
     (folder / "a").write_text("the hen\n")
     (folder / "b").write_text("la poule\n")
     made = run("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
@@ -84,7 +84,7 @@ def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
     assert list(read_gates(folder / "gates.json").entries) == ["eng_Latn-fra_Latn"]
 
 
-def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Path) -> None:
+def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder):
     arguments = ("model", "--data", "text", "--batch-tokens", "8", "--compute-dtype", "float32")
     command = ("collect-gates", *arguments)
     ((status, _, err),) = ended(start(folder, *command, code=INTERRUPTED, processes=1))
@@ -119,7 +119,7 @@ def _alone(folder: Path, *arguments: str) -> str:
         (("model", "--source-file", "text/val.eng_Latn"), "--target-file", 2),
     ],
 )
-def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
+def test_bad_input_is_said_plainly(folder, arguments, said, status):
     refused(run(*arguments), said, status)
     assert not (folder / "gates.json").exists()
 
@@ -128,7 +128,7 @@ CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     tiny_mixture("deepseek_v3").save_pretrained(path)
     write_plain_tokenizer(path)
@@ -136,7 +136,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def text_folder(tmp_path: Path) -> Path:
+def text_folder(tmp_path):
     (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
     (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
@@ -147,7 +147,7 @@ def text_run(model: Path, *arguments: str) -> Result:
     return call(collect_gates, str(model), *arguments)
 
 
-def test_texts_are_entries(model: Path, text_folder: Path) -> None:
+def test_texts_are_entries(model, text_folder):
     made = text_run(
         model,
         "--text",
@@ -188,9 +188,7 @@ def test_texts_are_entries(model: Path, text_folder: Path) -> None:
         (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(
-    model: Path, text_folder: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_what_cannot_be_is_refused_in_a_line(model, text_folder, arguments, message):
     made = text_run(model, *arguments)
     assert made.status in (1, 2)
     assert message in made.err
@@ -199,7 +197,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("model_type", [*TAPPED, "llama4"])
-def test_every_metric_works_of_families_that_are_tapped(text_folder: Path, model_type: str) -> None:
+def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type):
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
     made.save_pretrained(text_folder / "model")
     write_sentinels(text_folder / "model")
@@ -225,12 +223,12 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder: Path, model
     )
 
 
-def test_text_for_a_model_that_translates_is_refused(text_folder: Path) -> None:
+def test_text_for_a_model_that_translates_is_refused(text_folder):
     tiny_nllb_moe(text_folder / "nllb")
     refused(text_run(text_folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
 
 
-def test_the_demos_language_model_needs_no_arguments(text_folder: Path) -> None:
+def test_the_demos_language_model_needs_no_arguments(text_folder):
     collected = call(collect_gates, "--demo", "lm", "--max-tokens", "300")
     assert collected.status == 0, collected.err
     assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
@@ -251,7 +249,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def memory_folder(tmp_path: Path) -> Path:
+def memory_folder(tmp_path):
     tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
@@ -265,7 +263,7 @@ def content(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_file_is_the_same_but_for_the_command_line(memory_folder: Path) -> None:
+def test_the_file_is_the_same_but_for_the_command_line(memory_folder):
     arguments = ("model", "--data", "text", "--batch-tokens", "20")
     assert run(*arguments, "-o", "whole.json").status == 0
     made = run(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
@@ -288,9 +286,7 @@ def test_the_file_is_the_same_but_for_the_command_line(memory_folder: Path) -> N
         (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
     ],
 )
-def test_memory_bad_input_is_said_plainly(
-    memory_folder: Path, arguments: tuple[str, ...], said: str, status: int
-) -> None:
+def test_memory_bad_input_is_said_plainly(memory_folder, arguments, said, status):
     refused(run("model", "--data", "text", *arguments), said, status)
     assert not (memory_folder / "gates.json").exists()
 
@@ -309,20 +305,16 @@ def chosen(memory_folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> A
         )
 
 
-def test_a_model_that_fits_is_held_whole(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fits_is_held_whole(memory_folder, monkeypatch):
     assert chosen(memory_folder, 10**9, monkeypatch) is None
 
 
-def test_one_that_does_not_is_run_by_layers(
-    memory_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_that_does_not_is_run_by_layers(memory_folder, monkeypatch, capsys):
     assert chosen(memory_folder, 10_000, monkeypatch) == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
 
 
-def test_several_on_one_machine_share_what_is_free(
-    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_on_one_machine_share_what_is_free(memory_folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
@@ -332,16 +324,14 @@ def test_several_on_one_machine_share_what_is_free(
     assert chosen(memory_folder, 2 * free, monkeypatch) is None
 
 
-def test_beam_search_on_one_that_does_not_is_refused(
-    memory_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beam_search_on_one_that_does_not_is_refused(memory_folder, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
     made = run("model", "--data", "text", "--mode", "beam")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
 
 
-def test_a_search_that_goes_on_keeps_its_type(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_goes_on_keeps_its_type(memory_folder, monkeypatch):
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
@@ -351,7 +341,7 @@ def test_a_search_that_goes_on_keeps_its_type(memory_folder: Path, monkeypatch: 
     monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
     save = collect.PartialRun.save
 
-    def stop(partial_run: collect.PartialRun, state: Any) -> None:
+    def stop(partial_run, state):
         save(partial_run, state)
         if state.batches == 2:
             raise KeyboardInterrupt

@@ -58,7 +58,7 @@ main(sys.argv[4:])
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tiny_nllb_moe(tmp_path / "model", experts=16)
     (tmp_path / "data").mkdir()
     for language in ("eng_Latn", "fra_Latn"):
@@ -95,7 +95,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name not in known)
 
 
-def test_two_processes_equal_one(folder: Path) -> None:
+def test_two_processes_equal_one(folder):
     first, second = ended(start(folder, "collect-gates", *ARGUMENTS))
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert first[1].count("eng_Latn-fra_Latn") == 1
@@ -105,7 +105,7 @@ def test_two_processes_equal_one(folder: Path) -> None:
     assert_same(folder / "gates.json")
 
 
-def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -> None:
+def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder):
     first, second = ended(start(folder, "kill", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER))
     assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
     assert "process 0 of 2 stops: " in first[2]
@@ -116,7 +116,7 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -
     assert_same(folder / "gates.json")
 
 
-def test_control_c_ends_all(folder: Path) -> None:
+def test_control_c_ends_all(folder):
     """The terminal, or torchrun, hands the signal to each."""
     processes = start(folder, "wait", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER)
     deadline = time.monotonic() + 60

@@ -176,7 +176,7 @@ Dry run: nothing is written."""
     ("columns", "environment", "end", "bold"),
     [(80, {}, SIZES, 2), (60, {"TERM": "dumb"}, WRAPPED_SIZES, 0)],
 )
-def test_a_table(columns: int, environment: dict[str, str], end: str, bold: int, tmp_path: Path) -> None:
+def test_a_table(columns, environment, end, bold, tmp_path):
     command = "prune-experts demo --metric random --ratio 0.8 --dry-run"
     with closing(Terminal(columns, tmp_path, command, **environment)) as shown:
         shown.read()
@@ -198,7 +198,7 @@ Try 'prunecli inspect --help' for help.
 ╰──────────────────────────────────────────────────────────╯"""
 
 
-def test_an_error(tmp_path: Path) -> None:
+def test_an_error(tmp_path):
     with closing(Terminal(60, tmp_path, "inspect --model demo", TERM="dumb")) as shown:
         shown.read()
         assert shown.text == PANEL
@@ -212,7 +212,7 @@ demo: stored as float16, computed in float32 on the CPU.
 """
 
 
-def test_a_bar_that_ctrl_c_ends(tmp_path: Path) -> None:
+def test_a_bar_that_ctrl_c_ends(tmp_path):
     with closing(Terminal(60, tmp_path, "collect-gates demo")) as shown:
         shown.read(r"\d/s \d:\d\d:\d\d$")
         notes, bar = shown.text[: len(NOTES)], shown.text[len(NOTES) :]

@@ -16,7 +16,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize("longest", [28, 33, 37])
-def test_shortened_names_are_told_apart(longest: int) -> None:
+def test_shortened_names_are_told_apart(longest):
     found = shortened(HEADS, longest)
     assert len(set(found)) == len(HEADS)
     assert max(map(len, found)) == longest
@@ -25,7 +25,7 @@ def test_shortened_names_are_told_apart(longest: int) -> None:
         assert name == short or (name.startswith(head) and name.endswith(tail) and tail)
 
 
-def test_names_that_fit_stay() -> None:
+def test_names_that_fit_stay():
     assert shortened(["a name of words", "b"], 5) == ["a name of words", "b"]
     assert shortened([], 5) == []
 
@@ -60,9 +60,7 @@ def printed(
 
 @pytest.mark.parametrize("width", [48, 72, 100])
 @pytest.mark.parametrize("keys", [1, 3])
-def test_every_value_is_there_once_and_whole(
-    width: int, keys: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_value_is_there_once_and_whole(width, keys, monkeypatch, capsys):
     shown = "\n".join(printed(WIDE, width, monkeypatch, capsys, keys=keys)) + "\n"
     for name, value in WIDE[0].items():
         count = shown.count(f" {value}\n") + shown.count(f" {value} ")
@@ -73,9 +71,7 @@ def test_every_value_is_there_once_and_whole(
     assert shown.count("Speed") == 1
 
 
-def test_what_fits_is_one_table_with_whole_headings(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fits_is_one_table_with_whole_headings(monkeypatch, capsys):
     lines = printed(WIDE, 160, monkeypatch, capsys)
     (heading,) = [line for line in lines if "checkpoint" in line]
     assert heading.split() == " ".join(WIDE[0]).split()
@@ -83,9 +79,7 @@ def test_what_fits_is_one_table_with_whole_headings(
     assert last.split() == ["demo", "8", "5", "-", "-", "-"]
 
 
-def test_no_rows_and_a_value_wider_than_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_rows_and_a_value_wider_than_the_terminal(monkeypatch, capsys):
     console.table("nothing", [])
     assert not capsys.readouterr().out
     monkeypatch.setattr(console, "width", lambda: 60)

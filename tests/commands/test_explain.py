@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +22,13 @@ ask = partial(call, explain)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
         write_json(tmp_path / "heads.json", scored(model, split="dev"))
     return tmp_path
 
 
-def test_a_question_and_the_overview(folder: Path) -> None:
+def test_a_question_and_the_overview(folder):
     made = prune_heads("bart", "--count", 3, "--json")
     assert made.status == 0, made.err
     (folder / "heads.json").unlink()  # the result is enough
@@ -57,7 +56,7 @@ def test_a_question_and_the_overview(folder: Path) -> None:
     assert whole["decisions"][0]["places"] == decision["places"]
 
 
-def test_a_dry_run_explains_and_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_explains_and_writes_nothing(folder, monkeypatch):
     monkeypatch.setattr(console, "NO_TERMINAL_WIDTH", 60)
     before = {path.name for path in folder.iterdir()}
     made = prune_heads("bart", "--count", 3, "--explain", "--dry-run")
@@ -68,7 +67,7 @@ def test_a_dry_run_explains_and_writes_nothing(folder: Path, monkeypatch: pytest
     assert max(map(len, tables.partition("Not a stock")[0].splitlines())) <= 60
 
 
-def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
+def test_the_layers_that_were_named_have_no_table(folder):
     made = call(prune_layers, "bart", "--remove", "encoder:0", "--explain")
     assert made.status == 0, made.err
     assert "named by --remove; no values." in made.out
@@ -86,7 +85,7 @@ def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
         (("pruned-layers", "house 1"), "no part of a model"),
     ],
 )
-def test_refusals_are_two_lines(arguments: tuple[str, ...], said: str, folder: Path) -> None:
+def test_refusals_are_two_lines(arguments, said, folder):
     assert call(prune_layers, "bart", "--remove", "encoder:0").status == 0
     result = ask(*arguments)
     assert result.status in (1, 2)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +25,12 @@ run = partial(call, factorize_embeddings)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working directory with text."""
     (tmp_path / "lines").write_text("the hat\nthe hen\n")
     (tmp_path / "data").mkdir()
@@ -41,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_demo_model_without_any_option(folder: Path) -> None:
+def test_the_demo_model_without_any_option(folder):
     result = run("--epochs", "0")
     assert result.status == 0, result.err
     assert "No checkpoint given: using the bundled demo model." in result.err
@@ -55,7 +53,7 @@ def test_the_demo_model_without_any_option(folder: Path) -> None:
     assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
 
 
-def test_json_holds_the_same(model: Path) -> None:
+def test_json_holds_the_same(model):
     result = run(model, *SMALL, "--json", "--quiet", "--seed", "3")
     found = json.loads(result.out)
     assert result.err == ""
@@ -84,7 +82,7 @@ def test_json_holds_the_same(model: Path) -> None:
     assert 0 < found["output_layer"]["explained_variance"] < 1
 
 
-def test_shared_blocks_and_no_reduction(model: Path) -> None:
+def test_shared_blocks_and_no_reduction(model):
     small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
     result = run(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
     assert result.status == 0, result.err
@@ -109,9 +107,7 @@ def test_shared_blocks_and_no_reduction(model: Path) -> None:
         (("--data", "data", "--split", "test,train", "--langs", "eng"), {"langs": ["eng"], "lines": 2}),
     ],
 )
-def test_text_weighs_tokens(
-    model: Path, folder: Path, options: tuple[str, ...], described: dict[str, Any]
-) -> None:
+def test_text_weighs_tokens(model, folder, options, described):
     result = run(model, *SMALL, *options, "-o", "weighed")
     assert result.status == 0, result.err
     assert "counts alike" not in result.err
@@ -124,7 +120,7 @@ def test_text_weighs_tokens(
     assert described.items() <= step["arguments"].items()
 
 
-def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
+def test_a_dry_run_fits_and_writes_nothing(model, folder):
     before = sorted(folder.iterdir())
     result = run(model, *SMALL, "--dry-run")
     assert result.status == 0, result.err
@@ -143,9 +139,7 @@ def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
         (("--cache",), "--cache writes the rows down beside all that is left"),
     ],
 )
-def test_embeddings_that_grow_are_a_warning_with_the_numbers(
-    folder: Path, options: tuple[str, ...], why: str
-) -> None:
+def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options, why):
     """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
     result = run(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
     assert result.status == 0, result.err
@@ -156,13 +150,13 @@ def test_embeddings_that_grow_are_a_warning_with_the_numbers(
     assert len(result.err.splitlines()) == 2
 
 
-def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model: Path, folder: Path) -> None:
+def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model, folder):
     result = run(demo.CHECKPOINT, "-o", "unit", "--epochs", "0", "--quiet")
     assert (result.status, result.err, result.out) == (0, "", "")
     assert "Warning" not in run("unit", "--cache", "--dry-run").err
 
 
-def test_cache_needs_no_fit(model: Path, folder: Path) -> None:
+def test_cache_needs_no_fit(model, folder):
     assert run(model, *SMALL, "-o", "unit").status == 0
     result = run("unit", "--cache", "-o", "cached")
     assert result.status == 0, result.err
@@ -172,7 +166,7 @@ def test_cache_needs_no_fit(model: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [("--kind", "define"), ("--no-reduction",)])
-def test_draws_correlations(model: Path, folder: Path, options: tuple[str, ...]) -> None:
+def test_draws_correlations(model, folder, options):
     """The correlations are those of the tables, of the layers, and of the groups of a layer."""
     small = (*SMALL[:2], *SMALL[4:]) if options == ("--no-reduction",) else SMALL
     result = run(model, *small, *options, "--plot", "maps.png")
@@ -180,7 +174,7 @@ def test_draws_correlations(model: Path, folder: Path, options: tuple[str, ...])
     pixels(folder / "maps.png")
 
 
-def test_a_mixture_of_experts(folder: Path) -> None:
+def test_a_mixture_of_experts(folder):
     source = tiny_nllb_moe(folder / "moe", shards=2, dtype="F16")
     result = run(source, "--map-dim", "4", "--epochs", "1", "-o", "unit")
     assert result.status == 0, result.err
@@ -199,7 +193,7 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--side", "output", "--kind", "define"), "--kind define is for the unit of the input"),
     ],
 )
-def test_refusals(model: Path, folder: Path, options: tuple[str, ...], message: str) -> None:
+def test_refusals(model, folder, options, message):
     (folder / "drawn.png").write_text("mine")
     before = sorted(folder.iterdir())
     result = run(model, *options)
@@ -209,7 +203,7 @@ def test_refusals(model: Path, folder: Path, options: tuple[str, ...], message: 
     assert (folder / "drawn.png").read_text() == "mine"
 
 
-def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(model, folder):
     source = tiny_family(folder / "source", "gpt2", vocab_size=20)
     result = run(source, *SMALL, "--text", "lines")
     assert result.status == 1

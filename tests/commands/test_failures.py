@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from pathlib import Path
 
 import pytest
 
@@ -34,19 +33,19 @@ from tests.fuzz.rounds import run
         (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )
-def test_failures_become_plain_lines(error: BaseException, text: str, status: int) -> None:
+def test_failures_become_plain_lines(error, text, status):
     said, ended = failures.describe(error)
     assert text in said
     assert ended == status
     assert len(said.splitlines()) <= 2
 
 
-def test_a_bug_keeps_its_traceback() -> None:
+def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         failures.describe(ZeroDivisionError())
 
 
-def test_a_figure_that_no_result_holds_is_said() -> None:
+def test_a_figure_that_no_result_holds_is_said():
     with pytest.raises(ValueError, match="1 validation error") as caught:
         Way.model_validate({"dtype": "float32", "weight_bytes": 1, "needed_bytes": -3, "fits": True})
     said, status = failures.describe(caught.value)
@@ -54,7 +53,7 @@ def test_a_figure_that_no_result_holds_is_said() -> None:
     assert (len(said.splitlines()), status) == (2, 1)
 
 
-def test_a_config_that_transformers_makes_and_cannot_run(tmp_path: Path) -> None:
+def test_a_config_that_transformers_makes_and_cannot_run(tmp_path):
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""
     config = tiny_family(tmp_path / "model", "t5") / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "relative_attention_max_distance": 0}))
@@ -67,7 +66,7 @@ def test_a_config_that_transformers_makes_and_cannot_run(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "model"]
 
 
-def test_a_link_that_leads_to_itself(tmp_path: Path) -> None:
+def test_a_link_that_leads_to_itself(tmp_path):
     (tmp_path / "loop.json").symlink_to("loop.json")
     for command in ("compare-heads loop.json heads.json", "inspect loop.json", "report loop.json"):
         ran = run(command, tmp_path)

@@ -420,9 +420,7 @@ def test_the_demo_without_arguments(folder):
     ("device", "capability", "dtype"),
     [("auto", (7, 0), "float32"), ("auto", (8, 0), "bfloat16")],
 )
-def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(
-    device: str, capability: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(device, capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)

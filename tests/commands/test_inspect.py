@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.tiny import VOCAB, random_tensors, tiny_nllb_moe
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     return tiny_nllb_moe(tmp_path / "tiny")
 
 
@@ -35,7 +34,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, An
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_table_counts_every_part(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_counts_every_part(tiny, capsys):
     assert run(tiny) == 0
     text = capsys.readouterr().out
     assert "nllb-moe, float32, model.safetensors" in text
@@ -46,9 +45,7 @@ def test_the_table_counts_every_part(tiny: Path, capsys: pytest.CaptureFixture[s
     assert "34,304" in text
 
 
-def test_a_model_without_ffns_has_hidden_units_of_its_layers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path, capsys):
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
     MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     assert run(tmp_path / "mamba") == 0
@@ -57,7 +54,7 @@ def test_a_model_without_ffns_has_hidden_units_of_its_layers(
     assert "FFN" not in told
 
 
-def test_json_holds_the_same_numbers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_the_same_numbers(tiny, capsys):
     found = as_json(capsys, tiny)
     tensors = random_tensors(json.loads((tiny / "config.json").read_text())).values()
     assert found["format"] == "prunecli.inspect/1"
@@ -76,9 +73,7 @@ def test_json_holds_the_same_numbers(tiny: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_heads_are_one_line_a_kind_until_some_are_removed(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_are_one_line_a_kind_until_some_are_removed(tiny, capsys):
     assert run(tiny) == 0
     assert re.search(r"cross +4 +2\b", capsys.readouterr().out)
     name = "model.decoder.layers.1.cross_attention"
@@ -91,7 +86,7 @@ def test_heads_are_one_line_a_kind_until_some_are_removed(
     assert re.search(r"encoder +4 +2\b", text)
 
 
-def test_changed_ffns_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_ffns_are_one_line(tmp_path, capsys):
     source = tiny_layout(tmp_path / "source", "bart")
     assert run(source) == 0
     assert "FFN:" not in capsys.readouterr().out
@@ -105,7 +100,7 @@ def test_changed_ffns_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found[decoder[0]]["removed"] is True
 
 
-def test_an_ffn_that_cannot_be_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
     path = tiny / "config.json"
     structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
     path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
@@ -117,9 +112,7 @@ def test_an_ffn_that_cannot_be_is_named(tiny: Path, capsys: pytest.CaptureFixtur
     assert len(lines) == 2
 
 
-def test_a_pruned_model_shows_what_is_left_and_how(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {
         "command": "prune-experts",
@@ -141,7 +134,7 @@ def test_a_pruned_model_shows_what_is_left_and_how(
     assert as_json(capsys, directory)["layers"][0]["experts"] == [0, 3, 5, 6]
 
 
-def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_undeclared_family_is_counted_as_other(tmp_path, capsys):
     directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
     assert run(directory) == 0
     captured = capsys.readouterr()
@@ -154,7 +147,7 @@ def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest
     assert as_json(capsys, directory)["surmise"]["layers"]["model.decoder.layers"] == 4
 
 
-def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_ratio_that_fits(tiny, capsys):
     load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4, "--balance", "1:1")
     full = as_json(capsys, tiny, "--fit", "1GiB", *load)["fit"]
     needed = sum(full[f"{part}_bytes"] for part in ("dense", "expert", "cache", "activation"))
@@ -175,14 +168,12 @@ def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[
         (["--balance", "3"], 2, "--balance goes with --fit"),
     ],
 )
-def test_bad_options(
-    tiny: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str
-) -> None:
+def test_bad_options(tiny, capsys, arguments, status, says):
     assert run(tiny, *arguments) == status
     assert says in capsys.readouterr().err
 
 
-def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path, capsys):
     assert run(tmp_path / "absent") == 1
     assert "no such directory" in capsys.readouterr().err
     assert run(tmp_path) == 1
@@ -191,9 +182,7 @@ def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path: Path, capsys: pytest.
     assert len(lines) == 2
 
 
-def test_the_table_has_the_json_s_values(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
     table = tmp_path / "t.csv"
     payload = as_json(capsys, tiny, "--table", table)
     counts = {

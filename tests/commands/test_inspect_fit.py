@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise.budget import Demand, plan_memory
+from prunecli.running.layerwise.budget import plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import tiny_family
 from tests.tiny import random_tensors, tiny_nllb_moe
@@ -23,7 +23,7 @@ LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
 
 
 @pytest.fixture
-def moe(tmp_path: Path) -> Path:
+def moe(tmp_path):
     return tiny_nllb_moe(tmp_path / "moe")
 
 
@@ -37,7 +37,7 @@ def parameters(directory: Path) -> int:
     )
 
 
-def test_the_whole_model_in_each_type(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_model_in_each_type(moe, capsys):
     whole = fit(capsys, moe, "--fit", "1GiB")["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
     assert [way["weight_bytes"] for way in whole] == [4 * parameters(moe), 2 * parameters(moe)]
@@ -55,24 +55,24 @@ def test_the_whole_model_in_each_type(moe: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_types_of_the_same_size_are_one_way(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    stored: str,
-    asked: list[str],
-    found: list[tuple[str, bool]],
-) -> None:
+    tmp_path,
+    capsys,
+    stored,
+    asked,
+    found,
+):
     directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
     whole = fit(capsys, directory, "--fit", "1GiB", *asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 
-def test_the_needed_memory_is_the_smallest_that_fits(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_needed_memory_is_the_smallest_that_fits(moe, capsys):
     needed = fit(capsys, moe, "--fit", "1GiB")["whole"][0]["needed_bytes"]
     assert fit(capsys, moe, "--fit", needed)["whole"][0]["fits"]
     assert not fit(capsys, moe, "--fit", needed - 1)["whole"][0]["fits"]
 
 
-def test_what_does_not_fit_is_pruned_in_each_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_pruned_in_each_type(tmp_path, capsys):
     moe = tiny_nllb_moe(tmp_path / "moe", experts=32)
     half = fit(capsys, moe, "--fit", "1GiB")["whole"][1]["needed_bytes"]
     found = fit(capsys, moe, "--fit", half - 1)
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_pruned_in_each_type(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.endswith("It fits in float16.\n")
 
 
-def test_nothing_fits_is_an_answer(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_is_an_answer(moe, capsys):
     found = fit(capsys, moe, "--fit", "1KiB")
     ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
     assert not any(way["fits"] for way in ways)
@@ -100,10 +100,8 @@ def test_nothing_fits_is_an_answer(moe: Path, capsys: pytest.CaptureFixture[str]
     assert "Next:" not in capsys.readouterr().out
 
 
-def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
-    moe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    demands: list[Demand] = []
+def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(moe, monkeypatch):
+    demands = []
     monkeypatch.setattr(capacity, "resident_now", lambda: 123_456)
     monkeypatch.setattr(
         capacity,
@@ -123,9 +121,7 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
-def test_every_family_is_reckoned_with(
-    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_family_is_reckoned_with(model_type, tmp_path, capsys):
     directory = tiny_family(tmp_path / "model", model_type)
     found = fit(capsys, directory, "--fit", "2KiB")
     assert not found["whole"][0]["fits"]
@@ -138,19 +134,15 @@ def test_every_family_is_reckoned_with(
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text
 
 
-def test_keys_that_query_heads_share_are_cached_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_that_query_heads_share_are_cached_once(tmp_path, capsys):
     models = [tiny_family(tmp_path / str(heads), "llama", num_key_value_heads=heads) for heads in (8, 4)]
     decoding = [fit(capsys, model, "--fit", "1GiB")["whole"][0]["decoding_bytes"] for model in models]
     # keys and values of 4 tokens, 3 layers and one to reorder, 4 heads of 4 fewer
     assert decoding[0] - decoding[1] == 2 * 4 * 4 * (4 * 4) * 4
 
 
-def test_nothing_is_measured_without_fit(
-    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
+def test_nothing_is_measured_without_fit(moe, capsys, monkeypatch):
+    def refuse(*_):
         raise AssertionError
 
     monkeypatch.setattr(capacity, "what_fits", refuse)

@@ -55,12 +55,12 @@ def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, model: Path) -> Path:
+def folder(tmp_path, model):
     """A working directory with the gates.json of `model`."""
     with open_model(model) as checkpoint:
         write_json(tmp_path / "gates.json", gates(checkpoint))
@@ -77,16 +77,14 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
     "options",
     [("--source", "eng_Latn"), ("--keep", "ids.json")],
 )
-def test_named_languages_and_chosen_ids_need_no_note(
-    model: Path, folder: Path, options: tuple[str, ...]
-) -> None:
+def test_named_languages_and_chosen_ids_need_no_note(model, folder, options):
     (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
     result = run(model, *options, "--dry-run")
     assert result.status == 0, result.err
     assert "No languages named" not in result.err
 
 
-def test_prunes_by_language(model: Path, folder: Path) -> None:
+def test_prunes_by_language(model, folder):
     result = run(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
     assert result.status == 0, result.err
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
@@ -112,7 +110,7 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
     assert step["statistics"]["file"] == "gates.json"
 
 
-def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: Path) -> None:
+def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
     result = run(model)
     assert result.status == 0, result.err
     assert (
@@ -130,7 +128,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
 @pytest.mark.parametrize(
     ("metric", "strategy"), zip([*OF_GATES, *WITHOUT_STATISTICS], itertools.cycle(get_args(Strategy)))
 )
-def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, folder: Path) -> None:
+def test_every_metric_and_strategy(metric, strategy, model, folder):
     result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
     assert result.status == 0, result.err
     summary = json.loads(result.out)
@@ -140,7 +138,7 @@ def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, fold
     assert names(folder) == ["gates.json"]
 
 
-def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> None:
+def test_a_printed_selection_can_be_applied_again(model, folder):
     options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min", 2)
     printed = run(model, *options, "--dry-run", "--json")
     (folder / "choice.json").write_text(printed.out)
@@ -149,7 +147,7 @@ def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> 
     assert kept(folder / "again") == kept(folder / "direct")
 
 
-def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path, folder: Path) -> None:
+def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model, folder):
     (folder / "gates.json").unlink()
     found = []
     for number, seed in enumerate((1, 1, 2)):
@@ -159,9 +157,7 @@ def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path,
     assert found[0] == found[1] != found[2]
 
 
-def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(
-    model: Path, folder: Path
-) -> None:
+def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
     assert run(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half").status == 0
     result = run("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
     assert result.status == 0, result.err
@@ -175,7 +171,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
         } == dict.fromkeys((*ENCODER, *DECODER), 16)
 
 
-def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Path, folder: Path) -> None:
+def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model, folder):
     assert run(model, "--ratio", 0.5, "-o", "half").status == 0
     with open_model(folder / "half") as half:
         payload = gates(half, seed=1)
@@ -190,7 +186,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Pa
     assert all(set(ids) < set(held[layer]) for layer, ids in kept(folder / "quarter").items())
 
 
-def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
+def test_fit_prints_the_arithmetic_and_fits(model, folder):
     with open_model(model) as checkpoint:
         budget = checkpoint.total_bytes
     result = run(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
@@ -201,7 +197,7 @@ def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
         assert made.total_bytes <= budget * 0.9
 
 
-def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> None:
+def test_history_says_how_many_experts_were_kept(model, folder):
     (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
     made = {
         "quota": ("--ratio", 0.8),  # 12 of 64 at most: 3 in each layer
@@ -232,9 +228,7 @@ def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> N
         (("--strategy", "global-threshold"), None),
     ],
 )
-def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
-    model: Path, folder: Path, options: tuple[Any, ...], says: str | None
-) -> None:
+def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(model, folder, options, says):
     amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
     result = run(model, *amount, *options, "--quiet", "--dry-run")
     assert result.status == 0, result.err
@@ -242,7 +236,7 @@ def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
     assert says is None or says in result.err
 
 
-def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: Path) -> None:
+def test_published_statistics_and_ids_are_read_as_they_are(model, folder):
     draw = np.random.default_rng(3)
     entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
     (folder / "stats.json").write_text(json.dumps({"eng_Latn-X": entry, "X-fra_Latn": entry}))
@@ -258,7 +252,7 @@ def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: 
     assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
 
 
-def test_thresholds_on_published_statistics_are_those_of_the_released_code(model: Path, folder: Path) -> None:
+def test_thresholds_on_published_statistics_are_those_of_the_released_code(model, folder):
     layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
     (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
@@ -272,7 +266,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     )
 
 
-def test_statistics_of_another_model_end_in_two_lines(model: Path, folder: Path) -> None:
+def test_statistics_of_another_model_end_in_two_lines(model, folder):
     payload = json.loads((folder / "gates.json").read_text())
     payload["model"]["fingerprint"] = "sha256:" + "0" * 64
     (folder / "gates.json").write_text(json.dumps(payload))
@@ -308,13 +302,11 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
 
 
 @pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_bad_usage_ends_in_two_lines(
-    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
-) -> None:
+def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
     _refused(run(model, *arguments), message, status, folder)
 
 
-def test_checkpoints_that_have_no_experts_end_in_two_lines(model: Path, folder: Path) -> None:
+def test_checkpoints_that_have_no_experts_end_in_two_lines(model, folder):
     _refused(run("nowhere"), "nowhere", 1, folder)
     dense = tiny_nllb_moe(folder / "dense", sparse_step=0)
     result = run(dense)

@@ -25,12 +25,12 @@ FAMILIES = ("qwen3_moe", "granitemoe", "glm4_moe")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(request, tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny", request.param)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, model: Path) -> Path:
+def folder(tmp_path, model):
     """A working directory with the gates.json of `model`."""
     write_statistics(tmp_path / "gates.json", model)
     return tmp_path
@@ -107,7 +107,7 @@ def by_weights(model: Path) -> dict[str, list[float]]:
     return values
 
 
-def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None:
+def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
     model = save_tiny(tmp_path / "tiny", "glm4_moe")
     tensors = load_file(model / "model.safetensors")
     predicting = {
@@ -125,7 +125,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path: Path) -> None
     assert found[name] == best(model, by_weights(model), 4)[name]
 
 
-def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
+def test_by_text_and_by_default_a_quarter_goes(model, folder):
     result = run(model, "--for", "code", "-o", "out")
     assert result.status == 0, result.err
     for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
@@ -142,7 +142,7 @@ def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> Non
     assert (arguments["metric"], arguments["ratio"], arguments["for"]) == ("reap", 0.25, ["code"])
 
 
-def test_experts_that_saw_little_are_told_of(model: Path, folder: Path) -> None:
+def test_experts_that_saw_little_are_told_of(model, folder):
     result = run(model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
     assert result.status == 0, result.err
     found = json.loads(result.out)
@@ -158,7 +158,7 @@ def test_experts_that_saw_little_are_told_of(model: Path, folder: Path) -> None:
     assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
 
 
-def test_one_threshold_for_all_layers(model: Path, folder: Path) -> None:
+def test_one_threshold_for_all_layers(model, folder):
     write_statistics(folder / "skewed.json", model, power=3)
     result = run(
         model, "--gates", "skewed.json", "--strategy", "global-threshold", "--ratio", 0.35, "-o", "out"
@@ -178,7 +178,7 @@ def test_one_threshold_for_all_layers(model: Path, folder: Path) -> None:
         assert len(set(per_group)) == 1
 
 
-def test_by_weights_alone(model: Path, folder: Path) -> None:
+def test_by_weights_alone(model, folder):
     (folder / "gates.json").unlink()
     result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
     assert result.status == 0, result.err
@@ -194,9 +194,7 @@ def test_by_weights_alone(model: Path, folder: Path) -> None:
         (("--experts-per-layer", "6,4"), "Give one number", 2),
     ],
 )
-def test_bad_usage(
-    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
-) -> None:
+def test_bad_usage(arguments, message, status, model, folder):
     result = run(model, *arguments, "-o", "out")
     assert result.status == status
     assert message in result.err

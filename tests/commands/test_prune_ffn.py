@@ -23,21 +23,21 @@ run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """FFNs of 48 hidden units, 40 in the decoder of m2m_100."""
     folder = tmp_path_factory.mktemp("models")
     return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "nllb-moe")}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working directory with texts."""
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn"):
         Path(name).write_text("the hen\nten tins on\nthen no hen\n")
     return tmp_path
 
 
-def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
+def test_without_options_the_defaults_are_said(models):
     result = done(models["m2m_100"], "--data", ".", "--pairs", "eng_Latn-fra_Latn")
     assert "No --ratio given: removing 25% of the hidden units." in result.err
     assert "Hidden units of each FFN by activation-norm" in result.err
@@ -50,7 +50,7 @@ def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(("score", "per_layer"), zip(get_args(UnitMetric), itertools.cycle([True, False])))
-def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path]) -> None:
+def test_json_of_a_dry_run(score, per_layer, models):
     if per_layer and score == "random":
         return
     text = ("--text", "text.txt") if score.startswith("activation") else ()
@@ -65,7 +65,7 @@ def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path])
     assert not Path("pruned-ffn").exists()
 
 
-def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
+def test_dense_ffns_between_experts(models):
     refused(run(models["nllb-moe"], "--metric", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
     done(models["nllb-moe"], "--metric", "norms", "--dense-only", "--side", "encoder")
     with open_model("pruned-ffn") as opened:
@@ -81,7 +81,7 @@ def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
         (("--data", "."), "--data goes with models that translate"),
     ],
 )
-def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> None:
+def test_refusals(models, arguments, message):
     refused(run(models["llama"], *arguments), message, 2)
     assert not Path("pruned-ffn").exists()
 
@@ -95,7 +95,7 @@ DRY = ("--dry-run", "--json")
 
 
 @pytest.mark.parametrize("metric", [(), ("--metric", "activation")])
-def test_scores_that_were_saved_take_the_place_of_text(models: dict[str, Path], metric: tuple) -> None:
+def test_scores_that_were_saved_take_the_place_of_text(models, metric):
     from_text = done(
         models["llama"], *metric, "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5, *DRY
     )
@@ -112,7 +112,7 @@ def test_scores_that_were_saved_take_the_place_of_text(models: dict[str, Path], 
     assert sum(widths) <= 14 + 4
 
 
-def test_saved_scores_add_up(models: dict[str, Path]) -> None:
+def test_saved_scores_add_up(models):
     lines = Path("text.txt").read_text().splitlines(keepends=True)
     for name, part in {"both": lines, "one": lines[:1], "two": lines[1:]}.items():
         Path(f"{name}.txt").write_text("".join(part))
@@ -128,13 +128,13 @@ def test_saved_scores_add_up(models: dict[str, Path]) -> None:
     assert kept_of(once.out) == kept_of(parts.out)
 
 
-def test_saved_scores_of_another_model_or_width_are_refused(models: dict[str, Path]) -> None:
+def test_saved_scores_of_another_model_or_width_are_refused(models):
     done(models["llama"], "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5)
     refused(run("pruned-ffn", "--scores", "units.json", "-o", "no"), "or of another pruning of it", 1)
     refused(run(models["m2m_100"], "--scores", "units.json", "-o", "no"), "of another model", 1)
 
 
-def test_a_saved_selection_names_the_units_that_stay(models: dict[str, Path]) -> None:
+def test_a_saved_selection_names_the_units_that_stay(models):
     shown = done(models["llama"], "--metric", "norms", "--ratio", 0.5, "--uneven", *DRY).out
     Path("choice.json").write_text(shown)
     assert kept_of(done(models["llama"], "--keep", "choice.json", *DRY).out) == kept_of(shown)
@@ -144,7 +144,7 @@ def test_a_saved_selection_names_the_units_that_stay(models: dict[str, Path]) ->
     )
 
 
-def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
+def test_a_number_of_units_goes(models):
     even = done(models["llama"], "--metric", "norms", "--count", 30, *DRY).out
     assert [len(ids) for ids in kept_of(even).values()] == [38] * 3
     uneven = done(models["llama"], "--metric", "norms", "--count", 31, "--uneven", *DRY).out
@@ -161,7 +161,5 @@ def test_a_number_of_units_goes(models: dict[str, Path]) -> None:
         (("--count", 3, "--width", 4), "Give one of --count and --width"),
     ],
 )
-def test_options_of_scores_that_contradict_each_other(
-    models: dict[str, Path], arguments: tuple, message: str
-) -> None:
+def test_options_of_scores_that_contradict_each_other(models, arguments, message):
     refused(run(models["llama"], *arguments), message, 2)

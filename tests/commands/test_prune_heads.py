@@ -24,19 +24,19 @@ FIRST = "model.encoder.layers.0.self_attn"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_family(tmp_path_factory.mktemp("model") / "tiny", "m2m_100")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, model: Path) -> Path:
+def folder(tmp_path, model):
     """A working directory with the heads.json of `model`."""
     with open_model(model) as checkpoint:
         write_json(tmp_path / "heads.json", scored(checkpoint))
     return tmp_path
 
 
-def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
+def test_prunes_the_least_important_heads(model, folder):
     result = run(model, "--ratio", 0.5)
     assert result.status == 0, result.err
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
@@ -74,7 +74,7 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "normalize"), zip(itertools.cycle(get_args(HeadMetric)), get_args(Normalize))
 )
-def test_json_of_a_dry_run(metric: str, normalize: str, model: Path, folder: Path) -> None:
+def test_json_of_a_dry_run(metric, normalize, model, folder):
     options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
     result = run(model, *options)
     assert result.status == 0, result.err
@@ -91,9 +91,7 @@ def test_json_of_a_dry_run(metric: str, normalize: str, model: Path, folder: Pat
     ("attention", "removed"),
     [("cross", (0, 0, 4)), (" decoder, encoder", (6, 4, 0))],
 )
-def test_only_the_attentions_named_lose_heads(
-    attention: str, removed: tuple[int, ...], model: Path, folder: Path
-) -> None:
+def test_only_the_attentions_named_lose_heads(attention, removed, model, folder):
     """All heads are equal: the last of each layer go first, and of these those of the last layers."""
     with open_model(model) as checkpoint:
         values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
@@ -108,14 +106,14 @@ def test_only_the_attentions_named_lose_heads(
     assert tuple(found) == removed
 
 
-def test_layers_keep_their_minimum_or_end_with_no_head(model: Path, folder: Path) -> None:
+def test_layers_keep_their_minimum_or_end_with_no_head(model, folder):
     assert run(model, "--count", 21, "--min", 1, "-o", "one").status == 0
     assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
     assert run(model, "--count", 28, "-o", "none").status == 0
     assert count(folder / "none") == 0
 
 
-def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:
+def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     with open_model(model) as checkpoint:
         values = {layer.name: np.full(layer.num_heads, 50.0) for layer in checkpoint.layout.attentions}
         values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
@@ -127,7 +125,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Pat
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 
-def test_scores_of_another_model_end_in_two_lines(model: Path, folder: Path) -> None:
+def test_scores_of_another_model_end_in_two_lines(model, folder):
     payload = json.loads((folder / "heads.json").read_text())
     payload["models"][0]["fingerprint"] = "sha256:" + "0" * 64
     (folder / "heads.json").write_text(json.dumps(payload))
@@ -152,13 +150,11 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
 
 
 @pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_bad_usage_ends_in_two_lines(
-    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
-) -> None:
+def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
     _refused(run(model, *arguments), message, status, folder)
 
 
-def test_attentions_that_the_model_lacks_are_refused(folder: Path) -> None:
+def test_attentions_that_the_model_lacks_are_refused(folder):
     bert = tiny_family(folder / "bert", "bert")
     result = run(bert, "--metric", "random", "--attention", "cross")
     assert (result.status, "It has encoder." in result.err) == (2, True)
@@ -173,7 +169,7 @@ def _refused(result: Result, message: str, status: int, folder: Path) -> None:
     ("ratio", "kept_heads", "more"),
     [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")],
 )
-def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_heads: int, more: str) -> None:
+def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
     from transformers import LlamaForCausalLM
 
@@ -191,7 +187,7 @@ def test_uniform_results_are_stock_models(tmp_path: Path, ratio: float, kept_hea
         assert made.structure.history[-1]["arguments"]["uniform"] is True
 
 
-def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path: Path) -> None:
+def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path):
     """Phi-3's config.json holds no width of a head until prunecli writes one."""
     import torch
     from transformers import Phi3ForCausalLM
@@ -213,7 +209,7 @@ def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path: Pat
         assert torch.allclose(stock(tokens).logits, masked(tokens).logits, atol=1e-5)
 
 
-def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path) -> None:
+def test_dry_runs_say_what_would_be_a_stock_model(tmp_path):
     source = tiny_family(tmp_path / "llama", "llama")
     arguments = (source, "--metric", "random", "--ratio", 0.4, "--dry-run")
     shown = run(*arguments)
@@ -223,7 +219,7 @@ def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path) -> None:
     assert stock["nearest"] == "`prune-heads --uniform`"
 
 
-def test_uniform_is_refused_where_no_config_can_say_it(model: Path, folder: Path) -> None:
+def test_uniform_is_refused_where_no_config_can_say_it(model, folder):
     result = run(model, "--uniform")
     assert result.status == 2
     assert "a config of type m2m_100 cannot say how many heads are left" in result.err

@@ -25,14 +25,14 @@ run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """m2m_100 has 3 encoder and 2 decoder layers, the others 3."""
     folder = tmp_path_factory.mktemp("models")
     return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "bert")}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working directory with texts."""
     Path("text.txt").write_text("the hen\nten tins on\nthen no hen\n")
     for language in ("eng_Latn", "fra_Latn"):
@@ -46,7 +46,7 @@ def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
         return kept_ids(opened.structure, "layer")
 
 
-def test_named_layers_go(models: dict[str, Path]) -> None:
+def test_named_layers_go(models):
     result = done(models["m2m_100"], "--remove", "encoder:1,decoder:0")
     assert "Written: pruned-layers (stock layout)" in result.out
     assert kept() == {"encoder": (0, 2), "decoder": (1,)}
@@ -62,7 +62,7 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
 
-def test_removed_layers_leave_linear_maps(models: dict[str, Path]) -> None:
+def test_removed_layers_leave_linear_maps(models):
     text = ("--text", "text.txt", "--lines", "--replace", "linear")
     assert "Loss on " in done(models["gpt2"], "--remove", "1", *text).out  # the text at hand is measured too
     done(models["gpt2"], "--remove", "1", "-o", "plain")
@@ -79,7 +79,7 @@ def test_removed_layers_leave_linear_maps(models: dict[str, Path]) -> None:
     refused(streamed, "--replace linear runs the model, which needs all of its weights", 2)
 
 
-def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -> None:
+def test_a_saved_selection_names_the_layers_that_stay(models):
     shown = done(models["m2m_100"], "--remove", "encoder:1,decoder:0", "--dry-run", "--json").out
     Path("choice.json").write_text(shown)
     done(models["m2m_100"], "--keep", "choice.json")
@@ -88,7 +88,7 @@ def test_a_saved_selection_names_the_layers_that_stay(models: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("metric", get_args(LayerMetric))
-def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
+def test_json_of_a_dry_run(metric, models):
     text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity", "embedding") else ()
     shown = json.loads(
         done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
@@ -104,14 +104,14 @@ def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
     assert not Path("pruned-layers").exists()
 
 
-def test_translation_takes_parallel_text(models: dict[str, Path]) -> None:
+def test_translation_takes_parallel_text(models):
     text = ("--data", ".", "--pairs", "eng_Latn-fra_Latn")
     result = done(models["m2m_100"], "--encoder", 1, "--decoder", 1, *text)
     assert "Layers by cosine (default)" in result.err
     assert {side: len(numbers) for side, numbers in kept().items()} == {"encoder": 2, "decoder": 1}
 
 
-def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
+def test_without_an_amount_the_default_is_said(models):
     result = done(models["m2m_100"], "--metric", "random")
     assert "No --ratio given: removing 25% of the layers." in result.err
     assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
@@ -134,7 +134,7 @@ def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
         ),
     ],
 )
-def test_refusals(models: dict[str, Path], case: str, arguments: tuple, message: str, status: int) -> None:
+def test_refusals(models, case, arguments, message, status):
     refused(run(models[case], *arguments), message, status)
     assert not Path("pruned-layers").exists()
 
@@ -143,7 +143,7 @@ DRY = ("--dry-run", "--json")
 
 
 @pytest.mark.parametrize("metric", ["cka", "perplexity"])
-def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict[str, Path]) -> None:
+def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     options = ("--metric", metric, "--text", "text.txt", "--save-scores", "layers.json")
     from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
@@ -161,7 +161,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric: str, models: dict
         assert json.loads(twice.out)["kept"] == found["kept"]
 
 
-def test_saved_scores_follow_the_layers_that_are_left(models: dict[str, Path]) -> None:
+def test_saved_scores_follow_the_layers_that_are_left(models):
     done(models["gpt2"], "--text", "text.txt", "--save-scores", "layers.json", *DRY)
     values = read_scores(Path("layers.json"), "layer").importance()["decoder.layers"]
     done(models["gpt2"], "--remove", 0)
@@ -180,8 +180,6 @@ def test_saved_scores_follow_the_layers_that_are_left(models: dict[str, Path]) -
         (("--save-scores", "other.json"), "nothing is measured on text here", 2),
     ],
 )
-def test_saved_scores_that_do_not_fit_are_refused(
-    models: dict[str, Path], arguments: tuple, message: str, status: int
-) -> None:
+def test_saved_scores_that_do_not_fit_are_refused(models, arguments, message, status):
     done(models["gpt2"], "--metric", "cka", "--text", "text.txt", "--save-scores", "layers.json", *DRY)
     refused(run(models["gpt2"], "--scores", "layers.json", "--count", 1, *arguments), message, status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -26,12 +25,12 @@ LINES = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", vocab=70)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working directory with text."""
     (tmp_path / "data").mkdir()
     for name, text in LINES.items():
@@ -39,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_trims_to_the_text(model: Path, folder: Path) -> None:
+def test_trims_to_the_text(model, folder):
     result = run(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
     assert result.status == 0, result.err
     assert (
@@ -78,7 +77,7 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
     assert str(folder) not in (out / "config.json").read_text() + (out / "README.md").read_text()
 
 
-def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
+def test_without_anything_the_demo_is_trimmed(folder):
     result = run("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
     assert result.status == 0, result.err
     assert "using the bundled demo model" in result.err
@@ -87,7 +86,7 @@ def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
     assert names(folder) == ["data"]
 
 
-def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: Path) -> None:
+def test_dry_run_writes_nothing_and_shows_what_would_stay(model, folder):
     before = digests(folder)
     result = run(
         model, "--data", "data", "--dry-run", "--min-count", 2, "--multiple-of", 8, "--dtype", "float16"
@@ -99,14 +98,14 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: P
     assert "fall into other tokens" in result.out
 
 
-def test_tokens_asked_for_stay(model: Path, folder: Path) -> None:
+def test_tokens_asked_for_stay(model, folder):
     (folder / "keep").write_text("\u2581the\nin\n\n", encoding="utf-8")
     result = run(model, "--text", "data/val.deu_Latn", "--keep", "keep", "--quiet")
     assert result.status == 0, result.err
     assert load_tokenizer(folder / "trimmed-vocabulary").tokenize("the in") == ["\u2581the", "\u2581", "in"]
 
 
-def test_files_that_would_be_wrong_are_left_out_and_named(folder: Path) -> None:
+def test_files_that_would_be_wrong_are_left_out_and_named(folder):
     source = tiny_family(folder / "model", "gpt2")
     (source / "vocab.bpe").write_text("#version: 0.2\n")
     (source / "chat_template.jinja").write_text("x")
@@ -133,7 +132,7 @@ def test_files_that_would_be_wrong_are_left_out_and_named(folder: Path) -> None:
         (("--data", "data", "--multiple-of", "0"), 2, "--multiple-of"),
     ],
 )
-def test_refusals(arguments: tuple[str, ...], status: int, message: str, model: Path, folder: Path) -> None:
+def test_refusals(arguments, status, message, model, folder):
     before = digests(folder)
     result = run(model, *arguments)
     assert result.status == status, result.err
@@ -142,7 +141,7 @@ def test_refusals(arguments: tuple[str, ...], status: int, message: str, model: 
     assert names(folder) == ["data"]
 
 
-def test_weights_of_another_size_leave_nothing_behind(folder: Path) -> None:
+def test_weights_of_another_size_leave_nothing_behind(folder):
     source = tiny_nllb_moe(folder / "model")
     config = json.loads((source / "config.json").read_text())
     write_json(source / "config.json", {**config, "vocab_size": config["vocab_size"] + 1})

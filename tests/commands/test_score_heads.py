@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A working directory with a translation model and parallel text in two splits."""
     tiny_family(tmp_path / "m", "m2m_100")
     (tmp_path / "data").mkdir()
@@ -40,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shallow(folder: Path) -> Path:
+def shallow(folder):
     """A model of one layer on each side, whose heads are soon ablated one by one while it translates."""
     return tiny_family(folder / "shallow", "m2m_100", encoder_layers=1, decoder_layers=1)
 
@@ -55,7 +54,7 @@ def scores(path: str = "heads.json") -> dict[str, Any]:
     return found
 
 
-def test_gradient(folder: Path) -> None:
+def test_gradient(folder):
     result = run("m", "--data", "data", *PAIRS)
     assert "Importance (I_h of eq. 2, not normalised)" in result.stdout
     assert "Mean over 3 examples of translation." in result.stdout
@@ -67,7 +66,7 @@ def test_gradient(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [(), ("--memory", "2GiB")], ids=["in memory", "by layer"])
-def test_importance_per_token(folder: Path, memory: tuple[str, ...]) -> None:
+def test_importance_per_token(folder, memory):
     run("m", "--data", "data", *PAIRS, "-o", "example.json")
     result = run("m", "--data", "data", *PAIRS, "--importance", "token", *memory)
     assert "Importance (I_h of eq. 2, per token, not normalised)" in result.stdout
@@ -92,7 +91,7 @@ def _source_tokens(folder: Path) -> int:
     return sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
 
 
-def test_ablation_by_beam_search(shallow: Path) -> None:
+def test_ablation_by_beam_search(shallow):
     result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
     assert "chrF++ of the whole model" in result.stdout
@@ -104,7 +103,7 @@ def test_ablation_by_beam_search(shallow: Path) -> None:
     assert found["values"].keys() == found["p_values"].keys() == found["ids"].keys()
 
 
-def test_enough_examples_for_a_test(folder: Path) -> None:
+def test_enough_examples_for_a_test(folder):
     (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
     tiny_family(folder / "other", "gpt2")
     result = run("other", "--text", "many.txt", "--lines", "--metric", "ablation")
@@ -114,7 +113,7 @@ def test_enough_examples_for_a_test(folder: Path) -> None:
     assert "* differs from the whole model" in result.stdout
 
 
-def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> None:
+def test_all_but_one_chosen_on_one_split_reported_on_another(folder):
     common = ("m", "--data", "data", *PAIRS, "--metric", "all-but-one", "--measure", "loss")
     result = run(*common, "--split", "test", "--select-split", "val")
     assert "The best single head of each layer, chosen on other text" in result.stdout
@@ -139,7 +138,7 @@ def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> No
         ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
     ],
 )
-def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: Any, task: str) -> None:
+def test_tasks(folder, family, changes, arguments, task):
     tiny_family(folder / "other", family, **changes)
     run("other", *arguments, "--json")
     assert scores()["task"] == task
@@ -147,7 +146,7 @@ def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: An
     assert scores().get("whole_files") is (None if task == "classification" else False)
 
 
-def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
+def test_scores_of_a_pruned_model_have_original_numbers(folder):
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
     run("pruned", "--data", "data", *PAIRS, "-o", "again.json")
@@ -175,7 +174,7 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
         (("m", "--compute-dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
     ],
 )
-def test_refusals(folder: Path, arguments: Any, error: type[Exception], message: str) -> None:
+def test_refusals(folder, arguments, error, message):
     with pytest.raises(error, match=message):
         run(*arguments)
     assert not Path("heads.json").exists()
@@ -199,12 +198,12 @@ VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0]
 
 
 @pytest.fixture
-def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[list[str]]]:
+def lines(capsys):
     """The words of each line that was printed."""
     return lambda: [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
-def test_pruned_heads_have_no_value(lines: Callable[[], list[list[str]]]) -> None:
+def test_pruned_heads_have_no_value(lines):
     head_table(VALUES, LAYERS, "Importance")
     title, columns, _, *rows = lines()
     assert title == ["Importance"]
@@ -222,10 +221,10 @@ ALONE = ("--metric", "all-but-one", "--measure", "loss", "--device", "cpu")
 
 
 @pytest.fixture
-def text_folder(tmp_path: Path) -> Path:
+def text_folder(tmp_path):
     tiny_family(tmp_path / "translator", "m2m_100")
     tiny_family(tmp_path / "reader", "gpt2")
-    classifier: dict[str, Any] = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+    classifier = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
     tiny_family(tmp_path / "classifier", "bert", **classifier)
     for name, lines in {
         "a": ("the hat", "no", "ten hens"),
@@ -258,20 +257,19 @@ def text_folder(tmp_path: Path) -> Path:
         (("reader", *ALONE, "--text", "a.txt", "--select-data", "nothing.txt"), "nothing.txt"),
     ],
 )
-def test_text_refusals(text_folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_text_refusals(text_folder, arguments, message):
     status = 1 if message == "nothing.txt" else 2
     refused(call(score_heads, *arguments), message, status)
     assert not (text_folder / "heads.json").exists()
 
 
-def test_heads_chosen_on_another_file(text_folder: Path) -> None:
+def test_heads_chosen_on_another_file(text_folder):
     """The chosen heads are those that the other file alone gives; their scores are of the file at hand."""
 
-    def scores(*arguments: str) -> dict[str, Any]:
+    def scores(*arguments):
         result = call(score_heads, "classifier", *ALONE, "--labelled", *arguments, "--force")
         assert result.status == 0, result.err
-        found: dict[str, Any] = json.loads((text_folder / "heads.json").read_text())
-        return found
+        return json.loads((text_folder / "heads.json").read_text())
 
     both = scores("a.tsv", "--select-data", "b.tsv")
     reported, chosen = scores("a.tsv"), scores("b.tsv")

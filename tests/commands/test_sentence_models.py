@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ TRAINING = ("--task", "mlm", *TEXT, "--steps", 1, "--batch-tokens", 50, "--devic
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     sentence_model(SOURCE)
     (SOURCE / "README.md").write_text(CARD)
     (SOURCE / "onnx").mkdir()
@@ -60,7 +59,7 @@ def check(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))
-def test_modules_go_along(folder: Path, command: Callable[..., None], options: tuple[object, ...]) -> None:
+def test_modules_go_along(folder, command, options):
     result = call(command, SOURCE, *options, "-o", "out")
     assert result.status == 0, result.err
     assert result.err.count("Left out, as no part of the model: onnx/, tf_model.h5\n") == 1
@@ -77,7 +76,7 @@ def test_modules_go_along(folder: Path, command: Callable[..., None], options: t
     assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
 
 
-def test_one_after_another_and_trained(folder: Path) -> None:
+def test_one_after_another_and_trained(folder):
     config = json.loads((SOURCE / "config.json").read_text())
     masked = Path("masked")  # the same with the head that training needs
     sentence_model(masked, architectures=["BertForMaskedLM"])
@@ -100,7 +99,7 @@ def test_one_after_another_and_trained(folder: Path) -> None:
         assert 'base_model: "org/before"' in card
 
 
-def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_asked_for_what_goes_along(folder, monkeypatch):
     from prunecli.tensors import transaction
 
     (SOURCE / "2_Dense" / "extra.bin").write_bytes(b"x" * 3_000_000)
@@ -111,7 +110,7 @@ def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.Mon
     assert "MiB are needed" in result.err
 
 
-def test_a_transformer_in_a_folder_is_pointed_to(folder: Path) -> None:
+def test_a_transformer_in_a_folder_is_pointed_to(folder):
     sentence_model(Path("old"), transformer="0_Transformer")
     result = call(prune_heads, "old", "--metric", "random", "-o", "out")
     assert result.status == 1
@@ -120,7 +119,7 @@ def test_a_transformer_in_a_folder_is_pointed_to(folder: Path) -> None:
     assert call(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out").status == 0
 
 
-def test_equal_runs_give_equal_cards(folder: Path) -> None:
+def test_equal_runs_give_equal_cards(folder):
     for name in ("one", "two"):
         Path(name).mkdir()
         assert call(prune_heads, SOURCE, "--metric", "random", "-o", f"{name}/out").status == 0
@@ -131,7 +130,7 @@ def test_equal_runs_give_equal_cards(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])
-def test_a_class_that_the_tensors_do_not_allow_is_said(folder: Path, name: str, need: str | None) -> None:
+def test_a_class_that_the_tensors_do_not_allow_is_said(folder, name, need):
     config = json.loads((SOURCE / "config.json").read_text())
     write_json(SOURCE / "config.json", {**config, "architectures": [name]})
     result = call(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")

@@ -29,18 +29,18 @@ run, done = partial(call, share_attention), partial(calls.done, share_attention)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "gemma2", "t5")}
 
 
 @pytest.fixture
-def model(models: dict[str, Path]) -> Path:
+def model(models):
     return models["m2m_100"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """An empty working directory."""
     return tmp_path
 
@@ -52,7 +52,7 @@ def owners(directory: Path | str) -> dict[str, str | None]:
         return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.attentions}
 
 
-def test_without_options_the_choices_are_said(model: Path) -> None:
+def test_without_options_the_choices_are_said(model):
     result = done(model)
     assert "No --preset given: SharedEncSharedDec." in result.err
     assert "No --init given: a shared attention is the mean" in result.err
@@ -68,7 +68,7 @@ def test_without_options_the_choices_are_said(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SharedEnc", "NoDec", "SharedEncSharedDec"])
-def test_every_configuration(name: str, model: Path) -> None:
+def test_every_configuration(name, model):
     done(model, "--preset", name.lower(), "--cross", "drop", "-o", "out")
     found = owners("out")
     encoder = {found[ENCODER.format(n)] for n in range(3)}
@@ -80,7 +80,7 @@ def test_every_configuration(name: str, model: Path) -> None:
     assert {found[CROSS.format(n)] for n in range(2)} == {None}
 
 
-def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
+def test_json_of_a_dry_run(model, folder):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
     result = done(model, "--encoder", "share", "--decoder", "drop", "--init", "last", "--dry-run", "--json")
     summary = json.loads(result.out)
@@ -99,7 +99,7 @@ def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
     assert summary["output"] is None
 
 
-def test_layers_share_with_those_of_their_window(models: dict[str, Path]) -> None:
+def test_layers_share_with_those_of_their_window(models):
     result = done(models["gemma2"], "-o", "out")
     assert (
         "Layers share with layers of their own window alone (full_attention, sliding_attention)."
@@ -109,7 +109,7 @@ def test_layers_share_with_those_of_their_window(models: dict[str, Path]) -> Non
     assert list(owners("out").values()) == [names[0], names[1], names[0]]
 
 
-def test_the_table_says_what_is_made(model: Path) -> None:
+def test_the_table_says_what_is_made(model):
     out = done(model, "--preset", "SharedEncNoDec", "--dry-run").out
     for text in (
         "encoder 0-2",
@@ -129,7 +129,7 @@ def refused(*arguments: object) -> str:
     return result.err
 
 
-def test_refusals(model: Path, models: dict[str, Path]) -> None:
+def test_refusals(model, models):
     assert "--preset does not go with" in refused(model, "--preset", "NoDec", "--encoder", "share")
     assert "--cross share: the model has no cross-attention" in refused(models["gpt2"], "--cross", "share")
     assert "--encoder drop: the model has no encoder self-attention" in refused(
@@ -155,7 +155,7 @@ def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
     return output
 
 
-def test_numbers_of_heads_must_be_equal(model: Path, models: dict[str, Path]) -> None:
+def test_numbers_of_heads_must_be_equal(model, models):
     uneven = pruned(model, "uneven", {ENCODER.format(0): (0, 1), ENCODER.format(1): (2,)})
     assert "different numbers of heads (1, 2, 4)" in refused(uneven, "--encoder", "share")
     name = "encoder.block.{}.layer.0.SelfAttention"

@@ -25,18 +25,18 @@ run, done = partial(call, share_ffn), partial(calls.done, share_ffn)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return {case: tiny(folder / case, case) for case in ("m2m_100", "gpt2", "bert", "llama", "nllb-moe")}
 
 
 @pytest.fixture
-def model(models: dict[str, Path]) -> Path:
+def model(models):
     return models["m2m_100"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """An empty working directory."""
     return tmp_path
 
@@ -48,7 +48,7 @@ def owners(directory: Path | str) -> dict[str, str | None]:
         return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.ffns}
 
 
-def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None:
+def test_without_options_the_choices_are_said(model, folder):
     result = done(model)
     assert "No --preset given: SharedEncNoDec." in result.err
     assert "No --init given: a shared FFN is the mean" in result.err
@@ -65,7 +65,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["SharedEncDec", "NoEncNoDec", "OneWide", "SharedDec"])
-def test_every_configuration(name: str, model: Path) -> None:
+def test_every_configuration(name, model):
     done(model, "--preset", name.lower(), "-o", "out")
     found = owners("out")
     encoder = {found[ENCODER.format(n)] for n in range(3)}
@@ -77,7 +77,7 @@ def test_every_configuration(name: str, model: Path) -> None:
     assert (encoder == decoder) == (name in ("SharedEncDec", "NoEncNoDec"))
 
 
-def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
+def test_json_of_a_dry_run(model, folder):
     result = done(model, "--preset", "OneWide", "--dry-run", "--json")
     summary = json.loads(result.out)
     assert list(folder.iterdir()) == []
@@ -95,19 +95,19 @@ def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
     ("order", "sharing"),
     [("sequence", [0, 0, 2, 2]), ("cycle", [0, 1, 0, 1]), ("cycle-reverse", [0, 1, 1, 0])],
 )
-def test_several_groups(order: str, sharing: list[int], folder: Path) -> None:
+def test_several_groups(order, sharing, folder):
     model = tiny(folder / "deep", "m2m_100", encoder_layers=4)
     done(model, "--encoder", "share", "--groups", "2", "--order", order, "-o", "out")
     assert [owners("out")[ENCODER.format(n)] for n in range(4)] == [ENCODER.format(n) for n in sharing]
 
 
 @pytest.mark.parametrize(("name", "config"), [("bert", "No"), ("gpt2", "OneWide")])
-def test_models_with_one_stack(name: str, config: str, models: dict[str, Path]) -> None:
+def test_models_with_one_stack(name, config, models):
     done(models[name], "--preset", config, "-o", "out")
     assert len(set(owners("out").values())) == 1
 
 
-def test_the_history_names_no_stack_that_the_model_lacks(models: dict[str, Path]) -> None:
+def test_the_history_names_no_stack_that_the_model_lacks(models):
     done(models["llama"], "--decoder", "share", "-o", "shared")
     with open_model(Path("shared")) as made:
         arguments = made.structure.history[-1]["arguments"]
@@ -115,7 +115,7 @@ def test_the_history_names_no_stack_that_the_model_lacks(models: dict[str, Path]
     assert "encoder" not in arguments
 
 
-def test_experts_stay_when_told(models: dict[str, Path]) -> None:
+def test_experts_stay_when_told(models):
     refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
     done(models["nllb-moe"], "--dense-only", "-o", "out")
     found = owners("out")
@@ -123,14 +123,14 @@ def test_experts_stay_when_told(models: dict[str, Path]) -> None:
     assert [found[name(n)] for n in range(4)] == [name(0), name(1), name(0), name(3)]
 
 
-def test_the_demo_without_any_argument(folder: Path) -> None:
+def test_the_demo_without_any_argument(folder):
     result = done()
     assert "using the bundled demo model" in result.err
     assert "only its dense FFNs are shared (--dense-only)" in result.err
     assert [path.name for path in folder.iterdir()] == ["shared-ffn"]
 
 
-def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
+def test_a_reduced_checkpoint_is_reduced_further(model):
     done(model, "--preset", "SharedEnc", "-o", "one")
     done("one", "--preset", "NoDec", "-o", "two")
     done(model, "--preset", "SharedEncNoDec", "-o", "direct")
@@ -143,7 +143,7 @@ def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
     refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
 
 
-def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> None:
+def test_units_by_their_activations(models, folder):
     (folder / "text").write_text("ab cd\nefg\n")
     options = ("--width", 20, "--text", "text")
     done(models["gpt2"], *options, "-o", "active")
@@ -156,7 +156,7 @@ def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> No
         assert (arguments["keep_units"], arguments["text"]["files"]) == ("activations", ["text"])
 
 
-def test_activations_are_those_of_the_merged_ffn(models: dict[str, Path], folder: Path) -> None:
+def test_activations_are_those_of_the_merged_ffn(models, folder):
     """The FFN is merged, and then narrowed; activations are no means of its sources'."""
     (folder / "text").write_text("ab cd\nefg\n")
     text = ("--width", 20, "--text", "text")
@@ -189,15 +189,13 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSALS)
-def test_refusals(
-    name: str, options: tuple[Any, ...], message: str, models: dict[str, Path], folder: Path
-) -> None:
+def test_refusals(name, options, message, models, folder):
     result = run(models[name], *options)
     refused(result, message, 2)
     assert list(folder.iterdir()) == []
 
 
-def test_widths_that_have_no_mean(folder: Path) -> None:
+def test_widths_that_have_no_mean(folder):
     model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
     refused(run(model, "--preset", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
     done(model, "--preset", "SharedEncDec", "--init", "last", "-o", "out")

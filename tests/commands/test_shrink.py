@@ -25,18 +25,18 @@ QUICK = ("--score-tokens", "64", "--trial-tokens", "64", "--trials", "1")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_family(tmp_path_factory.mktemp("models") / "llama", "llama", tie_word_embeddings=True)
 
 
 @pytest.fixture(autouse=True)
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
     return path
 
 
-def test_a_model_is_shrunk_by_all_kinds(model: Path) -> None:
+def test_a_model_is_shrunk_by_all_kinds(model):
     result = done(model, "--text", "text.txt", "--params", "70%", *QUICK)
     assert "On text that nothing was chosen by" in result.out
     assert "A stock model" in result.out
@@ -61,7 +61,7 @@ def test_a_model_is_shrunk_by_all_kinds(model: Path) -> None:
     assert explain(Path("shrunk"), question.get(kind, "token hen"))
 
 
-def test_channels_are_removed_if_they_are_named(model: Path) -> None:
+def test_channels_are_removed_if_they_are_named(model):
     done(model, "--text", "text.txt", "--only", "channels,units", "--params", "60%", *QUICK)
     document = results.read("shrunk.shrink.json")
     assert isinstance(document, Shrunk)
@@ -75,11 +75,11 @@ def test_channels_are_removed_if_they_are_named(model: Path) -> None:
     assert "norm-output" in answer.text
 
 
-def test_an_interrupted_search_is_resumed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_is_resumed(model, monkeypatch):
     given = (model, "--text", "text.txt", "--only", "units,layers", *QUICK)
     apply, made = module.apply, []
 
-    def broken(*arguments: object, **options: object) -> object:
+    def broken(*arguments, **options):
         made.append(arguments)
         if len(made) > 3:
             raise KeyboardInterrupt
@@ -94,7 +94,7 @@ def test_an_interrupted_search_is_resumed(model: Path, monkeypatch: pytest.Monke
     assert not list(Path().glob("*unfinished*"))
 
 
-def test_a_healed_model_learns_from_the_original(model: Path) -> None:
+def test_a_healed_model_learns_from_the_original(model):
     result = done(
         *(model, "--text", "text.txt", "--only", "units", "--heal-steps", "2"),
         *("--batch-tokens", "64", *QUICK),
@@ -108,13 +108,13 @@ def test_a_healed_model_learns_from_the_original(model: Path) -> None:
     assert not Path("shrunk.cut").exists()
 
 
-def test_a_dry_run_writes_nothing(model: Path) -> None:
+def test_a_dry_run_writes_nothing(model):
     result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
     assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
     assert [path.name for path in Path().iterdir()] == ["text.txt"]
 
 
-def test_a_mixture_is_tried_however_short_the_time(model: Path) -> None:
+def test_a_mixture_is_tried_however_short_the_time(model):
     done(model, "--text", "text.txt", "--params", "70%", "--minutes", "0.0001", *QUICK)
     document = results.read("shrunk.shrink.json")
     assert isinstance(document, Shrunk)
@@ -124,7 +124,7 @@ def test_a_mixture_is_tried_however_short_the_time(model: Path) -> None:
     )  # one point of each of three curves, one mixture
 
 
-def test_bytes_are_a_target(model: Path) -> None:
+def test_bytes_are_a_target(model):
     with open_model(model) as opened:
         size = int(0.8 * opened.total_bytes)
     done(model, "--text", "text.txt", "--only", "units", "--size", str(size), *QUICK)
@@ -143,9 +143,9 @@ def test_bytes_are_a_target(model: Path) -> None:
         (("--only", "heads", "--params", "0.01"), "smallest mixture", 2),
     ],
 )
-def test_refusals(model: Path, options: tuple[str, ...], message: str, status: int) -> None:
+def test_refusals(model, options, message, status):
     refused(run(model, "--text", "text.txt", *options, *QUICK), message, status)
 
 
-def test_text_is_needed(model: Path) -> None:
+def test_text_is_needed(model):
     refused(run(model), "task lm needs text", 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -32,7 +31,7 @@ print(json.dumps(found))
 """
 
 
-def test_what_only_rewrites(tmp_path: Path) -> None:
+def test_what_only_rewrites(tmp_path):
     experts, dense = tiny_nllb_moe(tmp_path / "experts"), tiny_family(tmp_path / "dense", "phi3")
     drawn = ["--metric", "random", "--ratio", "0.5", "--output"]
     calls = [

@@ -58,7 +58,7 @@ def tensor_bytes(directory: Path) -> int:
     "model_type",
     ["qwen3_moe", "deepseek_v3", "gpt_oss"],
 )
-def test_every_ratio_is_what_prune_experts_writes(model_type: str, tmp_path: Path) -> None:
+def test_every_ratio_is_what_prune_experts_writes(model_type, tmp_path):
     source = write(tmp_path / "source", model_type)
     found = fit(source, "1KiB", "--fit-length", 4)
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
@@ -71,7 +71,7 @@ def test_every_ratio_is_what_prune_experts_writes(model_type: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "mxfp4"])
-def test_of_quantised_ones_as_stored_and_decoded(scheme: str, tmp_path: Path) -> None:
+def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     stacked = scheme == "mxfp4"
     plain = write(
         tmp_path / "plain",
@@ -102,9 +102,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("options", "step"), [(("--multiple-of", 4), 4)])
-def test_the_ratio_that_is_named_fits_and_keeps_the_most(
-    options: tuple[object, ...], step: int, tmp_path: Path
-) -> None:
+def test_the_ratio_that_is_named_fits_and_keeps_the_most(options, step, tmp_path):
     source = write(tmp_path / "source", "qwen2_moe", num_experts=32)
     load = ("--fit-batch", 1, "--fit-length", 4, *options)
     first = fit(source, "1KiB", *load)
@@ -121,7 +119,7 @@ def test_the_ratio_that_is_named_fits_and_keeps_the_most(
     assert "does not fit, and no ratio" in bare.out
 
 
-def test_the_least_that_a_router_with_groups_needs_stays(tmp_path: Path) -> None:
+def test_the_least_that_a_router_with_groups_needs_stays(tmp_path):
     source = write(tmp_path / "source", "deepseek_v3")
     found = fit(source, "1KiB", "--fit-length", 4)
     # 2 of 8 from 1 of 2 groups: 2 stay in each group of 2 layers; what is left at 0.75 is too few.
@@ -129,7 +127,7 @@ def test_the_least_that_a_router_with_groups_needs_stays(tmp_path: Path) -> None
     assert [way["keep"] for way in found["pruned"] if way["as_stored"]] == [12, 8]
 
 
-def test_what_is_quantised_and_how_far(tmp_path: Path) -> None:
+def test_what_is_quantised_and_how_far(tmp_path):
     plain = write(tmp_path / "plain", "glm4_moe")
     source = tmp_path / "stored"
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: "mlp.experts." in name)
@@ -148,9 +146,7 @@ def test_what_is_quantised_and_how_far(tmp_path: Path) -> None:
     assert json.loads(call(inspect, plain, "--json").out)["quantisation"] is None
 
 
-def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_path, monkeypatch):
     plain = write(tmp_path / "plain", "qwen3_moe", hidden_size=32, max_position_embeddings=32)
     write_plain_tokenizer(plain)
     source = tmp_path / "stored"
@@ -173,7 +169,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_nllb_moe(tmp_path / "moe", experts=64, d_model=32, ffn=64)
     tiny_family(tmp_path / "llama", "llama", hidden_size=64, intermediate_size=256)
@@ -215,8 +211,8 @@ def run(name: str, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"share-ffn"}))
-def test_refused_before_a_weight_is_read(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
+def test_refused_before_a_weight_is_read(name, folder, monkeypatch):
+    def read(*_):
         raise AssertionError("a weight is read")
 
     monkeypatch.setattr(building, "read_spec", read)
@@ -238,9 +234,7 @@ def ratio_of(made: Result) -> str:
     ("name", "more"),
     [("evaluate", ()), ("finetune a teacher's", ())],
 )
-def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
-    name: str, more: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, more, folder, monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     trains = name.startswith("finetune")
     # Half of the experts, more or less: 4 values of 4 bytes for each trained weight, else 2 bytes.
@@ -262,7 +256,7 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(
         assert (again.status == 0) is fits, again.err
 
 
-def test_layer_by_layer_is_named_where_the_command_can(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_by_layer_is_named_where_the_command_can(folder, monkeypatch):
     """A tiny model takes less than a process, so what is free is made out to be much, and its weights more."""
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 5 << 30)
     for module in (fitting, train, cost):
@@ -275,7 +269,7 @@ def test_layer_by_layer_is_named_where_the_command_can(folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("scheme", [None, "fp8"])
-def test_of_language_models_too(scheme: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_language_models_too(scheme, folder, monkeypatch):
     tiny_mixture("glm4_moe").bfloat16().save_pretrained(folder / "plain")
     write_plain_tokenizer(folder / "plain")
     if scheme is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ def assert_right(found: list[Compared], wanted: tuple[list[list[float]], list[in
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
-def test_every_declared_family(model_type: str, tmp_path: Path) -> None:
+def test_every_declared_family(model_type, tmp_path):
     paths = [tiny_family(tmp_path / str(seed), model_type, seed=seed) for seed in (0, 1)]
     first, same, other = (load_model(paths[number], device="cpu") for number in (0, 0, 1))
     wanted = expected(first, other)
@@ -112,7 +111,7 @@ def test_every_declared_family(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", UNDECLARED)
-def test_families_that_are_not_declared(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_that_are_not_declared(model_type, monkeypatch):
     first, same, other = (undeclared(model_type, seed) for seed in (0, 0, 1))
     wanted = expected(first, other)
     monkeypatch.setattr(logits, "BLOCK_VALUES", 5 * VOCAB)
@@ -120,7 +119,7 @@ def test_families_that_are_not_declared(model_type: str, monkeypatch: pytest.Mon
     assert_right(measured(first, same, other), wanted)
 
 
-def test_only_the_head_is_kept(tmp_path: Path) -> None:
+def test_only_the_head_is_kept(tmp_path):
     """The reference keeps the output layer, or the table if the embeddings are tied, and never a layer."""
     for model_type, kept in (("gpt2", {"transformer.wte.weight"}), ("qwen3", {"lm_head.weight"})):
         more = {"tie_word_embeddings": False} if model_type == "qwen3" else {}
@@ -130,7 +129,7 @@ def test_only_the_head_is_kept(tmp_path: Path) -> None:
         assert {name for name, value in model.named_parameters() if value.numel()} == kept
 
 
-def test_a_head_that_takes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_takes_something_else(tmp_path, monkeypatch):
     """The model is kept whole, and run again."""
     monkeypatch.setattr(logits, "_parts", lambda _model: {})
     paths = [tiny_family(tmp_path / str(seed), "gpt2", seed=seed) for seed in (0, 1)]
@@ -140,12 +139,12 @@ def test_a_head_that_takes_something_else(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(value.numel() for value in first.parameters())
 
 
-def test_a_token_that_only_the_first_allows(tmp_path: Path) -> None:
+def test_a_token_that_only_the_first_allows(tmp_path):
     """Its divergence is infinite: no mean can be made of it."""
     first, other = (load_model(tiny_family(tmp_path / str(n), "gpt2", seed=n), device="cpu") for n in (0, 1))
     forward = other.forward
 
-    def without_token_9(**inputs: Any) -> Any:
+    def without_token_9(**inputs):
         output = forward(**inputs)
         output.logits[..., 9] = -torch.inf
         return output
@@ -155,7 +154,7 @@ def test_a_token_that_only_the_first_allows(tmp_path: Path) -> None:
         measured(first, other)
 
 
-def test_another_vocabulary_is_refused() -> None:
+def test_another_vocabulary_is_refused():
     first, other = (undeclared("phi", seed) for seed in (0, 1))
     other.resize_token_embeddings(VOCAB - 1)
     with pytest.raises(

@@ -24,7 +24,7 @@ OPTIONS = EvaluationOptions(device="cpu", dtype="float32")
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> dict[str, Path]:
+def models(tmp_path):
     return {name: sentence_model(tmp_path / name, seed=seed) for name, seed in (("one", 0), ("other", 1))}
 
 
@@ -58,7 +58,7 @@ def plain(directory: Path) -> Path:
     return directory
 
 
-def test_cosine_to_the_first(models: dict[str, Path], tmp_path: Path) -> None:
+def test_cosine_to_the_first(models, tmp_path):
     paths = {name: plain(path) for name, path in models.items()}
     choice = TextChoice(files=(texts_in(tmp_path / "t.txt", TEXTS),))
     first, other = evaluate(paths, choice, OPTIONS).results
@@ -69,7 +69,7 @@ def test_cosine_to_the_first(models: dict[str, Path], tmp_path: Path) -> None:
     assert other.scores["cosine_5_percent"] == pytest.approx(np.quantile(want, 0.05), abs=1e-5)
 
 
-def test_scored_pairs(models: dict[str, Path], tmp_path: Path) -> None:
+def test_scored_pairs(models, tmp_path):
     from scipy.stats import spearmanr
 
     scores = [3.5, 0, 1.25, 5]
@@ -81,7 +81,7 @@ def test_scored_pairs(models: dict[str, Path], tmp_path: Path) -> None:
     assert result.scores["spearman"] == pytest.approx(spearmanr(scores, near).statistic, abs=1e-6)
 
 
-def test_aligned_sentences(models: dict[str, Path], tmp_path: Path) -> None:
+def test_aligned_sentences(models, tmp_path):
     for language, lines in (("eng_Latn", TEXTS), ("deu_Latn", [f"{text} red" for text in TEXTS])):
         texts_in(tmp_path / f"test.{language}", lines)
     choice = TextChoice(data=tmp_path, split="test", pairs="eng_Latn-deu_Latn")
@@ -97,7 +97,7 @@ def test_aligned_sentences(models: dict[str, Path], tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 2**31))
-def test_nearest_rows(count: int, seed: int) -> None:
+def test_nearest_rows(count, seed):
     draw = np.random.default_rng(seed)
     ones, others = draw.normal(size=(2, count, 3)).astype(np.float32)
     table = cosine_table(ones, others)
@@ -105,7 +105,7 @@ def test_nearest_rows(count: int, seed: int) -> None:
     np.testing.assert_array_equal(retrieved(ones, others), table.argmax(axis=1) == np.arange(count))
 
 
-def test_what_cannot_be_measured_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_refused(models, tmp_path):
     text = texts_in(tmp_path / "t.txt", TEXTS)
     single = TextChoice(labelled=texts_in(tmp_path / "one.tsv", ["1\ta", "2\tb"]))
     odd = TextChoice(labelled=texts_in(tmp_path / "odd.tsv", ["1\ta\tb", "much\tb\tc"]))

@@ -109,7 +109,7 @@ OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causal")
     return {name: tiny_family(folder / name, "llama", seed=n) for n, name in enumerate(("full", "pruned"))}
 
@@ -119,7 +119,7 @@ def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -
     return list(evaluate_data(checkpoints, Dataset("lm", text), options).to_json()["results"])
 
 
-def test_by_name_and_in_all(models: dict[str, Path]) -> None:
+def test_by_name_and_in_all(models):
     first, other = results(models)
     loaded = [load_model(path, device="cpu") for path in models.values()]
     tokenizer = load_tokenizer(models["full"])
@@ -127,7 +127,7 @@ def test_by_name_and_in_all(models: dict[str, Path]) -> None:
         ids = [tokenizer(CAUSAL_LINES[row])["input_ids"] for row in rows]
         count = sum(len(one) - 1 for one in ids)
         kl = agreed = 0.0
-        early: list[float] = []
+        early = []
         for one in ids:
             both = [reference.distributions(model, one, len(one) - 1) for model in loaded]
             for place, (p, q) in enumerate(zip(*both, strict=True), start=1):
@@ -150,7 +150,7 @@ def test_by_name_and_in_all(models: dict[str, Path]) -> None:
     assert list(other["by_text"]) == ["a", "b"]
 
 
-def test_continuations(models: dict[str, Path], tmp_path: Path) -> None:
+def test_continuations(models, tmp_path):
     same = tiny_family(tmp_path / "same", "llama", seed=0)
     first, other, itself = results({**models, "same": same}, continuations=2)
     assert "continuations" not in first["scores"]
@@ -175,9 +175,9 @@ def renamed(path: Path) -> Path:
     return path
 
 
-def test_other_tokens_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
+def test_other_tokens_are_not_compared(models, tmp_path):
     other = {"full": models["full"], "other": renamed(tiny_family(tmp_path / "other", "llama", seed=1))}
-    said: list[str] = []
+    said = []
     made = evaluate_data(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert made.scores["perplexity"] > 1
     assert "kl_divergence" not in made.scores
@@ -193,9 +193,7 @@ def head_of(path: Path) -> int:
     return 4 * head.shape[0] * head.shape[1]
 
 
-def test_the_first_models_head_is_held_beside_the_others(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_models_head_is_held_beside_the_others(models, monkeypatch):
     model = load_model(models["full"], device="cpu")
     weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
     options = OPTIONS.model_copy(update=dict(dtype="float32"))
@@ -208,10 +206,10 @@ def test_the_first_models_head_is_held_beside_the_others(
     assert len(evaluate_data({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
 
 
-def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_by_layer_it_is_in_the_budget(models, monkeypatch):
     counted = []
 
-    def run(*arguments: Any, beside: int = 0, **options: Any) -> None:
+    def run(*arguments, beside=0, **options):
         counted.append(beside)
         run_forward(*arguments, beside=beside, **options)
 
@@ -220,7 +218,7 @@ def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch
     assert counted == [0, head_of(models["full"]) + 2 * 4 * BLOCK_VALUES]
 
 
-def test_a_text_in_which_nothing_is_predicted(models: dict[str, Path]) -> None:
+def test_a_text_in_which_nothing_is_predicted(models):
     text = PlainText(TEXT.files, ("the hat", ""), ("long", "short"))
     with pytest.raises(DataError, match="short: the text has no token to predict"):
         results(models, text)
@@ -229,14 +227,14 @@ def test_a_text_in_which_nothing_is_predicted(models: dict[str, Path]) -> None:
 PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
 
 
-def test_the_most_probable_tokens(tmp_path: Path) -> None:
+def test_the_most_probable_tokens(tmp_path):
     path = tiny_family(tmp_path, "gpt2")
     model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     # The checkpoint's own settings hold for nothing but the end.
     free = [continued(model, prompt, 12, None) for prompt in PROMPTS]
     end = free[0][5]
     model.generation_config = GenerationConfig(do_sample=True, repetition_penalty=9.0, eos_token_id=[end])
-    done: list[float] = []
+    done = []
     found = continue_greedily(model, tokenizer, PROMPTS, 32, 12, done.append)
     assert found == [continued(model, prompt, 12, end) for prompt in PROMPTS]
     assert found[0][-1] == end
@@ -244,7 +242,7 @@ def test_the_most_probable_tokens(tmp_path: Path) -> None:
     assert sum(done) == len(PROMPTS)
 
 
-def test_no_more_than_the_positions(tmp_path: Path) -> None:
+def test_no_more_than_the_positions(tmp_path):
     path = tiny_family(tmp_path, "gpt2")
     model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     positions = model.config.max_position_embeddings
@@ -255,7 +253,7 @@ def test_no_more_than_the_positions(tmp_path: Path) -> None:
     assert len(usual) == min(NEW_TOKENS, positions - 3)
 
 
-def test_prompts_are_spread_over_the_texts() -> None:
+def test_prompts_are_spread_over_the_texts():
     texts = [tuple(range(10 * n, 10 * n + length)) for n, length in enumerate((1, 2, 3, 9, 500, 70, 64))]
     chosen = choose_prompts(texts, 3)
     assert chosen == [(10,), (30, 31, 32, 33), tuple(range(50, 50 + PROMPT))]
@@ -264,9 +262,9 @@ def test_prompts_are_spread_over_the_texts() -> None:
         choose_prompts([(1,), ()], 3)
 
 
-def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path) -> None:
+def test_other_windows_are_not_compared(models, tmp_path):
     short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
-    said: list[str] = []
+    said = []
     both = {"full": models["full"], "short": short}
     made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert "kl_divergence" not in made.scores
@@ -275,6 +273,6 @@ def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path)
     assert made.scores["kl_divergence"] > 0
 
 
-def test_refused(models: dict[str, Path]) -> None:
+def test_refused(models):
     with pytest.raises(UsageError, match="`continuations` does not go with `memory`"):
         results(models, continuations=2, memory=1 << 30)

@@ -47,7 +47,7 @@ def sentences(tmp_path):
 @pytest.fixture
 def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
-    seen: list[tuple[str, int, int]] = []
+    seen = []
     clock = [0.0]
     real = latency.Turns.model
 

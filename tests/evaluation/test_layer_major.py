@@ -47,7 +47,7 @@ def assert_same(one: TextLosses, other: TextLosses) -> None:
 
 
 @pytest.mark.parametrize("model_type", [*DECODERS, *ENCODERS])
-def test_every_family(model_type: str, tmp_path: Path) -> None:
+def test_every_family(model_type, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     found, work = layered(path, model_type)
     assert_same(found, whole(path, model_type))
@@ -61,7 +61,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
-def test_states_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_in_a_file(tmp_path, monkeypatch):
     path, spill = tiny_family(tmp_path / "model", "llama"), tmp_path / "spill"
     spill.mkdir()
     no_room(monkeypatch, 0)
@@ -72,9 +72,7 @@ def test_states_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("readable", [True, False], ids=["no room", "too little memory"])
-def test_nothing_is_read_before_it_is_known_to_do(
-    readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_read_before_it_is_known_to_do(readable, tmp_path, monkeypatch):
     path = tiny_family(tmp_path / "model", "gpt2")
     monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
     if readable:
@@ -86,7 +84,7 @@ def test_nothing_is_read_before_it_is_known_to_do(
             layered(path, "gpt2", 1 << 20)
 
 
-def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
     path = tiny_family(tmp_path / "model", "gpt2")
     with open_model(path) as checkpoint:
         runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
@@ -98,7 +96,7 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
         final.remove()
 
 
-def test_what_a_batch_takes(tmp_path: Path) -> None:
+def test_what_a_batch_takes(tmp_path):
     """A translation of 2 sentences: 5 tokens, then 7."""
     ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
@@ -112,7 +110,7 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
+def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
     ids = torch.ones(2, 5, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
     with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:

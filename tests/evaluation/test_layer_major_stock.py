@@ -52,7 +52,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_every_kind_of_layer(model_type: str, tmp_path: Path) -> None:
+def test_every_kind_of_layer(model_type, tmp_path):
     path = saved(tmp_path / "model", model_type)
     found, work = layered(path, model_type)
     if model_type != "jamba":  # the last bits of its state-space layers
@@ -63,7 +63,7 @@ def test_every_kind_of_layer(model_type: str, tmp_path: Path) -> None:
         assert 0 < work.bytes_read <= checkpoint.total_bytes
 
 
-def test_a_pruned_model_whose_states_are_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pruned_model_whose_states_are_in_a_file(tmp_path, monkeypatch):
     source, pruned = saved(tmp_path / "model", "granitemoe"), tmp_path / "pruned"
     with open_model(source) as opened:
         kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
@@ -81,7 +81,7 @@ def evaluated(tmp_path: Path, paths: dict[str, Path], **options: Any) -> dict[st
     return {result.checkpoint: result.scores for result in made.results}
 
 
-def test_divergence_from_the_first_model(tmp_path: Path) -> None:
+def test_divergence_from_the_first_model(tmp_path):
     source, pruned = saved(tmp_path / "model", "deepseek_v3"), tmp_path / "pruned"
     with open_model(source) as opened:
         kept = {layer.name: (0, 1, 3, 4, 5, 7) for layer in opened.mixtures}
@@ -95,7 +95,7 @@ def test_divergence_from_the_first_model(tmp_path: Path) -> None:
         assert {key: in_layers[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-5)
 
 
-def test_a_family_that_runs_whole_is_refused(tmp_path: Path) -> None:
+def test_a_family_that_runs_whole_is_refused(tmp_path):
     path = saved(tmp_path / "model", "kimi_linear")
     with pytest.raises(
         UsageError, match="`memory`: a model of type kimi_linear is measured with the whole model"

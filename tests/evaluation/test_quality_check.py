@@ -23,13 +23,13 @@ LINES = ("the hen", "ten tins on", "then no hen")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "bert")}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A working directory with texts."""
     monkeypatch.chdir(tmp_path)
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn"):
@@ -46,7 +46,7 @@ def quality(command: Callable[..., None], *arguments: object) -> dict:
     return json.loads(done(command, *arguments, "--json").out)["quality"]
 
 
-def test_losses_are_those_of_the_models(models: dict[str, Path]) -> None:
+def test_losses_are_those_of_the_models(models):
     found = quality(prune_ffn, models["llama"], "--text", "text.jsonl")
     assert (found["measure"], found["text"], found["text_of_scores"]) == ("loss", ["text.jsonl"], True)
     for key, path in (("before", models["llama"]), ("after", Path("pruned-ffn"))):
@@ -67,9 +67,7 @@ def test_losses_are_those_of_the_models(models: dict[str, Path]) -> None:
         (trim_vocabulary, "llama", ("--text", "text.txt")),
     ],
 )
-def test_every_command_checks_on_request(
-    command: Callable[..., None], case: str, arguments: tuple, models: dict[str, Path]
-) -> None:
+def test_every_command_checks_on_request(command, case, arguments, models):
     without = done(command, models[case], *arguments, "-o", "without")
     assert "Loss on" not in without.out
     text = "." if case == "m2m_100" else "text.txt"
@@ -85,7 +83,7 @@ def test_every_command_checks_on_request(
         ("BertForSequenceClassification", "Classes of 3 texts of text.txt: "),
     ],
 )
-def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Path) -> None:
+def test_outputs_are_compared_with_the_original(head, line, folder):
     model = tiny_family(folder / "model", "bert", architectures=[head])
     assert line in done(prune_layers, model, "--remove", "0,1", "--check", "text.txt").out
 
@@ -98,7 +96,7 @@ def test_outputs_are_compared_with_the_original(head: str, line: str, folder: Pa
         (("--check", "absent"), "absent"),
     ],
 )
-def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> None:
+def test_refusals(models, arguments, message):
     status = 1 if "absent" in arguments else 2
     refused(
         call(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt", *arguments),
@@ -108,9 +106,7 @@ def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> No
     assert not Path("pruned-heads").exists()
 
 
-def test_a_model_that_does_not_fit_is_pruned_unmeasured(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_does_not_fit_is_pruned_unmeasured(models, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
     result = done(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
     assert "The quality of the result is not measured: " in result.err
@@ -118,7 +114,7 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(
         opened.check()
 
 
-def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
+def test_text_that_gave_no_scores_comes_first(models):
     behind = quality(prune_ffn, models["llama"], "--text", "text.jsonl", "--max-sentences", 2)
     assert not behind["text_of_scores"]
     assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
@@ -131,7 +127,7 @@ def test_text_that_gave_no_scores_comes_first(models: dict[str, Path]) -> None:
     assert (found["text"], found["text_of_scores"]) == (["val"], True)
 
 
-def test_all_language_pairs_are_measured(models: dict[str, Path]) -> None:
+def test_all_language_pairs_are_measured(models):
     both = ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn")
     counts = {
         pairs: quality(

@@ -38,7 +38,7 @@ def checkpoints(tmp_path_factory):
 @pytest.fixture
 def good_and_bad(monkeypatch):
     """Translations by script: "full" is right, "pruned" is wrong in French; returns the calls made."""
-    calls: list[tuple[str, tuple[str, str]]] = []
+    calls = []
 
     def load_model(path, **_options):
         return Path(path).name
@@ -114,7 +114,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
 def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
     monkeypatch.setattr(progress, "LONG_S", 0)
-    said: list[str] = []
+    said = []
     evaluate_data(checkpoints, DATA, OPTIONS, say=said.append)
     assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
     assert said[0].endswith("; `max_sentences` and `pairs` take fewer.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -67,7 +66,7 @@ DIGEST = "0123456789abcdef" * 4
         ("odd", {}, "odd"),
     ],
 )
-def test_a_step_is_shown_as_it_was_typed(command: str, arguments: dict[str, Any], expected: str) -> None:
+def test_a_step_is_shown_as_it_was_typed(command, arguments, expected):
     assert step_text({"command": command, "arguments": arguments}) == expected
 
 
@@ -78,7 +77,7 @@ def test_a_step_is_shown_as_it_was_typed(command: str, arguments: dict[str, Any]
         ("trim-vocabulary", "vocabulary", "trim-vocabulary --ratio 0.8  # 48 of 1,256 tokens kept"),
     ],
 )
-def test_what_was_kept_is_said_not_what_was_asked(command: str, field: str, expected: str) -> None:
+def test_what_was_kept_is_said_not_what_was_asked(command, field, expected):
     step = {"command": command, "arguments": {"ratio": 0.8}, field: {"before": 1256, "after": 48}}
     assert step_text(step) == expected
     assert step_text({**step, field: {"before": "many"}}) == f"{command} --ratio 0.8"
@@ -102,7 +101,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("command", ARGUMENTS)
-def test_every_option_is_one_of_the_command(command: str) -> None:
+def test_every_option_is_one_of_the_command(command):
     arguments = dict.fromkeys(ARGUMENTS[command].split(), "x")
     if command in ("prune-layers", "prune-ffn", "share-ffn"):
         arguments["text"] = {"files": ["a"], "split": "val", "pairs": ["a-b"]}  # type: ignore[assignment]

@@ -6,8 +6,6 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +26,7 @@ OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory):
     """The page of checkpoints made from the demo, and of results of every kind."""
     folder = tmp_path_factory.mktemp("demo")
     shutil.copytree(demo.CHECKPOINT, folder / "demo")
@@ -54,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator:
+def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     # A profile of its own: an empty one.
     with playwright.sync_playwright() as driver, tempfile.TemporaryDirectory() as profile:
@@ -78,7 +76,7 @@ def wait_for(tab, condition: str) -> None:
 @pytest.mark.parametrize("width", [1280, 420])
 def test_every_chart_is_drawn_within_the_screen(page, browser, width, scheme):
     tab = browser.new_page()
-    messages: list[str] = []
+    messages = []
     tab.on("console", lambda message: messages.append(message.text))
     tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.on("request", lambda request: messages.append(request.url) if request.url[:4] == "http" else None)

@@ -11,7 +11,7 @@ from prunecli.errors import CheckpointError
 from prunecli.report.pictures import correlation_map, group_correlations, mean_correlation
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     # Columns (3, 4), (6, 8), (-4, 3), (0, 1): cosines 1, 0, 4/5, 3/5.
     table = np.array([[3, 6, -4, 0], [4, 8, 3, 1]], np.float16)
     expected = [[1, 1, 0, 0.8], [1, 1, 0, 0.8], [0, 0, 1, 0.6], [0.8, 0.8, 0.6, 1]]
@@ -21,7 +21,7 @@ def test_by_hand() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 12))
-def test_slices_make_no_difference(rows: int, width: int, step: int) -> None:
+def test_slices_make_no_difference(rows, width, step):
     table = np.random.default_rng(rows).standard_normal((rows, width))
     whole = correlation_map([table])
     assert ((whole >= 0) & (whole <= 1)).all()
@@ -30,12 +30,12 @@ def test_slices_make_no_difference(rows: int, width: int, step: int) -> None:
     np.testing.assert_allclose(parts, whole, atol=1e-12)
 
 
-def test_values_that_are_not_finite_are_refused() -> None:
+def test_values_that_are_not_finite_are_refused():
     with pytest.raises(CheckpointError, match="not finite"):
         correlation_map([np.array([[1.0, np.nan]])])
 
 
-def test_groups_are_means_of_their_dimensions() -> None:
+def test_groups_are_means_of_their_dimensions():
     found = correlation_map([np.random.default_rng(1).standard_normal((20, 6))])
     groups = group_correlations(found, 3)
     for first in range(3):

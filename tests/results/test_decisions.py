@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -23,7 +22,7 @@ def read_again(decision: Decision) -> tuple[Decision, int]:
     return JSON.validate_python(json.loads(text)), len(text)
 
 
-def test_many_units_are_rounded_and_the_choice_is_not() -> None:
+def test_many_units_are_rounded_and_the_choice_is_not():
     generator = np.random.default_rng(0)
     places = []
     for layer in range(9):
@@ -42,7 +41,7 @@ def test_many_units_are_rounded_and_the_choice_is_not() -> None:
         assert set(ranks[new.kept]) == set(range(1, 6001))
 
 
-def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
+def test_a_vocabulary_is_kept_to_the_last_count_and_letter():
     size = 70_000
     counts = np.random.default_rng(1).zipf(1.5, size).clip(0, 10**6) - 1.0
     reason = (np.arange(size) % 100 == 0).astype(np.uint8)
@@ -61,8 +60,8 @@ def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
     assert again.places[0].cutoff == 2
 
 
-def test_packed_lists_of_earlier_files_are_read() -> None:
-    def packed(values: np.ndarray | list[str], **more: object) -> dict[str, object]:
+def test_packed_lists_of_earlier_files_are_read():
+    def packed(values, **more):
         raw = json.dumps(values).encode() if isinstance(values, list) else values.tobytes()
         return {"count": 3, "data": b64encode(zlib.compress(raw)).decode(), **more}
 
@@ -88,7 +87,7 @@ def test_packed_lists_of_earlier_files_are_read() -> None:
     assert place.labels == ("a", "b", "c")
 
 
-def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:
+def test_the_file_is_a_table_of_components(tmp_path):
     place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
     origin = Origin((("gates.json", "12ab"),), ("code",))
     decision = Decision("expert", (place,), "reap", origin=origin, step=1, command="prune-experts")

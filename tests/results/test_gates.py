@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -83,9 +83,7 @@ def same(one: GateSums, other: GateSums) -> bool:
         (text_statistics(["code", "web-crawl"]), "code", "routed"),
     ],
 )
-def test_what_is_written_is_read_back_bit_for_bit(
-    given: GateStatistics, entry: str, counts: str, tmp_path: Path
-) -> None:
+def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path):
     path = write(tmp_path / "gates.json", given)
     read = read_gates(path)
     assert changed(read, entries={}) == changed(given, entries={})
@@ -97,7 +95,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
     assert all(type(count) is int for count in payload["entries"][entry][counts][0])
 
 
-def test_merged_texts_are_added_and_the_largest_norm_stays() -> None:
+def test_merged_texts_are_added_and_the_largest_norm_stays():
     one, other = text_statistics(["code"]), text_statistics(["web"])
     other = changed(other, entries={"code": other.entries["web"]})
     a, b, merged = one.entries["code"], other.entries["code"], merge([one, other]).entries["code"]
@@ -110,7 +108,7 @@ def test_merged_texts_are_added_and_the_largest_norm_stays() -> None:
         merge([one, statistics(["a-b"], "sha256:1")])
 
 
-def test_merging_adds_what_several_hold_and_keeps_the_rest() -> None:
+def test_merging_adds_what_several_hold_and_keeps_the_rest():
     one, other = statistics(["a-b", "a-c"]), statistics(["a-b", "c-a"])
     merged = merge([one, other])
     assert set(merged.entries) == {"a-b", "a-c", "c-a"}
@@ -127,7 +125,7 @@ def test_merging_adds_what_several_hold_and_keeps_the_rest() -> None:
         ({"layers": LAYERS[:2]}, "layers"),
     ],
 )
-def test_statistics_of_different_runs_are_not_merged(changes: dict[str, Any], field: str) -> None:
+def test_statistics_of_different_runs_are_not_merged(changes, field):
     with pytest.raises(StatisticsError, match=f"one.json and two.json cannot be merged: {field}"):
         merge([statistics(["a-b"]), statistics(["a-b"], **changes)], ["one.json", "two.json"])
 
@@ -154,12 +152,12 @@ PAIRS = ("a-b", "a-c", "b-a", "b-c", "c-a", "c-b")
     ],
 )
 def test_granularities_sum_the_entries_of_section_4_2(
-    granularity: str,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    encoder: Sequence[str],
-    decoder: Sequence[str],
-) -> None:
+    granularity,
+    sources,
+    targets,
+    encoder,
+    decoder,
+):
     given = statistics(PAIRS)
     sums = aggregate(given, granularity, sources, targets)
     for name in SUMS:
@@ -167,7 +165,7 @@ def test_granularities_sum_the_entries_of_section_4_2(
         np.testing.assert_allclose(getattr(sums, name)[2:], rows(name, given, decoder, "decoder"), rtol=1e-12)
 
 
-def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name() -> None:
+def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name():
     given = statistics(["eng_Latn-fra_Latn", "fra_Latn-deu_Latn"])
     with pytest.raises(StatisticsError, match="Did you mean eng_Latn"):
         aggregate(given, "language", ["eng_Lat"], ["fra_Latn"])
@@ -196,7 +194,7 @@ OF_PAIR = partial(setting, "entries", "a-b")
         lambda payload: payload["entries"].update(a=payload["entries"].pop("a-b")),
     ],
 )
-def test_damaged_statistics_are_refused_in_two_lines(spoil: Callable[[Any], object], tmp_path: Path) -> None:
+def test_damaged_statistics_are_refused_in_two_lines(spoil, tmp_path):
     payload = {"format": GateStatistics.FORMAT, **statistics(["a-b"]).to_json()}
     spoil(payload)
     path = tmp_path / "gates.json"
@@ -220,9 +218,7 @@ def test_damaged_statistics_are_refused_in_two_lines(spoil: Callable[[Any], obje
         (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
     ],
 )
-def test_damaged_statistics_of_texts_are_refused(
-    spoil: Callable[[Any], object], message: str, tmp_path: Path
-) -> None:
+def test_damaged_statistics_of_texts_are_refused(spoil, message, tmp_path):
     given = text_statistics(["code"])
     payload = {"format": given.format, **given.to_json()}
     spoil(payload)
@@ -232,7 +228,7 @@ def test_damaged_statistics_of_texts_are_refused(
         read_gates(path)
 
 
-def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
+def test_statistics_match_the_model_that_was_run(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         given = statistics(["a-b"], checkpoint.fingerprint)
         match_gates(given, checkpoint)
@@ -257,7 +253,7 @@ def outputs_write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = 
     return path
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_what_was_written_is_read(tmp_path):
     sums = np.arange(6.0).reshape(3, 2)
     OutputSums("x", {("a/b", "mlp"): sums}).write(tmp_path / "sums")
     read = OutputSums.read(tmp_path / "sums")
@@ -278,9 +274,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         ("F64", struct.pack("<4d", 1, 2, float("nan"), 3), (2, 2)),
     ],
 )
-def test_other_types_and_shapes_are_refused(
-    dtype: str, data: bytes, shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_other_types_and_shapes_are_refused(dtype, data, shape, tmp_path):
     with pytest.raises(StatisticsError, match="holds no sums of outputs"):
         OutputSums.read(outputs_write(tmp_path / "sums", dtype, data, shape))
 
@@ -298,7 +292,7 @@ def save(path: Path, content: Any) -> Path:
     return path
 
 
-def test_a_published_entry_keeps_its_ratios(tmp_path: Path) -> None:
+def test_a_published_entry_keeps_its_ratios(tmp_path):
     entry = ratios(1, 1536)
     read = read_gates(save(tmp_path / "stats.json", {"eng_Latn-fra_Latn": entry}))
     assert (read.layers, read.num_experts, read.mode) == (NLLB_200_LAYERS, 128, "published")
@@ -314,7 +308,7 @@ def test_a_published_entry_keeps_its_ratios(tmp_path: Path) -> None:
     np.testing.assert_allclose(METRICS["top2"].values(sums), top1 + top2, rtol=1e-12)
 
 
-def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path: Path) -> None:
+def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path):
     content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
     read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
     values = METRICS["top1"].values(aggregate(read, "language", ["a"], ["b"]))
@@ -329,7 +323,7 @@ def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("granularity", ["language", "pair", "global"])
-def test_importance_of_several_entries_is_that_of_the_released_code(granularity: str, tmp_path: Path) -> None:
+def test_importance_of_several_entries_is_that_of_the_released_code(granularity, tmp_path):
     content = {f"{a}-{b}": ratios(seed) for seed, (a, b) in enumerate(permutations("abc", 2))}
     content["b-a"]["top1"][:2] = [0.0, 0.0]  # experts that a pair never ranks first
     content["b-a"]["conf1"][:2] = [0.0, 0.0]
@@ -359,6 +353,6 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity:
         ([1, 2], "no gate statistics"),
     ],
 )
-def test_damaged_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(content, message, tmp_path):
     with pytest.raises(StatisticsError, match=message):
         read_gates(save(tmp_path / "stats.json", content), NAMES, 4)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from prunecli import results
-from prunecli.errors import DataError, PruneError
-from prunecli.results.document import Document
+from prunecli.errors import DataError
 from prunecli.tensors.documents import write_json
 
 HEADER = {
@@ -73,8 +68,8 @@ ALL = [SELECTED, FFNS, EMBEDDING, FITTED]
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[Any], Document]:
-    def written(payload: Any) -> Document:
+def read(tmp_path):
+    def written(payload):
         write_json(tmp_path / "result.json", payload, force=True)
         return results.read(tmp_path / "result.json")
 
@@ -82,7 +77,7 @@ def read(tmp_path: Path) -> Callable[[Any], Document]:
 
 
 @pytest.mark.parametrize("payload", [*ALL, {**SELECTED, "of_a_later_version": [1]}])
-def test_what_is_read_is_written_again(read: Callable[[Any], Document], payload: dict[str, Any]) -> None:
+def test_what_is_read_is_written_again(read, payload):
     assert read(payload).to_json() == payload
 
 
@@ -100,8 +95,6 @@ def test_what_is_read_is_written_again(read: Callable[[Any], Document], payload:
         ({**FITTED, "input": {"errors": []}}, DataError, "input.explained_variance: Field required"),
     ],
 )
-def test_refused(
-    read: Callable[[Any], Document], payload: dict[str, Any], kind: type[PruneError], message: str
-) -> None:
+def test_refused(read, payload, kind, message):
     with pytest.raises(kind, match=message):
         read(payload)

@@ -82,7 +82,7 @@ def test_a_point_for_each_head():
     comparison = compare_heads((scores(FIRST), ablated), FILES)
     ((picture,),) = pictures_of(comparison)
     chart = picture.specification(400)
-    series: dict[str, list[tuple[float, float]]] = {}
+    series = {}
     for row in drawn(chart, "point"):
         series.setdefault(row["series"], []).append((row["x"], row["y"]))
     points = [list(zip(FIRST[name], SECOND[name], strict=True)) for name in (ENCODER, DECODER, CROSS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def layers(**changes: Any) -> Scores:
     ],
     ids=["gradient", "per token", "ablation", "all but one", "two metrics", "other text", "layers", "units"],
 )
-def test_what_is_written_is_read(made: Scores, tmp_path: Path) -> None:
+def test_what_is_written_is_read(made, tmp_path):
     assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made
 
 
@@ -108,7 +107,7 @@ def old(tmp_path: Path, **changes: Any) -> Scores:
     return read_scores(path)
 
 
-def test_files_of_0_2_0_are_read(tmp_path: Path) -> None:
+def test_files_of_0_2_0_are_read(tmp_path):
     found = old(tmp_path)
     for field in (
         "kind",
@@ -143,9 +142,7 @@ def test_files_of_0_2_0_are_read(tmp_path: Path) -> None:
         (["--langs"], [], None),
     ],
 )
-def test_the_text_of_an_older_file_is_that_of_its_command_line(
-    tmp_path: Path, command: list[str], texts: list[str], split: str | None
-) -> None:
+def test_the_text_of_an_older_file_is_that_of_its_command_line(tmp_path, command, texts, split):
     found = old(tmp_path, command=command)
     assert (found.texts, found.split) == (texts, split)
     assert old(tmp_path, command=command, texts=["c.txt"], split="val").texts == ["c.txt"]
@@ -163,9 +160,7 @@ def test_the_text_of_an_older_file_is_that_of_its_command_line(
         (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
 )
-def test_damaged_files_of_0_2_0_are_refused(
-    spoil: Callable[[Any], object], message: str, tmp_path: Path
-) -> None:
+def test_damaged_files_of_0_2_0_are_refused(spoil, message, tmp_path):
     payload = json.loads(json.dumps(OLD))
     del payload["models"]
     spoil(payload)
@@ -177,11 +172,11 @@ def test_damaged_files_of_0_2_0_are_refused(
 
 
 @pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])
-def test_importance_of_ablation_is_what_the_model_loses(metric: str, found: list[float]) -> None:
+def test_importance_of_ablation_is_what_the_model_loses(metric, found):
     assert scores("ablation", metric=metric).importance()[AT].tolist() == found
 
 
-def test_sums_and_examples_add_up_in_any_order() -> None:
+def test_sums_and_examples_add_up_in_any_order():
     draw = np.random.default_rng(0)
     parts = [
         scores(
@@ -218,7 +213,7 @@ def test_sums_and_examples_add_up_in_any_order() -> None:
         (layers(), "kind is"),
     ],
 )
-def test_scores_that_do_not_go_together_are_not_merged(other: Scores, message: str) -> None:
+def test_scores_that_do_not_go_together_are_not_merged(other, message):
     with pytest.raises(StatisticsError, match=message):
         merge([scores(), other], ["one.json", "other.json"])
 
@@ -244,7 +239,7 @@ def test_scores_that_do_not_go_together_are_not_merged(other: Scores, message: s
         (setting("p_values", to={AT: [1.0, 0.5]}), "p_values are not those of the units"),
     ],
 )
-def test_damaged_files_are_refused(spoil: Callable[[Any], object], message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(spoil, message, tmp_path):
     path = tmp_path / "heads.json"
     payload = {"distances": {}, **scores().to_json()}
     spoil(payload)
@@ -270,9 +265,7 @@ def test_damaged_files_are_refused(spoil: Callable[[Any], object], message: str,
         ),
     ],
 )
-def test_damaged_scores_of_single_heads_are_refused(
-    spoil: Callable[[Any], object], message: str, tmp_path: Path
-) -> None:
+def test_damaged_scores_of_single_heads_are_refused(spoil, message, tmp_path):
     path = tmp_path / "heads.json"
     payload = scores("all-but-one").to_json()
     spoil(payload)
@@ -301,7 +294,7 @@ def pruned(source: Path, output: Path, head: int) -> Path:
     return output
 
 
-def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path: Path) -> None:
+def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path):
     source = tiny_nllb_moe(tmp_path / "source", layers=2)
     small = pruned(source, tmp_path / "small", 0)
     check(scored(source), source)
@@ -310,7 +303,7 @@ def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path: Path
         check(scored(source, kind), small)
 
 
-def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path: Path) -> None:
+def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path):
     source = tiny_nllb_moe(tmp_path / "source", layers=2)
     one, other = (pruned(source, tmp_path / f"without{head}", head) for head in (0, 1))
     with pytest.raises(StatisticsError, match="another model"):
@@ -321,7 +314,7 @@ def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path: Path)
         check(scored(one), source)
 
 
-def test_units_of_a_narrower_checkpoint_are_numbered_anew(tmp_path: Path) -> None:
+def test_units_of_a_narrower_checkpoint_are_numbered_anew(tmp_path):
     source, small = tiny_nllb_moe(tmp_path / "source", layers=2), tmp_path / "small"
     made = scored(source, "unit")
     with open_model(source) as checkpoint:
@@ -333,7 +326,7 @@ def test_units_of_a_narrower_checkpoint_are_numbered_anew(tmp_path: Path) -> Non
     check(scored(small, "unit"), small)
 
 
-def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path: Path) -> None:
+def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):
     source = tiny_nllb_moe(tmp_path / "source", layers=2)
     made = scored(source)
     with pytest.raises(StatisticsError, match=f"lack head 1 of {A}"):
