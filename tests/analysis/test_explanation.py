@@ -1,7 +1,5 @@
 """What results say of their components, and how numbers are followed from step to step."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

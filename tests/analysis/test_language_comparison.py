@@ -1,7 +1,5 @@
 """What languages' experts have in common: against the slow restatement, sets counted and trees drawn by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -152,10 +152,6 @@ def test_amounts_are_one_line(first, second):
             ["balance 1:1", "balance 3:1"],
         ),
         (
-            [[step(metric="top1", strategy="a")], [step(metric="importance", strategy="b")]],
-            ["metric top1, strategy a", "metric importance, strategy b"],
-        ),
-        (
             [
                 [step(metric="importance", granularity="language", source=["a"], target=["b"])],
                 [step(metric="importance", granularity="global")],
@@ -175,11 +171,6 @@ def test_amounts_are_one_line(first, second):
             [[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]],
             ["seed 0", "seed 1"],
         ),
-        (
-            [[step("prune-heads", method="gradient")], [step("prune-heads", method="ablation")]],
-            ["method gradient", "method ablation"],
-        ),
-        ([[step(seed=0)], [step(seed=1)]], ["seed 0", "seed 1"]),
         ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
         ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
         (

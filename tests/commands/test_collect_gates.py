@@ -47,12 +47,13 @@ def run(*arguments, **more):
 runner.InMemory.running = run
 main(sys.argv[1:])
 """
+MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model")
+    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
         (tmp_path / "text" / f"val.{language}").write_text("\n".join(LINES) + "\n")
@@ -117,6 +118,9 @@ def _alone(folder: Path, *arguments: str) -> str:
         (("text", "--data", "text"), "config.json", 1),
         (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn", 2),
         (("model", "--source-file", "text/val.eng_Latn"), "--target-file", 2),
+        ((*MODEL, "--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
+        ((*MODEL, "--memory", "much"), "--memory much: not a size", 2),
+        ((*MODEL, "--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
     ],
 )
 def test_bad_input_is_said_plainly(folder, arguments, said, status):
@@ -248,29 +252,20 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def memory_folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
-    (tmp_path / "text").mkdir()
-    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
-        (tmp_path / "text" / f"val.{language}").write_text("\n".join(LINES) + "\n")
-    return tmp_path
-
-
 def content(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     found.pop("command")
     return found
 
 
-def test_the_file_is_the_same_but_for_the_command_line(memory_folder):
+def test_the_file_is_the_same_but_for_the_command_line(folder):
     arguments = ("model", "--data", "text", "--batch-tokens", "20")
     assert run(*arguments, "-o", "whole.json").status == 0
     made = run(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert made.status == 0, made.err
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
-    assert content(memory_folder / "whole.json") == content(memory_folder / "layers.json")
-    assert sorted(path.name for path in memory_folder.iterdir()) == [
+    assert content(folder / "whole.json") == content(folder / "layers.json")
+    assert sorted(path.name for path in folder.iterdir()) == [
         "layers.json",
         "model",
         "text",
@@ -278,24 +273,11 @@ def test_the_file_is_the_same_but_for_the_command_line(memory_folder):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said", "status"),
-    [
-        (("--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
-        (("--memory", "much"), "--memory much: not a size", 2),
-        (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
-    ],
-)
-def test_memory_bad_input_is_said_plainly(memory_folder, arguments, said, status):
-    refused(run("model", "--data", "text", *arguments), said, status)
-    assert not (memory_folder / "gates.json").exists()
-
-
-def chosen(memory_folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    with open_model(memory_folder / "model") as checkpoint:
+    with open_model(folder / "model") as checkpoint:
         return collect.memory_for(
             checkpoint,
             Devices(CPU),
@@ -305,33 +287,33 @@ def chosen(memory_folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> A
         )
 
 
-def test_a_model_that_fits_is_held_whole(memory_folder, monkeypatch):
-    assert chosen(memory_folder, 10**9, monkeypatch) is None
+def test_a_model_that_fits_is_held_whole(folder, monkeypatch):
+    assert chosen(folder, 10**9, monkeypatch) is None
 
 
-def test_one_that_does_not_is_run_by_layers(memory_folder, monkeypatch, capsys):
-    assert chosen(memory_folder, 10_000, monkeypatch) == 8_000
+def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):
+    assert chosen(folder, 10_000, monkeypatch) == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
 
 
-def test_several_on_one_machine_share_what_is_free(memory_folder, monkeypatch):
+def test_several_on_one_machine_share_what_is_free(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
-    assert chosen(memory_folder, 10_000, monkeypatch) == 4_000
-    free = weight_bytes(open_model(memory_folder / "model"), "F32") * 3 // 2
-    assert chosen(memory_folder, free, monkeypatch) is not None
-    assert chosen(memory_folder, 2 * free, monkeypatch) is None
+    assert chosen(folder, 10_000, monkeypatch) == 4_000
+    free = weight_bytes(open_model(folder / "model"), "F32") * 3 // 2
+    assert chosen(folder, free, monkeypatch) is not None
+    assert chosen(folder, 2 * free, monkeypatch) is None
 
 
-def test_beam_search_on_one_that_does_not_is_refused(memory_folder, monkeypatch):
+def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
     made = run("model", "--data", "text", "--mode", "beam")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
 
 
-def test_a_search_that_goes_on_keeps_its_type(memory_folder, monkeypatch):
+def test_a_search_that_goes_on_keeps_its_type(folder, monkeypatch):
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
@@ -349,11 +331,11 @@ def test_a_search_that_goes_on_keeps_its_type(memory_folder, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(collect.PartialRun, "save", stop)
         assert run(*arguments).status != 0
-    assert (memory_folder / ".gates.json.partial").exists()
+    assert (folder / ".gates.json.partial").exists()
     monkeypatch.setattr(
         fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
     )
     assert "2 batches are done" in run(*arguments).err
-    found, whole = content(memory_folder / "gates.json"), content(memory_folder / "whole.json")
+    found, whole = content(folder / "gates.json"), content(folder / "whole.json")
     assert found["dtype"] == "bfloat16"
     assert found == whole

@@ -1,7 +1,5 @@
 """`prunecli compare-heads`: what it prints and writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

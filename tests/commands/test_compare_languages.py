@@ -1,7 +1,5 @@
 """`prunecli compare-languages` on statistics whose answer is known beforehand."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

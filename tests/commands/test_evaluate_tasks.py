@@ -1,7 +1,5 @@
 """`evaluate --task lm|mlm|classification`, and `--plot` for any task."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

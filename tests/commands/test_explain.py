@@ -1,7 +1,5 @@
 """`prunecli explain` and `--explain`, as they are typed."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

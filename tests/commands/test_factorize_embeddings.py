@@ -1,7 +1,5 @@
 """`prunecli factorize-embeddings` from the command line to the written directory, and every refusal."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 
@@ -24,9 +22,9 @@ SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups",
 run = partial(call, factorize_embeddings)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
+@pytest.fixture
+def model(models):
+    return models["gpt2"]
 
 
 @pytest.fixture(autouse=True)

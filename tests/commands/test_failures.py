@@ -1,7 +1,5 @@
 """What is said of failures, those of transformers at work and of figures that cannot be among them."""
 
-from __future__ import annotations
-
 import errno
 import json
 

@@ -1,7 +1,5 @@
 """`prunecli finetune`: the command, from options to a directory that loads."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

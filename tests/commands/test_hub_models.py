@@ -1,7 +1,5 @@
 """Models of the hub as CHECKPOINT of the commands and of recipes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

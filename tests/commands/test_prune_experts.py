@@ -93,14 +93,6 @@ def test_prunes_by_language(model, folder):
     assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
     assert "Decoder layers" not in result.err
     with open_model(model) as full, open_model(folder / "pruned-experts") as pruned:
-        for layer, ids in found.items():
-            rows = full.read(f"{layer}.router.classifier.weight")[list(ids)]
-            np.testing.assert_array_equal(pruned.read(f"{layer}.router.classifier.weight"), rows)
-            for new, old in enumerate(ids):
-                np.testing.assert_array_equal(
-                    pruned.read(f"{layer}.experts.expert_{new}.fc2.weight"),
-                    full.read(f"{layer}.experts.expert_{old}.fc2.weight"),
-                )
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
         assert shim_classes(pruned.config)

@@ -17,16 +17,8 @@ from prunecli.model.checkpoint import open_model
 from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
-from tests.families import tiny_family
 
 run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """FFNs of 48 hidden units, 40 in the decoder of m2m_100."""
-    folder = tmp_path_factory.mktemp("models")
-    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "nllb-moe")}
 
 
 @pytest.fixture(autouse=True)

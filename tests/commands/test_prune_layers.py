@@ -18,17 +18,9 @@ from prunecli.model.opening import shim_classes
 from prunecli.results.unit_scores import read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
-from tests.families import tiny_family
 from tests.structures import kept_ids
 
 run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """m2m_100 has 3 encoder and 2 decoder layers, the others 3."""
-    folder = tmp_path_factory.mktemp("models")
-    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "bert")}
 
 
 @pytest.fixture(autouse=True)

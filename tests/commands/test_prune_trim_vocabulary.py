@@ -1,7 +1,5 @@
 """`prunecli trim-vocabulary` from the command line to the written directory, and every refusal."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`prunecli report` as it is typed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -13,9 +13,9 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.commands import calls
+from tests.commands import calls, sharing
 from tests.commands.calls import call
-from tests.families import tiny_family
+from tests.commands.sharing import check_preset
 from tests.selections import kept_heads
 
 ENCODER, DECODER, CROSS = (
@@ -26,30 +26,12 @@ ENCODER, DECODER, CROSS = (
 """Of m2m_100: 3 and 2 layers, d_model 32."""
 
 run, done = partial(call, share_attention), partial(calls.done, share_attention)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "gemma2", "t5")}
+owners = partial(sharing.owners, part="attentions")
 
 
 @pytest.fixture
 def model(models):
     return models["m2m_100"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path):
-    """An empty working directory."""
-    return tmp_path
-
-
-def owners(directory: Path | str) -> dict[str, str | None]:
-    """Attention -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
-    with open_model(directory) as opened:
-        opened.check()
-        return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.attentions}
 
 
 def test_without_options_the_choices_are_said(model):
@@ -71,20 +53,15 @@ def test_without_options_the_choices_are_said(model):
 def test_every_configuration(name, model):
     done(model, "--preset", name.lower(), "--cross", "drop", "-o", "out")
     found = owners("out")
-    encoder = {found[ENCODER.format(n)] for n in range(3)}
-    decoder = {found[DECODER.format(n)] for n in range(2)}
-    assert len(encoder) == (3 if name in ("SharedDec", "NoDec") else 1)
-    assert len(decoder) == (2 if name in ("SharedEnc", "NoEnc") else 1)
-    assert (encoder == {None}) == name.startswith("NoEnc")
-    assert (decoder == {None}) == name.endswith("NoDec")
+    check_preset(name, found, ENCODER, DECODER)
     assert {found[CROSS.format(n)] for n in range(2)} == {None}
 
 
-def test_json_of_a_dry_run(model, folder):
+def test_json_of_a_dry_run(model, tmp_path):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
     result = done(model, "--encoder", "share", "--decoder", "drop", "--init", "last", "--dry-run", "--json")
     summary = json.loads(result.out)
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert summary["groups"][0] == {
         "owner": ENCODER.format(0),
         "members": [ENCODER.format(n) for n in range(3)],

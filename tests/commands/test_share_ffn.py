@@ -15,6 +15,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands import calls
 from tests.commands.calls import call, refused
+from tests.commands.sharing import check_preset, owners
 from tests.ffn_layouts import tiny
 
 ENCODER, DECODER = "model.encoder.layers.{}", "model.decoder.layers.{}"
@@ -35,20 +36,7 @@ def model(models):
     return models["m2m_100"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path):
-    """An empty working directory."""
-    return tmp_path
-
-
-def owners(directory: Path | str) -> dict[str, str | None]:
-    """FFN -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
-    with open_model(directory) as opened:
-        opened.check()
-        return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.ffns}
-
-
-def test_without_options_the_choices_are_said(model, folder):
+def test_without_options_the_choices_are_said(model, tmp_path):
     result = done(model)
     assert "No --preset given: SharedEncNoDec." in result.err
     assert "No --init given: a shared FFN is the mean" in result.err
@@ -67,20 +55,13 @@ def test_without_options_the_choices_are_said(model, folder):
 @pytest.mark.parametrize("name", ["SharedEncDec", "NoEncNoDec", "OneWide", "SharedDec"])
 def test_every_configuration(name, model):
     done(model, "--preset", name.lower(), "-o", "out")
-    found = owners("out")
-    encoder = {found[ENCODER.format(n)] for n in range(3)}
-    decoder = {found[DECODER.format(n)] for n in range(2)}
-    assert len(encoder) == (3 if name in ("SharedDec", "NoDec") else 1)
-    assert len(decoder) == (2 if name in ("SharedEnc", "NoEnc") else 1)
-    assert (encoder == {None}) == name.startswith("NoEnc")
-    assert (decoder == {None}) == (name.endswith("NoDec") or name == "OneWide")
-    assert (encoder == decoder) == (name in ("SharedEncDec", "NoEncNoDec"))
+    check_preset(name, owners("out"), ENCODER, DECODER)
 
 
-def test_json_of_a_dry_run(model, folder):
+def test_json_of_a_dry_run(model, tmp_path):
     result = done(model, "--preset", "OneWide", "--dry-run", "--json")
     summary = json.loads(result.out)
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     (group,) = summary["groups"]
     assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
     assert group["parameters"] == 2 * 32 * 240 + 240 + 32
@@ -95,8 +76,8 @@ def test_json_of_a_dry_run(model, folder):
     ("order", "sharing"),
     [("sequence", [0, 0, 2, 2]), ("cycle", [0, 1, 0, 1]), ("cycle-reverse", [0, 1, 1, 0])],
 )
-def test_several_groups(order, sharing, folder):
-    model = tiny(folder / "deep", "m2m_100", encoder_layers=4)
+def test_several_groups(order, sharing, tmp_path):
+    model = tiny(tmp_path / "deep", "m2m_100", encoder_layers=4)
     done(model, "--encoder", "share", "--groups", "2", "--order", order, "-o", "out")
     assert [owners("out")[ENCODER.format(n)] for n in range(4)] == [ENCODER.format(n) for n in sharing]
 
@@ -123,11 +104,11 @@ def test_experts_stay_when_told(models):
     assert [found[name(n)] for n in range(4)] == [name(0), name(1), name(0), name(3)]
 
 
-def test_the_demo_without_any_argument(folder):
+def test_the_demo_without_any_argument(tmp_path):
     result = done()
     assert "using the bundled demo model" in result.err
     assert "only its dense FFNs are shared (--dense-only)" in result.err
-    assert [path.name for path in folder.iterdir()] == ["shared-ffn"]
+    assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
 
 
 def test_a_reduced_checkpoint_is_reduced_further(model):
@@ -143,8 +124,8 @@ def test_a_reduced_checkpoint_is_reduced_further(model):
     refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
 
 
-def test_units_by_their_activations(models, folder):
-    (folder / "text").write_text("ab cd\nefg\n")
+def test_units_by_their_activations(models, tmp_path):
+    (tmp_path / "text").write_text("ab cd\nefg\n")
     options = ("--width", 20, "--text", "text")
     done(models["gpt2"], *options, "-o", "active")
     done(models["gpt2"], "--width", 20, "--keep-units", "norms", "-o", "norms")
@@ -156,9 +137,9 @@ def test_units_by_their_activations(models, folder):
         assert (arguments["keep_units"], arguments["text"]["files"]) == ("activations", ["text"])
 
 
-def test_activations_are_those_of_the_merged_ffn(models, folder):
+def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
     """The FFN is merged, and then narrowed; activations are no means of its sources'."""
-    (folder / "text").write_text("ab cd\nefg\n")
+    (tmp_path / "text").write_text("ab cd\nefg\n")
     text = ("--width", 20, "--text", "text")
     done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
     done(models["gpt2"], "-o", "merged")
@@ -189,14 +170,14 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "message"), REFUSALS)
-def test_refusals(name, options, message, models, folder):
+def test_refusals(name, options, message, models, tmp_path):
     result = run(models[name], *options)
     refused(result, message, 2)
-    assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_widths_that_have_no_mean(folder):
-    model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
+def test_widths_that_have_no_mean(tmp_path):
+    model = tiny(tmp_path / "uneven", "m2m_100", decoder_ffn_dim=40)
     refused(run(model, "--preset", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
     done(model, "--preset", "SharedEncDec", "--init", "last", "-o", "out")
     with open_model("out") as opened:

@@ -1,7 +1,5 @@
 """Commands that stream tensors run no model: they need neither torch nor transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

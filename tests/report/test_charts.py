@@ -1,7 +1,5 @@
 """Charts: their data, axes and colours, as Altair declares them."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

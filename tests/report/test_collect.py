@@ -1,7 +1,5 @@
 """What is found in a directory, and what is named as damaged."""
 
-from __future__ import annotations
-
 import json
 import re
 

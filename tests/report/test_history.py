@@ -1,7 +1,5 @@
 """Steps of histories as they are shown: options as typed, everything else in a comment."""
 
-from __future__ import annotations
-
 import shlex
 from types import SimpleNamespace
 

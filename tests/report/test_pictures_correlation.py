@@ -1,7 +1,5 @@
 """Correlation maps by hand, in slices, and as a picture."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Tables as CSV, Markdown and LaTeX."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

@@ -1,7 +1,5 @@
 """`results.read`: every format as frames, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 

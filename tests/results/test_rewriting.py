@@ -1,7 +1,5 @@
 """What the rewriting commands print with --json: written as it was read, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from prunecli import results

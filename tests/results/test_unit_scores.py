@@ -148,29 +148,6 @@ def test_the_text_of_an_older_file_is_that_of_its_command_line(tmp_path, command
     assert old(tmp_path, command=command, texts=["c.txt"], split="val").texts == ["c.txt"]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
-        (setting("method", to="ablation"), "metric or base is missing"),
-        (setting("importance", to="token"), "counts are not those of the axes"),
-        (setting("heads", to=7), "damaged"),
-        (setting("model", to={}), "no fingerprint"),
-        (setting("model", to=3), "damaged"),
-        (setting("sum", A, to=[1.0]), "values are not those of the units"),
-    ],
-)
-def test_damaged_files_of_0_2_0_are_refused(spoil, message, tmp_path):
-    payload = json.loads(json.dumps(OLD))
-    del payload["models"]
-    spoil(payload)
-    path = tmp_path / "heads.json"
-    path.write_text(json.dumps(payload))
-    with pytest.raises(StatisticsError, match=message) as caught:
-        read_scores(path)
-    assert str(path) in caught.value.message
-
-
 @pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])
 def test_importance_of_ablation_is_what_the_model_loses(metric, found):
     assert scores("ablation", metric=metric).importance()[AT].tolist() == found
@@ -218,9 +195,17 @@ def test_scores_that_do_not_go_together_are_not_merged(other, message):
         merge([scores(), other], ["one.json", "other.json"])
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
+DAMAGES = {
+    "0.2.0": [
+        (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
+        (setting("method", to="ablation"), "metric or base is missing"),
+        (setting("importance", to="token"), "counts are not those of the axes"),
+        (setting("heads", to=7), "damaged"),
+        (setting("model", to={}), "no fingerprint"),
+        (setting("model", to=3), "damaged"),
+        (setting("sum", A, to=[1.0]), "values are not those of the units"),
+    ],
+    "gradient": [
         (setting("format", to="prunecli.gates/1"), "not .prunecli.scores/1"),
         (setting("format", to="prunecli.scores/2"), "Use the prunecli"),
         (setting("method", to="cosine"), "method is 'cosine', not one of gradient"),
@@ -238,20 +223,7 @@ def test_scores_that_do_not_go_together_are_not_merged(other, message):
         (setting("distances", to={AT: [[1.0]]}), "distances of .* not those of its layers"),
         (setting("p_values", to={AT: [1.0, 0.5]}), "p_values are not those of the units"),
     ],
-)
-def test_damaged_files_are_refused(spoil, message, tmp_path):
-    path = tmp_path / "heads.json"
-    payload = {"distances": {}, **scores().to_json()}
-    spoil(payload)
-    path.write_text(json.dumps(payload))
-    with pytest.raises(StatisticsError, match=message) as caught:
-        read_scores(path)
-    assert str(path) in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
+    "all-but-one": [
         (setting("base", to=None), "metric or base is missing"),
         (
             setting("also", to=[{"metric": "bleu", "base": 1.0, "values": {}}]),
@@ -264,14 +236,24 @@ def test_damaged_files_are_refused(spoil, message, tmp_path):
             "reported lacks",
         ),
     ],
+}
+"""Kind of file -> its damages, and what is said of them."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "message"), [(kind, *damage) for kind, own in DAMAGES.items() for damage in own]
 )
-def test_damaged_scores_of_single_heads_are_refused(spoil, message, tmp_path):
+def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
     path = tmp_path / "heads.json"
-    payload = scores("all-but-one").to_json()
+    payload = {**OLD} if kind == "0.2.0" else {"distances": {}, **scores(kind).to_json()}
+    payload = json.loads(json.dumps(payload))
+    if kind == "0.2.0":
+        del payload["models"]
     spoil(payload)
     path.write_text(json.dumps(payload))
-    with pytest.raises(StatisticsError, match=message):
+    with pytest.raises(StatisticsError, match=message) as caught:
         read_scores(path)
+    assert str(path) in caught.value.message
 
 
 def scored(path: Path, kind: Any = "head") -> Scores:
