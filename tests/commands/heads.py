@@ -10,10 +10,11 @@ import numpy as np
 
 from prunecli.commands.prune import prune_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
+from tests.commands import calls
 from tests.commands.calls import call
 from tests.scores import scores_of_all
 
-run = partial(call, prune_heads)
+run, done = partial(call, prune_heads), partial(calls.done, prune_heads)
 
 
 def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
 from prunecli.text.plain import MIXED
+from tests.commands import calls
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
@@ -60,13 +62,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(*arguments: str) -> Result:
-    return call(collect_gates, *arguments)
+run, done = partial(call, collect_gates), partial(calls.done, collect_gates)
 
 
 def test_all_pairs_of_the_text(folder):
-    made = run("model", "--data", "text")
-    assert made.status == 0, made.err
+    made = done("model", "--data", "text")
     assert "eng_Latn-fra_Latn" in made.out
     found = read_gates(folder / "gates.json")
     assert len(found.entries) == 6
@@ -80,8 +80,7 @@ def test_all_pairs_of_the_text(folder):
 def test_files_of_one_pair_merge_into_more(folder):
     (folder / "a").write_text("the hen\n")
     (folder / "b").write_text("la poule\n")
-    made = run("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
-    assert made.status == 0, made.err
+    done("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
     assert list(read_gates(folder / "gates.json").entries) == ["eng_Latn-fra_Latn"]
 
 
@@ -208,7 +207,7 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     collected = text_run(text_folder / "model", "--text", "prose.txt", "--text", "chat=prose.txt")
     assert collected.status == 0, collected.err
     for metric in METRICS:
-        pruned = call(
+        calls.done(
             prune_experts,
             text_folder / "model",
             "--metric",
@@ -220,7 +219,6 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
             "--ratio",
             "0.5",
         )
-        assert pruned.status == 0, pruned.err
     assert (
         "is measured with the whole model in memory"
         in text_run(text_folder / "model", "--text", "prose.txt", "--memory", "1GiB", "--force").err
@@ -233,13 +231,10 @@ def test_text_for_a_model_that_translates_is_refused(text_folder):
 
 
 def test_the_demos_language_model_needs_no_arguments(text_folder):
-    collected = call(collect_gates, "--demo", "lm", "--max-tokens", "300")
-    assert collected.status == 0, collected.err
+    calls.done(collect_gates, "--demo", "lm", "--max-tokens", "300")
     assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
-    pruned = call(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
-    assert pruned.status == 0, pruned.err
-    evaluated = call(evaluate, "--demo", "lm", "--max-sentences", "6")
-    assert evaluated.status == 0, evaluated.err
+    calls.done(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
+    calls.done(evaluate, "--demo", "lm", "--max-sentences", "6")
     full, reduced = json.loads((text_folder / "evaluation.json").read_text())["results"]
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
@@ -260,9 +255,8 @@ def content(path: Path) -> dict[str, Any]:
 
 def test_the_file_is_the_same_but_for_the_command_line(folder):
     arguments = ("model", "--data", "text", "--batch-tokens", "20")
-    assert run(*arguments, "-o", "whole.json").status == 0
-    made = run(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
-    assert made.status == 0, made.err
+    done(*arguments, "-o", "whole.json")
+    made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
     assert content(folder / "whole.json") == content(folder / "layers.json")
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -317,7 +311,7 @@ def test_a_search_that_goes_on_keeps_its_type(folder, monkeypatch):
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
-    assert run(*arguments, "-o", "whole.json", "--compute-dtype", "bf16").status == 0
+    done(*arguments, "-o", "whole.json", "--compute-dtype", "bf16")
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
     monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)

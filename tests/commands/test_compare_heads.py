@@ -8,11 +8,12 @@ import pytest
 from prunecli import demo, results
 from prunecli.commands.compare import compare_heads
 from prunecli.model.checkpoint import open_model
+from tests.commands import calls
 from tests.commands.calls import call
 from tests.commands.heads import scored
 from tests.pictures import pixels
 
-run = partial(call, compare_heads)
+run, done = partial(call, compare_heads), partial(calls.done, compare_heads)
 
 
 @pytest.fixture
@@ -24,8 +25,7 @@ def files(tmp_path):
 
 
 def test_table_picture_and_file(files):
-    result = run("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
-    assert result.status == 0
+    result = done("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
     for text in (
         "a.json and b.json",
         "all",

@@ -11,7 +11,7 @@ from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import call
+from tests.commands.calls import call, done
 from tests.commands.heads import run as prune_heads
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -66,8 +66,7 @@ def test_a_dry_run_explains_and_writes_nothing(folder, monkeypatch):
 
 
 def test_the_layers_that_were_named_have_no_table(folder):
-    made = call(prune_layers, "bart", "--remove", "encoder:0", "--explain")
-    assert made.status == 0, made.err
+    made = done(prune_layers, "bart", "--remove", "encoder:0", "--explain")
     assert "named by --remove; no values." in made.out
     assert ask("pruned-layers", "encoder layer 0").out == (
         "Encoder layer 0 was dropped: named by --remove; it has no value.\n"
@@ -84,7 +83,7 @@ def test_the_layers_that_were_named_have_no_table(folder):
     ],
 )
 def test_refusals_are_two_lines(arguments, said, folder):
-    assert call(prune_layers, "bart", "--remove", "encoder:0").status == 0
+    done(prune_layers, "bart", "--remove", "encoder:0")
     result = ask(*arguments)
     assert result.status in (1, 2)
     assert said in result.err

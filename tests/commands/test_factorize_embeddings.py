@@ -9,6 +9,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
+from tests.commands import calls
 from tests.commands.calls import call
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family
@@ -19,7 +20,7 @@ from tests.tiny import tiny_nllb_moe
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
 
-run = partial(call, factorize_embeddings)
+run, done = partial(call, factorize_embeddings), partial(calls.done, factorize_embeddings)
 
 
 @pytest.fixture
@@ -38,8 +39,7 @@ def folder(tmp_path):
 
 
 def test_the_demo_model_without_any_option(folder):
-    result = run("--epochs", "0")
-    assert result.status == 0, result.err
+    result = done("--epochs", "0")
     assert "No checkpoint given: using the bundled demo model." in result.err
     assert "Factorising both sides (default); input and output share a table." in result.err
     assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
@@ -82,8 +82,7 @@ def test_json_holds_the_same(model):
 
 def test_shared_blocks_and_no_reduction(model):
     small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
-    result = run(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
-    assert result.status == 0, result.err
+    result = done(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
     found = json.loads(result.out)
     rows, width = weights(model)["transformer.wte.weight"].shape
     unit = found["embedding"]["input"]
@@ -106,8 +105,7 @@ def test_shared_blocks_and_no_reduction(model):
     ],
 )
 def test_text_weighs_tokens(model, folder, options, described):
-    result = run(model, *SMALL, *options, "-o", "weighed")
-    assert result.status == 0, result.err
+    result = done(model, *SMALL, *options, "-o", "weighed")
     assert "counts alike" not in result.err
     run(model, *SMALL, "-o", "plain", "--quiet")
     assert not np.array_equal(
@@ -120,8 +118,7 @@ def test_text_weighs_tokens(model, folder, options, described):
 
 def test_a_dry_run_fits_and_writes_nothing(model, folder):
     before = sorted(folder.iterdir())
-    result = run(model, *SMALL, "--dry-run")
-    assert result.status == 0, result.err
+    result = done(model, *SMALL, "--dry-run")
     assert "Dry run: nothing is fitted or written." in result.out
     assert "explained variance" not in result.out
     assert sorted(folder.iterdir()) == before
@@ -139,8 +136,7 @@ def test_a_dry_run_fits_and_writes_nothing(model, folder):
 )
 def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options, why):
     """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
-    result = run(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
-    assert result.status == 0, result.err
+    result = done(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
     after = json.loads(result.out)["embedding_parameters_after"]
     grown = f"51,648 -> {after:,} parameters ({after / 51_648:.1%})"
     assert f"Warning: the embeddings grow, {grown}: " in result.err
@@ -155,27 +151,24 @@ def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model, folder)
 
 
 def test_cache_needs_no_fit(model, folder):
-    assert run(model, *SMALL, "-o", "unit").status == 0
-    result = run("unit", "--cache", "-o", "cached")
-    assert result.status == 0, result.err
+    done(model, *SMALL, "-o", "unit")
+    result = done("unit", "--cache", "-o", "cached")
     assert "nothing is fitted" in result.err
     np.testing.assert_allclose(logits(folder / "cached"), logits(folder / "unit"), rtol=1e-4, atol=1e-5)
-    assert run("unit", "--cache", "-o", "never", "--dry-run").status == 0
+    done("unit", "--cache", "-o", "never", "--dry-run")
 
 
 @pytest.mark.parametrize("options", [("--kind", "define"), ("--no-reduction",)])
 def test_draws_correlations(model, folder, options):
     """The correlations are those of the tables, of the layers, and of the groups of a layer."""
     small = (*SMALL[:2], *SMALL[4:]) if options == ("--no-reduction",) else SMALL
-    result = run(model, *small, *options, "--plot", "maps.png")
-    assert result.status == 0, result.err
+    done(model, *small, *options, "--plot", "maps.png")
     pixels(folder / "maps.png")
 
 
 def test_a_mixture_of_experts(folder):
     source = tiny_nllb_moe(folder / "moe", shards=2, dtype="F16")
-    result = run(source, "--map-dim", "4", "--epochs", "1", "-o", "unit")
-    assert result.status == 0, result.err
+    done(source, "--map-dim", "4", "--epochs", "1", "-o", "unit")
     held = weights(folder / "unit")
     assert {held[name].dtype for name in held if name.startswith("model.shared.")} == {np.dtype(np.float16)}
 

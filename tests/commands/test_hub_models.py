@@ -22,7 +22,7 @@ from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share import share_attention, share_ffn
 from prunecli.tensors.hub.fetch import commit_of
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.tiny import tiny_nllb_moe
@@ -67,8 +67,7 @@ def folder(tmp_path, monkeypatch, hub):
 )
 def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
     command, options = COMMANDS[name]
-    found = call(command, "org/tiny", *options)
-    assert found.status == 0, found.err
+    found = done(command, "org/tiny", *options)
     if name != "inspect":
         assert "Fetching org/tiny at 1a2b3c4 from " in found.err
     if name in REWRITING:
@@ -76,8 +75,7 @@ def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
         assert (step["source"]["path"], step["source"]["revision"]) == ("org/tiny", MAIN_COMMIT)
         weights = (folder / "out/model.safetensors").read_bytes()
     hub.requests.clear()
-    local = call(command, "source", *options, *(("--force",) if name != "inspect" else ()))
-    assert local.status == 0, local.err
+    done(command, "source", *options, *(("--force",) if name != "inspect" else ()))
     assert hub.requests == []
     if name in REWRITING:
         assert (folder / "out/model.safetensors").read_bytes() == weights
@@ -96,13 +94,11 @@ def test_a_fault_of_a_file_names_the_model_not_the_cache(folder, hub):
 def test_two_models_and_a_teacher(folder, hub):
     hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT, "v2")
     _, options = COMMANDS["evaluate"]
-    found = call(evaluate, "org/tiny", "org/tiny@v2", *options)
-    assert found.status == 0, found.err
+    found = done(evaluate, "org/tiny", "org/tiny@v2", *options)
     assert "org/tiny@1a2b3c4" in found.out
     assert "org/tiny@bbbbbbb" in found.out
     training = (*TEXT, *CPU, "--valid-split", "test", "--steps", "1", "--batch-tokens", "100")
-    found = call(finetune, "org/tiny@v2", "--teacher", "org/tiny", *training, "-o", "taught")
-    assert found.status == 0, found.err
+    done(finetune, "org/tiny@v2", "--teacher", "org/tiny", *training, "-o", "taught")
     step = json.loads((folder / "taught/config.json").read_text())["prunecli"]["history"][-1]
     assert step["source"]["revision"] == OTHER_COMMIT
     assert step["arguments"]["teacher"]["revision"] == MAIN_COMMIT
@@ -122,8 +118,7 @@ def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_th
 ):
     command, options = COMMANDS[name]
     refused(call(command, "source", *options, "-o", "source"), "source: overlaps the checkpoint source", 1)
-    found = call(command, "org/tiny", *options, "-o", "org", "--dry-run")
-    assert found.status == 0, found.err
+    done(command, "org/tiny", *options, "-o", "org", "--dry-run")
 
 
 @pytest.mark.parametrize("name", ["prune-experts", "prune-heads", "collect-gates"])
@@ -149,8 +144,7 @@ def test_names_that_lead_nowhere(folder, hub, name, message):
 
 
 def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
-    found = call(inspect, "org/tiny", "--fit", "600KiB")
-    assert found.status == 0, found.err
+    found = done(inspect, "org/tiny", "--fit", "600KiB")
     assert found.out.startswith("org/tiny at 1a2b3c4: nllb-moe, float32, model.safetensors")
     assert "disk" not in found.out
     found = call(inspect, "org/tiny", "--json")
@@ -183,8 +177,7 @@ def _in_this_process(step, replace, quiet):
 def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
     monkeypatch.setattr("prunecli.commands.run._execute", _in_this_process)
     Path("recipe.yaml").write_text(RECIPE)
-    first = call(run, "recipe.yaml")
-    assert first.status == 0, first.err
+    first = done(run, "recipe.yaml")
     assert "full" in first.out
     second = call(run, "recipe.yaml")
     assert "prune: up to date" in second.err
@@ -221,9 +214,8 @@ def test_every_checkpoint_of_a_command_may_be_of_the_hub():
 def test_an_original_of_a_report_may_be_of_the_hub(folder, hub):
     command, options = COMMANDS["prune-heads"]
     (folder / "made").mkdir()
-    assert call(command, "source", *options[:-1], "made/less").status == 0
-    made = call(report, "made", "--original", "org/tiny", "-o", "page.html")
-    assert made.status == 0, made.err
+    done(command, "source", *options[:-1], "made/less")
+    done(report, "made", "--original", "org/tiny", "-o", "page.html")
     assert ">tiny<" in (folder / "page.html").read_text()
 
 

@@ -21,6 +21,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
+from tests.commands import calls
 from tests.commands.calls import Result, call, names, refused
 from tests.gates import gate_statistics
 from tests.reference import released_statistics
@@ -32,7 +33,7 @@ ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for si
 
 OF_GATES = tuple(name for name, metric in METRICS.items() if set(metric.needs) <= set(SUMS))
 
-run = partial(call, prune_experts)
+run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
 
 
 def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
@@ -79,14 +80,12 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 )
 def test_named_languages_and_chosen_ids_need_no_note(model, folder, options):
     (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
-    result = run(model, *options, "--dry-run")
-    assert result.status == 0, result.err
+    result = done(model, *options, "--dry-run")
     assert "No languages named" not in result.err
 
 
 def test_prunes_by_language(model, folder):
-    result = run(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
-    assert result.status == 0, result.err
+    result = done(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
     assert "Written: pruned-experts" in result.out
     found = kept(folder / "pruned-experts")
@@ -103,8 +102,7 @@ def test_prunes_by_language(model, folder):
 
 
 def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
-    result = run(model)
-    assert result.status == 0, result.err
+    result = done(model)
     assert (
         "Experts by importance (default), balance 1:1 (default), granularity global (default), from gates.json"
         in result.err
@@ -121,8 +119,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
     ("metric", "strategy"), zip([*OF_GATES, *WITHOUT_STATISTICS], itertools.cycle(get_args(Strategy)))
 )
 def test_every_metric_and_strategy(metric, strategy, model, folder):
-    result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
-    assert result.status == 0, result.err
+    result = done(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
     summary = json.loads(result.out)
     assert sum(summary["held"].values()) == 64
     assert sum(map(len, summary["kept"].values())) == 32
@@ -134,8 +131,8 @@ def test_a_printed_selection_can_be_applied_again(model, folder):
     options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min", 2)
     printed = run(model, *options, "--dry-run", "--json")
     (folder / "choice.json").write_text(printed.out)
-    assert run(model, "--keep", "choice.json", "-o", "again").status == 0
-    assert run(model, *options, "-o", "direct").status == 0
+    done(model, "--keep", "choice.json", "-o", "again")
+    done(model, *options, "-o", "direct")
     assert kept(folder / "again") == kept(folder / "direct")
 
 
@@ -143,18 +140,16 @@ def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model, folde
     (folder / "gates.json").unlink()
     found = []
     for number, seed in enumerate((1, 1, 2)):
-        result = run(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
-        assert result.status == 0, result.err
+        done(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
         found.append(kept(folder / f"out{number}"))
     assert found[0] == found[1] != found[2]
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
-    assert run(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half").status == 0
-    result = run("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
-    assert result.status == 0, result.err
+    done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
+    result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
     assert sum(json.loads(result.out)["held"].values()) == 32
-    assert run(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct").status == 0
+    done(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct")
     assert kept(folder / "quarter") == kept(folder / "direct")
     with open_model(folder / "quarter") as quarter:
         assert len(quarter.structure.history) == 2
@@ -164,7 +159,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model, folder):
-    assert run(model, "--ratio", 0.5, "-o", "half").status == 0
+    done(model, "--ratio", 0.5, "-o", "half")
     with open_model(folder / "half") as half:
         payload = gates(half, seed=1)
         held = {layer.name: layer.experts for layer in half.require_mixtures()}
@@ -173,16 +168,14 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model, fo
             for name in set(SUMS) - {"tokens"}:
                 entry[name][row] = [v if e in held[layer] else 0 for e, v in enumerate(entry[name][row])]
     write_json(folder / "half.json", payload)
-    result = run("half", "--gates", "half.json", "--ratio", 0.5, "-o", "quarter")
-    assert result.status == 0, result.err
+    done("half", "--gates", "half.json", "--ratio", 0.5, "-o", "quarter")
     assert all(set(ids) < set(held[layer]) for layer, ids in kept(folder / "quarter").items())
 
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):
     with open_model(model) as checkpoint:
         budget = checkpoint.total_bytes
-    result = run(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
-    assert result.status == 0, result.err
+    result = done(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
     assert "10%" in result.out
     assert "batch 1, beam 1, 2 tokens" in result.out
     with open_model(folder / "small") as made:
@@ -199,7 +192,7 @@ def test_history_says_how_many_experts_were_kept(model, folder):
         "fit": ("--fit", "1GiB"),
     }
     for name, options in made.items():
-        assert run(model, *options, "-o", name).status == 0
+        done(model, *options, "-o", name)
         with open_model(folder / name) as checkpoint:
             step = checkpoint.structure.history[-1]
         left = sum(map(len, kept(folder / name).values()))
@@ -222,8 +215,7 @@ def test_history_says_how_many_experts_were_kept(model, folder):
 )
 def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(model, folder, options, says):
     amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
-    result = run(model, *amount, *options, "--quiet", "--dry-run")
-    assert result.status == 0, result.err
+    result = done(model, *amount, *options, "--quiet", "--dry-run")
     assert result.err.count("Decoder layers") == (says is not None)
     assert says is None or says in result.err
 
@@ -233,14 +225,14 @@ def test_published_statistics_and_ids_are_read_as_they_are(model, folder):
     entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
     (folder / "stats.json").write_text(json.dumps({"eng_Latn-X": entry, "X-fra_Latn": entry}))
     languages = ("--source", "eng_Latn", "--target", "fra_Latn")
-    assert run(model, "--gates", "stats.json", *languages, "--ratio", 0.5, "-o", "a").status == 0
+    done(model, "--gates", "stats.json", *languages, "--ratio", 0.5, "-o", "a")
     value = np.array(entry["top1"]) * np.exp(entry["conf1"])
     first = kept(folder / "a")[ENCODER[0]]
     assert set(first) == set(np.argsort(-value[:16])[: len(first)].tolist())
     (folder / "ids.json").write_text(
         json.dumps({"eng_Latn": list(range(64)), "fra_Latn": list(range(0, 64, 2))})
     )
-    assert run(model, "--keep", "ids.json", *languages, "-o", "b").status == 0
+    done(model, "--keep", "ids.json", *languages, "-o", "b")
     assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
 
 
@@ -249,8 +241,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
     (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
     options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min", 3)
-    result = run(model, "--gates", "stats.json", *options)
-    assert result.status == 0, result.err
+    result = done(model, "--gates", "stats.json", *options)
     counts, theta = released_statistics.threshold_counts(layers, 32, 3)
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == counts
     assert (

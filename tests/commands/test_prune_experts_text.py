@@ -14,12 +14,13 @@ from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 from prunecli.tensors.documents import write_json
+from tests.commands import calls
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny
 from tests.gates import gate_statistics
 from tests.reference import weights
 
-run = partial(call, prune_experts)
+run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
 FAMILIES = ("qwen3_moe", "granitemoe", "glm4_moe")
 """Experts of their own tensors, stacked ones, and in groups."""
 
@@ -117,8 +118,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
     }
     save_file({**tensors, **predicting}, model / "model.safetensors", {"format": "pt"})
     write_statistics(tmp_path / "gates.json", model)
-    result = run(model, "--ratio", 0.5, "-o", "out")
-    assert result.status == 0, result.err
+    result = done(model, "--ratio", 0.5, "-o", "out")
     assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"
     found = kept(tmp_path / "out")
@@ -126,8 +126,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
 
 
 def test_by_text_and_by_default_a_quarter_goes(model, folder):
-    result = run(model, "--for", "code", "-o", "out")
-    assert result.status == 0, result.err
+    result = done(model, "--for", "code", "-o", "out")
     for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
     payload = json.loads((folder / "gates.json").read_text())
@@ -143,8 +142,7 @@ def test_by_text_and_by_default_a_quarter_goes(model, folder):
 
 
 def test_experts_that_saw_little_are_told_of(model, folder):
-    result = run(model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
-    assert result.status == 0, result.err
+    result = done(model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
     found = json.loads(result.out)
     layers = [name.removesuffix(".experts") for name in found["kept"]]
     assert found["details"]["few_tokens"] == {name: [3] for name in layers}
@@ -160,10 +158,9 @@ def test_experts_that_saw_little_are_told_of(model, folder):
 
 def test_one_threshold_for_all_layers(model, folder):
     write_statistics(folder / "skewed.json", model, power=3)
-    result = run(
+    result = done(
         model, "--gates", "skewed.json", "--strategy", "global-threshold", "--ratio", 0.35, "-o", "out"
     )
-    assert result.status == 0, result.err
     assert "Threshold theta" in result.err
     with open_model(model) as checkpoint:
         layers = checkpoint.mixtures
@@ -180,8 +177,7 @@ def test_one_threshold_for_all_layers(model, folder):
 
 def test_by_weights_alone(model, folder):
     (folder / "gates.json").unlink()
-    result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
-    assert result.status == 0, result.err
+    done(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
     assert kept(folder / "out") == best(model, by_weights(model), 4)
 
 

@@ -16,7 +16,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, names, refused
-from tests.commands.heads import count, kept, run, scored
+from tests.commands.heads import count, done, kept, run, scored
 from tests.families import tiny_family
 
 FIRST = "model.encoder.layers.0.self_attn"
@@ -37,8 +37,7 @@ def folder(tmp_path, model):
 
 
 def test_prunes_the_least_important_heads(model, folder):
-    result = run(model, "--ratio", 0.5)
-    assert result.status == 0, result.err
+    result = done(model, "--ratio", 0.5)
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
     sums = json.loads((folder / "heads.json").read_text())["values"]
@@ -69,8 +68,7 @@ def test_prunes_the_least_important_heads(model, folder):
 )
 def test_json_of_a_dry_run(metric, normalize, model, folder):
     options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
-    result = run(model, *options)
-    assert result.status == 0, result.err
+    result = done(model, *options)
     summary = json.loads(result.out)
     assert sum(summary["held"].values()) == 28
     assert sum(map(len, summary["kept"].values())) == 18
@@ -89,8 +87,7 @@ def test_only_the_attentions_named_lose_heads(attention, removed, model, folder)
     with open_model(model) as checkpoint:
         values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
         write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
-    result = run(model, "--attention", attention, "--ratio", 0.5)
-    assert result.status == 0, result.err
+    done(model, "--attention", attention, "--ratio", 0.5)
     with open_model(folder / "pruned-heads") as pruned:
         found = [
             sum(4 - layer.num_heads for layer in pruned.layout.attentions if layer.kind == kind)
@@ -100,9 +97,9 @@ def test_only_the_attentions_named_lose_heads(attention, removed, model, folder)
 
 
 def test_layers_keep_their_minimum_or_end_with_no_head(model, folder):
-    assert run(model, "--count", 21, "--min", 1, "-o", "one").status == 0
+    done(model, "--count", 21, "--min", 1, "-o", "one")
     assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
-    assert run(model, "--count", 28, "-o", "none").status == 0
+    done(model, "--count", 28, "-o", "none")
     assert count(folder / "none") == 0
 
 
@@ -112,8 +109,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
         values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
         ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
         write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)
-    result = run(model, "--count", 1)
-    assert result.status == 0, result.err
+    result = done(model, "--count", 1)
     assert "by ablation over 8 examples, not normalised (default)" in result.err
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
@@ -167,8 +163,7 @@ def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     from transformers import LlamaForCausalLM
 
     source = tiny_family(tmp_path / "llama", "llama")
-    result = run(source, "--metric", "random", "--ratio", ratio, "--uniform")
-    assert result.status == 0, result.err
+    result = done(source, "--metric", "random", "--ratio", ratio, "--uniform")
     said = f"{more}{kept_heads} heads stay in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out
@@ -186,8 +181,7 @@ def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path):
     from transformers import Phi3ForCausalLM
 
     source = tiny_family(tmp_path / "phi3", "phi3")
-    result = run(source, "--metric", "random", "--ratio", 0.5, "--uniform")
-    assert result.status == 0, result.err
+    result = done(source, "--metric", "random", "--ratio", 0.5, "--uniform")
     assert "A stock model: plain transformers opens it." in result.out
     stock = Phi3ForCausalLM.from_pretrained(tmp_path / "pruned-heads").eval()
     config = stock.config

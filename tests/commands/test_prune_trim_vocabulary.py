@@ -7,7 +7,7 @@ import pytest
 from prunecli.model.checkpoint import open_model
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import names
-from tests.commands.vocabulary import run
+from tests.commands.vocabulary import done, run
 from tests.contracts.method_contract import digests
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe, write_json
@@ -37,8 +37,7 @@ def folder(tmp_path):
 
 
 def test_trims_to_the_text(model, folder):
-    result = run(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
-    assert result.status == 0, result.err
+    result = done(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
     assert (
         "Written: trimmed-vocabulary (opens only where prunecli is installed: prunecli.load_model"
         in result.out
@@ -76,8 +75,7 @@ def test_trims_to_the_text(model, folder):
 
 
 def test_without_anything_the_demo_is_trimmed(folder):
-    result = run("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
-    assert result.status == 0, result.err
+    result = done("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
     assert "using the bundled demo model" in result.err
     assert '"val"' in result.out  # not its train, in which every token occurs
     assert '"train"' not in result.out
@@ -86,10 +84,9 @@ def test_without_anything_the_demo_is_trimmed(folder):
 
 def test_dry_run_writes_nothing_and_shows_what_would_stay(model, folder):
     before = digests(folder)
-    result = run(
+    result = done(
         model, "--data", "data", "--dry-run", "--min-count", 2, "--multiple-of", 8, "--dtype", "float16"
     )
-    assert result.status == 0, result.err
     assert digests(folder) == before
     for text in ("special and added", "tokens", "parameters", "of the running tokens stay", "Dry run"):
         assert text in result.out
@@ -98,8 +95,7 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model, folder):
 
 def test_tokens_asked_for_stay(model, folder):
     (folder / "keep").write_text("\u2581the\nin\n\n", encoding="utf-8")
-    result = run(model, "--text", "data/val.deu_Latn", "--keep", "keep", "--quiet")
-    assert result.status == 0, result.err
+    done(model, "--text", "data/val.deu_Latn", "--keep", "keep", "--quiet")
     assert load_tokenizer(folder / "trimmed-vocabulary").tokenize("the in") == ["\u2581the", "\u2581", "in"]
 
 
@@ -107,8 +103,7 @@ def test_files_that_would_be_wrong_are_left_out_and_named(folder):
     source = tiny_family(folder / "model", "gpt2")
     (source / "vocab.bpe").write_text("#version: 0.2\n")
     (source / "chat_template.jinja").write_text("x")
-    result = run(source, "--text", "data/val.eng_Latn")
-    assert result.status == 0, result.err
+    result = done(source, "--text", "data/val.eng_Latn")
     assert "vocab.bpe is left out" in result.err
     written = names(folder / "trimmed-vocabulary")
     assert "vocab.bpe" not in written

@@ -16,7 +16,7 @@ from prunecli.errors import (
 )
 from prunecli.model.axes import module_of
 from prunecli.model.parts import AttentionKind, AttentionLayer
-from tests.commands.calls import call, raising, refused
+from tests.commands.calls import call, done, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
@@ -267,8 +267,7 @@ def test_heads_chosen_on_another_file(text_folder):
     """The chosen heads are those that the other file alone gives; their scores are of the file at hand."""
 
     def scores(*arguments):
-        result = call(score_heads, "classifier", *ALONE, "--labelled", *arguments, "--force")
-        assert result.status == 0, result.err
+        done(score_heads, "classifier", *ALONE, "--labelled", *arguments, "--force")
         return json.loads((text_folder / "heads.json").read_text())
 
     both = scores("a.tsv", "--select-data", "b.tsv")

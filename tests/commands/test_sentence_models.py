@@ -12,7 +12,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import call
+from tests.commands.calls import call, done
 from tests.sentence_model import sentence_model
 from tests.tiny import write_json
 
@@ -60,8 +60,7 @@ def check(out: Path) -> None:
 
 @pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))
 def test_modules_go_along(folder, command, options):
-    result = call(command, SOURCE, *options, "-o", "out")
-    assert result.status == 0, result.err
+    result = done(command, SOURCE, *options, "-o", "out")
     assert result.err.count("Left out, as no part of the model: onnx/, tf_model.h5\n") == 1
     check(Path("out"))
     card = Path("out/README.md").read_text()
@@ -69,8 +68,7 @@ def test_modules_go_along(folder, command, options):
     assert (matter["base_model"], matter["library_name"]) == ("org/tiny-sentences", "sentence-transformers")
     assert "# org/tiny-sentences, pruned\n" in card
     assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
-    dry = call(command, SOURCE, *options, "--dry-run", "--json")
-    assert dry.status == 0, dry.err
+    dry = done(command, SOURCE, *options, "--dry-run", "--json")
     assert json.loads(dry.out)["left_out"] == ["onnx/", "tf_model.h5"]
     assert "onnx/, tf_model.h5" in dry.err
     assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
@@ -85,11 +83,10 @@ def test_one_after_another_and_trained(folder):
         "architectures": ["BertForMaskedLM"],
     }
     (masked / "README.md").write_text(CARD)
-    assert call(prune_heads, masked, "--metric", "random", "-o", "one").status == 0
-    result = call(finetune, "one", *TRAINING, "-o", "two", "--json")
-    assert result.status == 0, result.err
+    done(prune_heads, masked, "--metric", "random", "-o", "one")
+    result = done(finetune, "one", *TRAINING, "-o", "two", "--json")
     assert json.loads(result.out)["left_out"] == []
-    assert call(trim_vocabulary, "two", *TEXT, "-o", "three").status == 0
+    done(trim_vocabulary, "two", *TEXT, "-o", "three")
     for path in (Path("one"), Path("two"), Path("three")):
         assert (path / "2_Dense" / "model.safetensors").read_bytes() == (
             SOURCE / "2_Dense" / "model.safetensors"
@@ -116,13 +113,13 @@ def test_a_transformer_in_a_folder_is_pointed_to(folder):
     assert result.status == 1
     assert "old: not a checkpoint (the transformer lies in 0_Transformer, as modules.json says)" in result.err
     assert "Give old/0_Transformer" in result.err
-    assert call(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out").status == 0
+    done(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out")
 
 
 def test_equal_runs_give_equal_cards(folder):
     for name in ("one", "two"):
         Path(name).mkdir()
-        assert call(prune_heads, SOURCE, "--metric", "random", "-o", f"{name}/out").status == 0
+        done(prune_heads, SOURCE, "--metric", "random", "-o", f"{name}/out")
     for file in ("README.md", "config.json"):
         assert Path(f"one/out/{file}").read_bytes() == Path(f"two/out/{file}").read_bytes()
     write_json(Path("one/out/generation_config.json"), {})  # nothing of the source is linked
@@ -133,7 +130,6 @@ def test_equal_runs_give_equal_cards(folder):
 def test_a_class_that_the_tensors_do_not_allow_is_said(folder, name, need):
     config = json.loads((SOURCE / "config.json").read_text())
     write_json(SOURCE / "config.json", {**config, "architectures": [name]})
-    result = call(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
-    assert result.status == 0, result.err
+    result = done(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
     assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)
     assert ("Warning" in result.err) == (need is not None)

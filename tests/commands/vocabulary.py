@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 
 from prunecli.commands.prune import trim_vocabulary
+from tests.commands import calls
 from tests.commands.calls import call
 
-run = partial(call, trim_vocabulary)
+run, done = partial(call, trim_vocabulary), partial(calls.done, trim_vocabulary)
 
 
 def trimmed(source: Path, output: Path, lines: Sequence[str], *options: object) -> Path:
     """Trim `source` to `lines`; returns `output`."""
     file = output.parent / "lines"
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    result = run(source, "--text", file, "-o", output, *options)
-    assert result.status == 0, result.err
+    done(source, "--text", file, "-o", output, *options)
     file.unlink()
     return output

@@ -30,7 +30,7 @@ from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
 from prunecli.text.plain import Corpus
 from prunecli.training import train
-from tests.commands.calls import Result, call, refused
+from tests.commands.calls import Result, call, done, refused
 from tests.families import tiny_family
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
@@ -43,8 +43,7 @@ def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16,
 
 
 def fit(directory: Path, *options: object) -> dict[str, Any]:
-    shown = call(inspect, directory, "--json", "--fit", *options)
-    assert shown.status == 0, shown.err
+    shown = done(inspect, directory, "--json", "--fit", *options)
     return json.loads(shown.out)["fit"]
 
 
@@ -65,8 +64,7 @@ def test_every_ratio_is_what_prune_experts_writes(model_type, tmp_path):
     ways = {way["ratio"]: way for way in found["pruned"] if way["as_stored"]}
     ratio, way = next(iter(ways.items()))
     out = tmp_path / "out"
-    made = call(prune_experts, source, "--metric", "random", "--ratio", ratio, "-o", out)
-    assert made.status == 0, made.err
+    done(prune_experts, source, "--metric", "random", "--ratio", ratio, "-o", out)
     assert way["weight_bytes"] == tensor_bytes(out)
 
 
@@ -89,8 +87,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     assert found["whole"][1]["weight_bytes"] == tensor_bytes(decoded)
     for directory, as_stored in ((source, True), (decoded, False)):
         out = tmp_path / f"out-{as_stored}"
-        made = call(prune_experts, directory, "--metric", "random", "--ratio", 0.5, "-o", out)
-        assert made.status == 0, made.err
+        done(prune_experts, directory, "--metric", "random", "--ratio", 0.5, "-o", out)
         way = next(way for way in found["pruned"] if (way["as_stored"], way["ratio"]) == (as_stored, 0.5))
         assert way["weight_bytes"] == tensor_bytes(out)
     need = found["whole"][1]["needed_bytes"]
@@ -248,8 +245,7 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, more, 
     step = 16 / (4 * 64)  # at 3:1 experts go by the dozen or so
     for fits, ratio in ((True, named), (False, named - step)):
         out = str(folder / f"out-{fits}")
-        pruned = call(prune_experts, "moe", "--metric", "random", "--ratio", str(ratio), *dtype, "-o", out)
-        assert pruned.status == 0, pruned.err
+        done(prune_experts, "moe", "--metric", "random", "--ratio", str(ratio), *dtype, "-o", out)
         again = call(
             COMMANDS[name][0], out, *COMMANDS[name][1][1:], "-o", str(folder / f"r-{fits}"), "--force"
         )
@@ -287,8 +283,7 @@ def test_of_language_models_too(scheme, folder, monkeypatch):
     found = re.search(r"prune-experts glm --ratio ([\d.]+) first \(", made.err)
     assert found, made.err
     assert "More: prunecli inspect glm --fit" in made.err
-    pruned = call(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
-    assert pruned.status == 0, pruned.err
+    done(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
     with open_model(folder / "less") as checkpoint:
         left = sum(2 * info.numel for info in checkpoint.unquantised.values())
     assert left <= 0.9 * free
