@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -197,80 +197,43 @@ class Evaluation(Document):
         Args:
             pairs: with more pairs than this, the scores are not shown by pair. If None, all are shown.
         """
-        scores, count = self.shown_scores, len(self.pairs)
+        scores, count, tables = self.shown_scores, len(self.pairs), self._tables()
         tokens = {numbers(one.main).get("tokens", 0.0) for one in self.results}
-        title = self._title
+        title, tested = self._title, (self.significance or {}).get("of")
         if "tokens" in scores and len(tokens) == 1:
             title += f", {tokens.pop():,.0f} {scores.pop('tokens').title}"
         main = [
             {
                 "checkpoint": one.checkpoint,
-                **self._texts(one, one.main, scores),
+                **self._texts({**_scores(one.main), f"{tested}_p_value": one.p_value}, scores),
                 "difference": self._test(one),
             }
             for one in self.results
         ]
-        tables = [Shown(title, main)]
-        if count > 1 and (pairs is None or count <= pairs):
-            rows = [
-                ({"pair": pair}, [one.pairs.get(pair, {}) for one in self.results]) for pair in self.pairs
-            ]
-            rows.append(({"pair": "mean"}, [one.mean for one in self.results]))
-            tables.append(self._beside("By pair", rows, 1))
-        if self.groups:
-            tables += self._by_group()
-        by_text = [
-            {
-                "text": text,
-                "checkpoint": one.checkpoint,
-                **self._texts(one, one.by_text[text], self.shown_scores, mark=False),
-            }
-            for text in dict.fromkeys(text for one in self.results for text in one.by_text)
-            for one in self.results
-            if text in one.by_text
-        ]
-        return [*tables, Shown("By text", by_text, 2, 2)] if by_text else tables
-
-    def _beside(
-        self, title: str, rows: Sequence[tuple[dict[str, str], Sequence[Mapping[str, Any]]]], keys: int
-    ) -> Shown:
-        """Scores of the checkpoints side by side; a row has its first cells, and the values of each checkpoint."""
-        second = "spbleu" if "spbleu" in self.shown_scores else "bleu"
+        shown = [Shown(title, main)]
+        second = "spbleu" if "spbleu" in scores else "bleu"
         names = ("chrf++", second) if len(self.results) <= WIDE else ("chrf++",)
-        few = {name: score for name, score in self.shown_scores.items() if name in names}
-        cells = [
-            {
-                f"{result.checkpoint} {title}": text
-                for result, own in zip(self.results, values, strict=True)
-                for title, text in self._texts(result, own, few).items()
-            }
-            for _, values in rows
+        few = {name: score for name, score in scores.items() if name in names}
+        if count > 1 and (pairs is None or count <= pairs):
+            rows = [{**row, "pair": f"{row['source']}-{row['target']}"} for row in tables["pairs"]]
+            rows += [{**row, "pair": "mean"} for row in tables["mean"]]
+            shown.append(beside("By pair", rows, {"pair": "pair"}, lambda row: self._texts(row, few)))
+        if self.groups:
+            groups = {"source_group": "from", "target_group": "to", "pairs": "pairs"}
+            title, rows = "Means by group of languages", tables["by_group"]
+            shown.append(beside(title, rows, groups, lambda row: self._texts(row, few)))
+            first = self.results[0].checkpoint
+            rows += [{**row, "source_group": "all", "target_group": ""} for row in tables["mean"]]
+            rows = [row for row in rows if row["checkpoint"] != first]
+            title = f"chrF++, difference from {first} over the pairs"
+            shown += [beside(title, rows, groups, _spread)] if rows else []
+        by_text = tables["by_text"]
+        order = [*dict.fromkeys(row["text"] for row in by_text)]
+        texts = [
+            {"text": row["text"], "checkpoint": row["checkpoint"], **self._texts(row, self.shown_scores)}
+            for row in sorted(by_text, key=lambda row: order.index(row["text"]))
         ]
-        return Shown(title, [{**key, **own} for (key, _), own in zip(rows, cells, strict=True)], keys, keys)
-
-    def _by_group(self) -> list[Shown]:
-        """Means by group of languages; differences from the first checkpoint by group and over all pairs."""
-        first, *others = self.results
-        groups = [
-            {"from": str(one.get("source")), "to": str(one.get("target")), "pairs": str(one.get("pairs"))}
-            for one in first.by_group
-        ]
-        by_group = [dict(enumerate(one.by_group)) for one in self.results]
-        rows = [(group, [own.get(at, {}) for own in by_group]) for at, group in enumerate(groups)]
-        tables = [self._beside("Means by group of languages", rows, 2)]
-        spreads = []
-        for at, group in enumerate([*groups, {"from": "all", "to": "", "pairs": str(len(self.pairs))}]):
-            figures: dict[str, str | None] = {}
-            for one, own in zip(others, by_group[1:], strict=True):
-                values = one.mean if at == len(groups) else own.get(at, {})
-                spread = values.get("difference", {}).get("chrf++", {})
-                figures |= {
-                    f"{one.checkpoint} {name}": maybe(f"{{:{form}}}", spread.get(name))
-                    for name, form in SPREAD.items()
-                }
-            spreads.append({**group, **figures})
-        title = f"chrF++, difference from {first.checkpoint} over the pairs"
-        return [*tables, Shown(title, spreads, 2, 2)] if others else tables
+        return [*shown, Shown("By text", texts, 2, 2)] if texts else shown
 
     @property
     def _title(self) -> str:
@@ -287,25 +250,13 @@ class Evaluation(Document):
             parts = [self.task, ", ".join(map(str, files)) if isinstance(files, list) else "", texts]
         return ", ".join(filter(None, parts))
 
-    def _texts(
-        self,
-        result: Evaluated,
-        values: Mapping[str, Any],
-        scores: Mapping[str, Score],
-        *,
-        mark: bool = True,
-    ) -> dict[str, str | None]:
+    def _texts(self, row: Row, scores: Mapping[str, Score]) -> dict[str, str | None]:
         """Title of each score -> its text, with a star if it differs significantly from the first checkpoint's."""
-        test, found = self.significance, numbers(values)
-        tested = values.get("bootstrap", {})
-        if mark and test is not None and "of" in test:
-            tested = {str(test["of"]): {"p_value": result.p_value}}
-        p_values = {name: numbers(own).get("p_value", 1.0) for name, own in tested.items()}
-        level = 0.0 if test is None else numbers(test).get("level", 0.0)
-        texts: dict[str, str | None] = {}
+        found, texts = numbers(row), dict[str, str | None]()
+        level = numbers(self.significance or {}).get("level", 0.0)
         for name, score in scores.items():
-            star = "*" if p_values.get(name, 1.0) < level else ""
             value = int(found.get(name, 0)) if score.form.endswith("d") else found.get(name, 0)
+            star = "*" if found.get(f"{name}_p_value", 1.0) < level else ""
             texts[score.title] = f"{value:{score.form}}{star}" if name in found else None
         return texts
 
@@ -347,6 +298,35 @@ class Evaluation(Document):
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [{**name, "class": key, "f1": value} for key, value in by_class.items()]
         return found
+
+
+def beside(
+    title: str,
+    rows: Sequence[Row],
+    keys: Mapping[str, str],
+    cells: Callable[[Row], Mapping[str, str | None]],
+) -> Shown:
+    """Checkpoints side by side: rows with the same keys are one, each heading with the checkpoint before it.
+
+    Args:
+        keys: column of `rows` -> heading of a first column.
+        cells: heading -> text, of a row.
+    """
+    found: dict[tuple[str, ...], dict[str, str | None]] = {}
+    for row in rows:
+        key = tuple(str(row.get(name)) for name in keys)
+        own = found.setdefault(key, dict(zip(keys.values(), key, strict=True)))
+        own |= {f"{row['checkpoint']} {heading}": text for heading, text in cells(row).items()}
+    # Only the languages of a row are text.
+    count = min(len(keys), 2)
+    return Shown(title, [*found.values()], count, count)
+
+
+def _spread(row: Row) -> dict[str, str | None]:
+    """How the pairs' chrF++ differs from the first checkpoint's."""
+    return {
+        name: maybe(f"{{:{form}}}", row.get(f"chrf++_difference_{name}")) for name, form in SPREAD.items()
+    }
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:
