@@ -29,26 +29,9 @@ from prunecli.results.gates import read_gates
 from prunecli.text.plain import MIXED
 from tests.commands import calls
 from tests.commands.calls import Result, call, refused
-from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
-INTERRUPTED = """
-import signal, sys
-from prunecli.commands.app import main
-from prunecli.running import runner
-
-real, batches = runner.InMemory.running, []
-
-def run(*arguments, **more):
-    batches.append(1)
-    if len(batches) == 3:
-        signal.raise_signal(signal.SIGINT)
-    return real(*arguments, **more)
-
-runner.InMemory.running = run
-main(sys.argv[1:])
-"""
 MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
 
@@ -82,33 +65,6 @@ def test_files_of_one_pair_merge_into_more(folder):
     (folder / "b").write_text("la poule\n")
     done("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
     assert list(read_gates(folder / "gates.json").entries) == ["eng_Latn-fra_Latn"]
-
-
-def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder):
-    arguments = ("model", "--data", "text", "--batch-tokens", "8", "--compute-dtype", "float32")
-    command = ("collect-gates", *arguments)
-    ((status, _, err),) = ended(start(folder, *command, code=INTERRUPTED, processes=1))
-    assert status == 130, err
-    assert "Kept in .gates.json.partial: the same command goes on from it." in err
-    assert "Interrupted" in err
-    assert "Traceback" not in err
-    assert not (folder / "gates.json").exists()
-    # In processes of their own as well: the tests before this one may have changed how torch computes in this one.
-    whole = _alone(folder, *arguments, "-o", "whole.json")  # another output has nothing to do with it
-    assert "Going on" not in whole
-    assert (folder / ".gates.json.partial").exists()
-    assert "Going on from .gates.json.partial: 2 batches are done." in _alone(folder, *arguments)
-    assert not (folder / ".gates.json.partial").exists()
-    found, wanted = (json.loads((folder / name).read_text()) for name in ("gates.json", "whole.json"))
-    for payload in (found, wanted):
-        del payload["command"]
-    assert found == wanted
-
-
-def _alone(folder: Path, *arguments: str) -> str:
-    ((status, _, err),) = ended(start(folder, "collect-gates", *arguments, processes=1))
-    assert status == 0, err
-    return err
 
 
 @pytest.mark.parametrize(
