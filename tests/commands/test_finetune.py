@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import M2M100ForConditionalGeneration
 
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
@@ -29,6 +31,7 @@ from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.training.state import sole_writer
+from prunecli.training.watch import Watch
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.selections import kept_experts
@@ -39,6 +42,7 @@ from tests.training.runs import lines, parallel
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
 PLAIN = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
 PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+USUAL = (*PAIR, *SMALL, "-o", "out")
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def values(path):
 
 
 def test_a_checkpoint_is_trained(folder):
-    result = _run("model", *PAIR, *SMALL, "-o", "out")
+    result = _run("model", *USUAL)
     assert "Validation" in result.stdout
     assert "4 updates" in result.stdout
     assert "\nA stock model: plain transformers opens it.\n" in result.stdout
@@ -86,7 +90,7 @@ def test_a_checkpoint_is_trained(folder):
 
 
 def test_json_is_the_file(folder):
-    result = _run("model", *PAIR, *SMALL, "-o", "out", "--json", "--quiet", "--dtype", "float32")
+    result = _run("model", *USUAL, "--json", "--quiet", "--dtype", "float32")
     assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
     assert result.stderr == ""
     with open_model("out") as made:
@@ -97,12 +101,10 @@ def test_json_is_the_file(folder):
 def test_a_reduced_model_keeps_its_structure(folder):
     tiny_nllb_moe("moe", experts=8)
     with open_model("moe") as source:
-        layers = ("model.encoder.layers.1.ffn", "model.encoder.layers.3.ffn")
-        kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
-
+        kept = {"model.encoder.layers.1.ffn": (1, 4, 5), "model.encoder.layers.3.ffn": (0, 7)}
         kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
         apply(source, cut(source, kept_experts(kept)), folder / "pruned")
-    _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
+    _run("pruned", "--teacher", "moe", *USUAL)
     with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.axes == before.structure.axes == axes_of("expert", kept, 8)
         assert shim_classes(after.config)
@@ -117,15 +119,13 @@ def test_from_scratch(folder):
     size = write_tokenizer(folder / "config")
     config = {key: value for key, value in tiny_config_of("m2m_100").items() if key != "vocab_size"}
     write_json(folder / "config" / "config.json", config)
-    _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+    _run("--from-scratch", "config", *USUAL)
     with open_model("out") as made:
         assert made.model_type == "m2m_100"
         assert made.config["vocab_size"] == size
         arguments = made.structure.history[-1]["arguments"]
         assert arguments["from_scratch"] == "m2m_100"
         assert arguments["learning_rate"] == 7e-4
-    from transformers import M2M100ForConditionalGeneration
-
     stock, own = (
         M2M100ForConditionalGeneration.from_pretrained("out"),
         prunecli.load_model("out", device="cpu"),
@@ -140,7 +140,7 @@ def test_from_scratch(folder):
 
 def test_a_mixture_from_scratch(folder):
     (tiny_nllb_moe("like", experts=4) / "model.safetensors").unlink()
-    _run("--from-scratch", "like/config.json", *PAIR, *SMALL, "-o", "out")
+    _run("--from-scratch", "like/config.json", *USUAL)
     assert prunecli.load_model("out", device="cpu").config.model_type == "nllb-moe"
 
 
@@ -189,7 +189,7 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
     path = Path("config/config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_ffn_dim": 1 << 38}))
     with pytest.raises(PruneError, match=r"^config/config\.json: its model of [\d,]{15,} parameters takes"):
-        _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+        _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
 
 
@@ -201,13 +201,13 @@ def test_a_config_of_a_damaged_history_from_scratch(folder):
     config["prunecli"]["history"] = "."
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r'config\.json: the value under "prunecli" is damaged'):
-        _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+        _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
 
 
 def test_the_tokenizer_of_another_directory(folder):
     write_json(folder / "config.json", {**tiny_config_of("m2m_100"), "vocab_size": 80})
-    _run("--from-scratch", "config.json", "--tokenizer", "model", *PAIR, *SMALL, "-o", "out")
+    _run("--from-scratch", "config.json", "--tokenizer", "model", *USUAL)
     assert (folder / "out" / "tokenizer.json").is_file()
 
 
@@ -224,11 +224,6 @@ def test_a_classifier(folder):
 
 
 def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
-    import os
-    import signal
-
-    from prunecli.training.watch import Watch
-
     count = Watch.on_step_end
 
     def stop(self, args, state, control, **more):
@@ -238,20 +233,20 @@ def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(Watch, "on_step_end", stop)
-        result = _run("model", *PAIR, *SMALL, "-o", "out")
+        result = _run("model", *USUAL)
     assert result.exit_code == 130
     assert "Stopped after step 3" in result.stderr
     assert "the same command goes on" in result.stderr
     assert not (folder / "out").exists()
-    assert "Going on from step 3" in _run("model", *PAIR, *SMALL, "-o", "out").stderr
+    assert "Going on from step 3" in _run("model", *USUAL).stderr
 
 
 def test_a_second_run_of_an_output_is_told_of_the_first(folder):
     with sole_writer(Path("out")):
         with pytest.raises(OutputError, match=rf"^out: another run trains it now .process {os.getpid()}.\n"):
-            _run("model", *PAIR, *SMALL, "-o", "out")
+            _run("model", *USUAL)
         assert not Path("out.training").exists()
-    assert _run("model", *PAIR, *SMALL, "-o", "out").exit_code == 0
+    assert _run("model", *USUAL).exit_code == 0
     assert not list(folder.glob(".out*"))
 
 
@@ -263,7 +258,7 @@ def test_a_second_run_of_an_output_is_told_of_the_first(folder):
     ],
 )
 def test_an_input_that_changed_is_named_not_its_hash(folder, change, said):
-    _run("model", *PAIR, *SMALL, "-o", "out", "--keep-state")
+    _run("model", *USUAL, "--keep-state")
     text = (folder / change).read_text()
     (folder / change).write_text(text.replace("{", '{"odd": 1,', 1) if "{" in text else "x" + text[1:])
     with pytest.raises(UsageError) as caught:
@@ -274,29 +269,16 @@ def test_an_input_that_changed_is_named_not_its_hash(folder, change, said):
 
 def test_another_checkpoint_and_other_files_are_named(folder):
     tiny_family("other", "m2m_100", dtype="F16", seed=7)
-    _run("model", *PAIR, *SMALL, "-o", "out", "--keep-state")
+    _run("model", *USUAL, "--keep-state")
     with pytest.raises(UsageError, match="the checkpoint was model, now it is other"):
-        _run("other", *PAIR, *SMALL, "-o", "out", "--force")
+        _run("other", *USUAL, "--force")
     (folder / "moved").mkdir()
     for path in (folder / "data").iterdir():
         path.rename(folder / "moved" / path.name.replace("train", "more"))
     with pytest.raises(
         UsageError, match=r"text was train\.eng_Latn, train\.fra_Latn, now it is more\.eng_Latn"
     ):
-        _run(
-            "model",
-            "--data",
-            "moved",
-            *PAIR[2:],
-            "--split",
-            "more",
-            "--max-sentences",
-            39,
-            *SMALL,
-            "-o",
-            "out",
-            "--force",
-        )
+        _run(*("model", *USUAL, "--data", "moved", "--split", "more", "--max-sentences", 39, "--force"))
 
 
 @pytest.mark.parametrize(
@@ -375,12 +357,12 @@ def test_the_demo_without_arguments(folder):
 
 
 @pytest.mark.parametrize(
-    ("device", "capability", "dtype"),
-    [("auto", (7, 0), "float32"), ("auto", (8, 0), "bfloat16")],
+    ("capability", "dtype"),
+    [((7, 0), "float32"), ((8, 0), "bfloat16")],
 )
-def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(device, capability, dtype, monkeypatch):
+def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-    assert Finetune(device=device).with_defaults().dtype == dtype
-    assert Finetune(device=device, dtype="bfloat16").with_defaults().dtype == "bfloat16"
+    assert Finetune(device="auto").with_defaults().dtype == dtype
+    assert Finetune(device="auto", dtype="bfloat16").with_defaults().dtype == "bfloat16"

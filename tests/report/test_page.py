@@ -8,9 +8,6 @@ import json
 import shlex
 import shutil
 
-import typer
-from typer.testing import CliRunner
-
 from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
 from prunecli.model.checkpoint import open_model
@@ -20,6 +17,7 @@ from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
 from prunecli.results.document import header
 from prunecli.tensors.documents import write_json as write_document
+from tests.commands.calls import done
 from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
 from tests.report import results
@@ -29,8 +27,16 @@ from tests.tiny import tiny_nllb_moe, write_json
 HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
 
 
-def page(directory, elsewhere=None) -> Page:
-    return Page(report_page(collect(directory, elsewhere)))
+def page(directory, **files) -> Page:
+    """The page of a directory, after `files` (name -> JSON) are written to it."""
+    for name, payload in files.items():
+        write_json(directory / f"{name}.json", payload)
+    return Page(report_page(collect(directory)))
+
+
+def says(found: Page, *texts: str) -> None:
+    for text in texts:
+        assert text in found.text, text
 
 
 def points(found: Page, caption: str) -> list[tuple]:
@@ -74,11 +80,10 @@ def source_of(directory):
 
 
 def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
-    write_json(tmp_path / "evaluation.json", results.evaluation())
-    write_json(tmp_path / "latency.json", results.latency())
-    found = page(tmp_path)
+    found = page(tmp_path, evaluation=results.evaluation(), latency=results.latency())
     assert found.sections() == ["Quality, size and speed", "Speed and memory"]
-    for text in (
+    says(
+        found,
         "61.5",
         "58.2",
         "1.50M",
@@ -88,18 +93,15 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
         "p = 0.012",
         "25.0%",
         "2 CPU threads",
-    ):
-        assert text in found.text, text
+    )
     assert "chrF++ against parameters" in found.figures
     assert "chrF++ against speed" in found.figures
     assert ("small", 150, 58.25) in points(found, "chrF++ against speed")
 
 
 def test_scores_by_text_and_divergence_by_position(tmp_path):
-    write_json(tmp_path / "lm.json", results.language_model_by_text())
-    found = page(tmp_path)
-    for text in ("By text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
-        assert text in found.text, text
+    found = page(tmp_path, lm=results.language_model_by_text())
+    says(found, "By text", "code", "5.25", "6.25", "prose", "40.5", "41.5")
     assert "KL divergence, nats by position" in found.figures
     assert ("small", 1, 0.5) in points(found, "KL divergence, nats by position")
     assert axis(found, "KL divergence, nats by position", "y").startswith(
@@ -126,8 +128,7 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
     payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
     row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
     payload["results"] = [row | {"checkpoint": name} for name in ("full", *names)]
-    write_json(tmp_path / "evaluation.json", payload)
-    found = page(tmp_path)
+    found = page(tmp_path, evaluation=payload)
     assert {"chrF++ against the experts removed", "chrF++ against parameters"} <= set(found.figures)
     removed = points(found, "chrF++ against the experts removed")
     assert [(name, x) for name, x, _ in removed if name == "full"] == [("full", 0)] * 2, (
@@ -141,10 +142,10 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
 
 def test_models_without_layers_or_tokens_are_reduced(tmp_path):
     base = tiny_nllb_moe(tmp_path / "base")
-    call(prune_layers, base, "--remove", "encoder:1", "-o", tmp_path / "shallow")
-    call(prune_layers, base, "--remove", "decoder:1", "-o", tmp_path / "other")
-    call(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", tmp_path / "a fourth")
-    call(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "half")
+    done(prune_layers, base, "--remove", "encoder:1", "-o", tmp_path / "shallow")
+    done(prune_layers, base, "--remove", "decoder:1", "-o", tmp_path / "other")
+    done(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", tmp_path / "a fourth")
+    done(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "half")
     names = ["base", "shallow", "other", "a fourth", "half"]
     payload = results.evaluation([source_of(tmp_path / name) for name in names])
     payload["results"] = [payload["results"][0] | {"checkpoint": name} for name in names]
@@ -182,8 +183,7 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
     timed = results.latency()
     timed["models"] = payload["models"][:2]
     timed["results"][1]["timings"][0]["speedup"]["deviation"] = 1.2
-    write_json(tmp_path / "latency.json", timed)
-    found = page(tmp_path)
+    found = page(tmp_path, latency=timed)
     assert "small: 60 % smaller, -1.8 chrF++, 1.50x (noisy)" in found.text
     assert "90 % smaller, -40.0 chrF++" in found.text
     assert "50 % smaller" not in found.text
@@ -202,11 +202,9 @@ def test_outputs_stand_side_by_side(tmp_path):
         "reference": "Un chien.",
         "outputs": {"big": "Un chien.", "small": "Un un un"},
     }
-    write_json(tmp_path / "evaluation.json", {**results.evaluation(), "examples": [example]})
-    found = page(tmp_path)
+    found = page(tmp_path, evaluation={**results.evaluation(), "examples": [example]})
     assert "Examples of outputs" in found.figures
-    for text in ("A dog.", "Un chien.", "Un un un"):
-        assert text in found.text
+    says(found, "A dog.", "Un chien.", "Un un un")
     assert facts(collect(tmp_path))["quality"][0]["examples"] == [example]
 
 
@@ -216,9 +214,9 @@ def test_steps_can_be_typed_again(tmp_path, monkeypatch):
     with open_model(tiny_nllb_moe(tmp_path / "base")) as opened:
         write_json(tmp_path / "it's scored.json", scored(opened))
     arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
-    call(prune_experts, "base", *arguments, "-o", "few experts")
-    call(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
-    call(prune_layers, "heads", "--remove", "encoder:1,decoder:0", "-o", "small")
+    done(prune_experts, "base", *arguments, "-o", "few experts")
+    done(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
+    done(prune_layers, "heads", "--remove", "encoder:1,decoder:0", "-o", "small")
     data = collect(tmp_path)
     made = {entry.name: entry for entry in data.checkpoints}
     lines = command_lines(made["small"], data.checkpoints)
@@ -226,7 +224,7 @@ def test_steps_can_be_typed_again(tmp_path, monkeypatch):
     commands = {"prune-experts": prune_experts, "prune-heads": prune_heads, "prune-layers": prune_layers}
     for line in lines:
         name, *words = shlex.split(line, comments=True)[1:]
-        call(commands[name], *words, "--force")
+        done(commands[name], *words, "--force")
     again = {entry.name: entry for entry in collect(tmp_path).checkpoints}
     for name in ("few experts", "heads", "small"):
         assert again[name].fingerprint == made[name].fingerprint
@@ -234,8 +232,7 @@ def test_steps_can_be_typed_again(tmp_path, monkeypatch):
 
 
 def test_speed_against_batch_size(tmp_path):
-    write_json(tmp_path / "latency.json", results.latency((1, 4)))
-    found = page(tmp_path)
+    found = page(tmp_path, latency=results.latency((1, 4)))
     assert "Tokens per second, beam 5, against batch size" in found.figures
     caption = "Tokens per second, beam 5, against batch size"
     assert ("small, batch 4", 4, 600) in points(found, caption)
@@ -246,16 +243,14 @@ def test_speed_against_batch_size(tmp_path):
 
 def test_languages(tmp_path):
     families = {"deu_Latn": "Germanic", "eng_Latn": "Germanic", "fra_Latn": "Romance"}
-    write_json(tmp_path / "languages.json", {**results.languages(), "families": families})
-    found = page(tmp_path)
+    found = page(tmp_path, languages={**results.languages(), "families": families})
     assert found.sections() == ["Languages"]
     tree = "Languages by the encoder experts of their source"
     assert [row.get("family") for row in found.rows(tree, "point")] == ["Germanic", "Germanic", "Romance"]
     assert max(row["distance"] for row in found.rows(tree, "line")) == 1.25
     cell = {"row": "deu_Latn-eng_Latn", "column": "eng_Latn-fra_Latn", "value": 0.25}
     assert cell in found.rows("Jaccard similarity, encoder experts", "rect")
-    for text in ("88%", "36.5", "30", "41"):
-        assert text in found.text, text
+    says(found, "88%", "36.5", "30", "41")
     (bar,) = found.rows(
         "Experts kept by each layer under the global threshold: mean and range over the pairs", "bar"
     )
@@ -263,10 +258,8 @@ def test_languages(tmp_path):
 
 
 def test_similarity(tmp_path):
-    write_json(tmp_path / "similarity.json", results.similarity())
-    found = page(tmp_path)
-    for text in ("CKA, % of the benchmark", "97.2"):
-        assert text in found.text, text
+    found = page(tmp_path, similarity=results.similarity())
+    says(found, "CKA, % of the benchmark", "97.2")
     both = "CKA, encoder: big and small"
     assert found.rows(both, "rect") == [
         {"row": "0.sa", "column": "0.sa", "value": 0.9125}
@@ -281,8 +274,7 @@ def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
         "base": 2.0,
         "without": results.heads()["sum"],
     }
-    write_json(tmp_path / "heads.json", payload)
-    found = page(tmp_path)
+    found = page(tmp_path, heads=payload)
     assert (
         "What the score loses without the head; translation, 10 examples; loss, 2 with all heads"
         in found.text
@@ -321,8 +313,8 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
     with open_model(base) as opened:
         write_json(tmp_path / "heads.json", scored(opened))
-    call(prune_experts, base, "--keep", chosen, "-o", tmp_path / "fewer")
-    call(
+    done(prune_experts, base, "--keep", chosen, "-o", tmp_path / "fewer")
+    done(
         prune_heads,
         tmp_path / "fewer",
         "--scores",
@@ -344,17 +336,9 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     assert "21 of 24" in found.text
     assert len(found.nodes) == 3
     models = [source_of(tmp_path / name) for name in ("base", "small")]
-    write_json(tmp_path / "evaluation.json", results.evaluation(models))
-    found = page(tmp_path)
+    found = page(tmp_path, evaluation=results.evaluation(models))
     assert "chrF++ against parameters" in found.figures, "experts went too: heads alone are no measure"
     assert "chrF++ against the heads removed" not in found.figures
-
-
-def call(command, *arguments):
-    app = typer.Typer()
-    app.command()(command)
-    made = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert made.exit_code == 0, made.exception or made.output
 
 
 def test_names_in_files_stay_text(tmp_path):
@@ -396,8 +380,7 @@ def test_results_with_values_of_another_kind_leave_cells_empty(tmp_path):
     write_json(tmp_path / "latency.json", timed)
     similar = results.similarity()
     similar["successive"] = [{"first": "no such component"}]
-    write_json(tmp_path / "similarity.json", similar)
-    found = page(tmp_path)
+    found = page(tmp_path, similarity=similar)
     assert "7.1" in found.text
     assert "a pair of components that are not there" in found.text
 
@@ -414,17 +397,14 @@ def test_correlations_of_heads(tmp_path):
     write_json(tmp_path / "head-comparison.json", results.head_comparison())
     found = page(tmp_path)
     assert found.sections() == ["Attention heads"]
-    for text in ("de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25"):
-        assert text in found.text, text
+    says(found, "de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25")
 
 
 def test_texts(tmp_path):
     texts = compare_by_text(text_statistics())
-    write_json(tmp_path / "texts.json", texts.to_json())
-    found = page(tmp_path)
+    found = page(tmp_path, texts=texts.to_json())
     assert found.sections() == ["Texts"]
-    for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
-        assert text in found.text, text
+    says(found, "3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp")
 
 
 def test_gate_statistics_of_texts(tmp_path):
