@@ -117,7 +117,7 @@ def serving() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub(tmp_path, monkeypatch):
     """A server that huggingface_hub of this process asks, with an empty cache in `tmp_path / "cache"`."""
     from prunecli.tensors.hub.fetch import commit_of
 

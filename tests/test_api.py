@@ -24,7 +24,7 @@ PAGE = DOCS / "reference" / "api.md"
 NOTEBOOK = DOCS / "tutorials" / "prune-experts.ipynb"
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     for name in prunecli.__all__:
         assert getattr(prunecli, name) is not None, name
     assert set(prunecli.__all__) <= set(dir(prunecli))
@@ -32,28 +32,28 @@ def test_every_public_name_is_there() -> None:
         prunecli.no_such_name
 
 
-def test_importing_prunecli_imports_nothing_heavy() -> None:
+def test_importing_prunecli_imports_nothing_heavy():
     heavy = "{name for name in ('torch', 'transformers', 'pandas') if name in sys.modules}"
     script = f"import sys, prunecli; print({heavy})"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
 
-def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) > 3
-    names: dict[str, object] = {}
+    names = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
 
 
-def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_as_it_stands(tmp_path, monkeypatch):
     """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    names: dict[str, Any] = {}
+    names = {}
     for source in sources:
         exec(compile(source, str(NOTEBOOK), "exec"), names)
     assert names["scores"]["chrf++"].min() > 90
@@ -78,7 +78,7 @@ def functions_of(public: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
-def test_docstrings_say_what_each_thing_is(public: Any) -> None:
+def test_docstrings_say_what_each_thing_is(public):
     described = inspect.getdoc(public) or ""
     assert described, public
     if is_dataclass(public):
@@ -94,7 +94,7 @@ def test_docstrings_say_what_each_thing_is(public: Any) -> None:
         assert function.__name__ == "__init__" or inspect.getdoc(function), function
 
 
-def test_words_that_are_no_choice_are_refused() -> None:
+def test_words_that_are_no_choice_are_refused():
     for make, remedy in (
         (lambda: prunecli.CollectOptions(mode="greedy"), "forced, beam"),
         (lambda: prunecli.FfnOptions(encoder="merge"), "share, keep, drop"),

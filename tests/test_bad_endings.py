@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -28,7 +28,7 @@ KEPT = {f"model.{side}.layers.{n}.ffn": (6, 1, 3) for side in ("encoder", "decod
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return tiny_nllb_moe(tmp_path / "in")
 
 
@@ -69,15 +69,15 @@ def failing_after(calls: int, real: Callable[..., Any], number: int = errno.ENOS
     ],
 )
 def test_full_disk(
-    owner: Any,
-    function: str,
-    dtype: str | None,
-    calls: int,
-    existing: bool,
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner,
+    function,
+    dtype,
+    calls,
+    existing,
+    source,
+    tmp_path,
+    monkeypatch,
+):
     """Wherever it shows: reserving, writing, or with the small files."""
     out = tmp_path / "out"
     if existing:
@@ -92,9 +92,7 @@ def test_full_disk(
     assert (digests(source), digests(out)) == (before, old)
 
 
-def test_a_disk_that_fails_late_keeps_the_old_result(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_late_keeps_the_old_result(source, tmp_path, monkeypatch):
     """The file system notices the fault only when it is asked to sync."""
     out = tmp_path / "out"
     pruned(source, out)
@@ -106,12 +104,10 @@ def test_a_disk_that_fails_late_keeps_the_old_result(
     assert digests(out) == old
 
 
-def test_a_failure_with_force_keeps_the_old_result(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_with_force_keeps_the_old_result(source, tmp_path, monkeypatch):
     """Even one of the last check, when all is written."""
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_):
         raise CheckpointError("the result cannot be opened")
 
     pruned(source, tmp_path / "out")
@@ -155,9 +151,7 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 @pytest.mark.parametrize("existing", [False, True])
-def test_signals_in_the_middle(
-    number: signal.Signals, status: int, existing: bool, source: Path, tmp_path: Path
-) -> None:
+def test_signals_in_the_middle(number, status, existing, source, tmp_path):
     out = tmp_path / "out"
     if existing:
         pruned(source, out)
@@ -206,9 +200,7 @@ def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedPr
         ("unforeseen", "unreserved", "small/out: the disk is full; nothing was written"),
     ],
 )
-def test_disk_that_is_really_full(
-    check: str, reserving: str, message: str, source: Path, tmp_path: Path
-) -> None:
+def test_disk_that_is_really_full(check, reserving, message, source, tmp_path):
     (tmp_path / "small").mkdir()
     command = [sys.executable, "-c", SMALL_DISK, check, reserving, "prune-experts", str(source)]
     command += ["--metric", "random", "--ratio", "0.5", "-o", str(tmp_path / "small" / "out")]

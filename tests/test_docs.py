@@ -123,11 +123,11 @@ def of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=of)
-def test_links_and_anchors_lead_somewhere(path: Path) -> None:
+def test_links_and_anchors_lead_somewhere(path):
     assert broken(path) == []
 
 
-def test_every_page_is_reached_from_the_readme_and_from_the_index() -> None:
+def test_every_page_is_reached_from_the_readme_and_from_the_index():
     for start in (ROOT / "README.md", DOCS / "index.md"):
         reached, waiting = {start}, [start]
         while waiting:
@@ -137,18 +137,18 @@ def test_every_page_is_reached_from_the_readme_and_from_the_index() -> None:
         assert set(DOCS.rglob("*.md")) - reached <= {DOCS / "index.md"}, start
 
 
-def test_every_command_has_a_page_and_every_page_a_command() -> None:
+def test_every_command_has_a_page_and_every_page_a_command():
     assert {path.stem for path in (DOCS / "reference" / "commands").iterdir()} == COMMANDS
 
 
 @pytest.mark.parametrize("path", PAGES, ids=of)
-def test_options_that_a_page_names_exist(path: Path) -> None:
+def test_options_that_a_page_names_exist(path):
     renamed = {old for names in RENAMED.values() for old in names} if path.name == "CHANGELOG.md" else set()
     assert [one for one in unknown(read(path), own_command(path)) if one.split()[1] not in renamed] == []
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
+def test_every_option_of_a_command_is_on_its_page(name):
     page = read(DOCS / "reference" / "commands" / f"{name}.md")
     found = {
         option
@@ -162,18 +162,18 @@ def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
     )
 
 
-def test_tables_of_options_are_those_of_the_commands() -> None:
+def test_tables_of_options_are_those_of_the_commands():
     assert option_tables.main(check=True) == 0, "write them with python -m tools.option_tables"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=of)
-def test_files_that_a_page_names_exist(path: Path) -> None:
+def test_files_that_a_page_names_exist(path):
     folders = "benchmarks|docs|prunecli|recipes|tests"
     files = [text for text in read(path).code if re.fullmatch(rf"(?:{folders})/[\w./-]+", text)]
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def test_code_that_a_page_names_exists() -> None:
+def test_code_that_a_page_names_exists():
     names = {text for page in PAGES for text in read(page).code if re.fullmatch(r"prunecli(\.\w+)+", text)}
     assert len(names) > 40
     assert [name for name in sorted(names) if not is_importable(name)] == []
@@ -189,7 +189,7 @@ def is_importable(name: str) -> bool:
     return True
 
 
-def test_the_checks_see_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_see_faults(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path.resolve())
     page = tmp_path.resolve() / "page.md"
     page.write_text(

@@ -55,7 +55,7 @@ def is_about(name: str, known: set[str]) -> bool:
     return any("_".join(words[:count]) in known for count in range(1, len(words) + 1))
 
 
-def test_every_test_is_named_after_its_module() -> None:
+def test_every_test_is_named_after_its_module():
     paths = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
     astray = [
         path.as_posix()
@@ -67,11 +67,11 @@ def test_every_test_is_named_after_its_module() -> None:
     assert not astray, "\n".join(sorted(astray))
 
 
-def test_exceptions_are_of_tests_that_exist() -> None:
+def test_exceptions_are_of_tests_that_exist():
     assert [name for name in ACROSS if not (TESTS / name).is_file()] == []
 
 
-def test_scripts_import_what_there_is() -> None:
+def test_scripts_import_what_there_is():
     scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").rglob("*.py")]
     for script in scripts:
         for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):

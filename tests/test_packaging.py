@@ -9,9 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,11 +21,11 @@ ADDRESS = "https://forge.invalid/someone/prunecli"
 
 
 @pytest.fixture(scope="module")
-def setup() -> dict[str, Any]:
+def setup():
     return runpy.run_path(str(ROOT / "setup.py"))
 
 
-def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
+def test_links_to_files_become_absolute(setup):
     links = parse(setup["long_description"](README, ADDRESS)).links
     assert all(link.startswith("https://") for link in links)
     own = [re.sub(rf"^{ADDRESS}/(blob|raw)/HEAD/", "", link) for link in links if link.startswith(ADDRESS)]
@@ -50,8 +48,8 @@ def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
         ("x[0](y z)", "x[0](y z)", "x[0](y z)"),
     ],
 )
-def test_other_links_stay(setup: dict[str, Any], text: str, absolute: str, bare: str) -> None:
-    make: Callable[[str, str | None], str] = setup["long_description"]
+def test_other_links_stay(setup, text, absolute, bare):
+    make = setup["long_description"]
     assert make(text, ADDRESS) == make(text, f"{ADDRESS}/") == absolute
     assert make(text, None) == bare
 
@@ -66,7 +64,7 @@ def build(what: str, source: Path, where: Path) -> Path:
     return made
 
 
-def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recipes(tmp_path: Path) -> None:
+def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recipes(tmp_path):
     pytest.importorskip("setuptools", minversion="77")
     made = ("__pycache__", "*.egg-info")
     for folder in FOLDERS:

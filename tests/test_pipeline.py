@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ def config_of(directory: Path) -> dict[str, object]:
     return dict(json.loads((directory / "config.json").read_text()))
 
 
-def test_exact_listing_and_side_files(tmp_path: Path) -> None:
+def test_exact_listing_and_side_files(tmp_path):
     source = tiny(tmp_path / "in", shards=2)
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
     (source / "chat_template.jinja").write_text("{{ x }}")
@@ -93,7 +92,7 @@ def test_exact_listing_and_side_files(tmp_path: Path) -> None:
     assert card.endswith("\n# Original model card\n\n# Tiny\n")
 
 
-def test_summary_counts_by_hand(tmp_path: Path) -> None:
+def test_summary_counts_by_hand(tmp_path):
     path = tiny(tmp_path / "in")
     shapes = tensor_shapes(tiny_config(4, 16, 32, 2, 2, config_of(path)["vocab_size"]))  # type: ignore[arg-type]
     with open_model(path) as source:
@@ -111,7 +110,7 @@ def _product(shape: Sequence[int]) -> int:
     return product
 
 
-def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path: Path) -> None:
+def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path):
     source = tiny(tmp_path / "in")
     config = config_of(source)
     tensors = random_tensors(config)
@@ -122,7 +121,7 @@ def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Path) -> None:
+def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path):
     with open_model(tiny(tmp_path / "in")) as source:
         good = keeping(source, EVEN)
         short = replace(good, outputs=good.outputs[1:])
@@ -135,9 +134,7 @@ def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pipeline, "write_json", lambda path, payload, **_: write_json(path, {**payload, "vocab_size": 1})
     )
@@ -146,7 +143,7 @@ def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_overflow_leaves_nothing(tmp_path: Path) -> None:
+def test_overflow_leaves_nothing(tmp_path):
     source = tiny(tmp_path / "in")
     tensors = random_tensors(config_of(source))
     tensors["model.shared.weight"][0, 0] = 1e6
@@ -157,7 +154,7 @@ def test_overflow_leaves_nothing(tmp_path: Path) -> None:
     rewritten(source, tmp_path / "out", dtype="BF16")
 
 
-def test_existing_output_needs_force(tmp_path: Path) -> None:
+def test_existing_output_needs_force(tmp_path):
     source = tiny(tmp_path / "in")
     rewritten(source, tmp_path / "out")
     with pytest.raises(OutputError, match="exists already"):
@@ -167,15 +164,13 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
         assert kept_ids(made.structure, "expert") == UNEVEN
 
 
-def test_side_files_are_replaced_or_left_out_and_need_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_files_are_replaced_or_left_out_and_need_room(tmp_path, monkeypatch):
     source = tiny(tmp_path / "in")
     for name in ("kept.txt", "changed.txt", "gone.txt"):
         (source / name).write_bytes(b"old")
-    needed: list[int] = []
+    needed = []
 
-    def recording(target: Path, *, needed_bytes: int, **options: Any) -> Any:
+    def recording(target, *, needed_bytes, **options):
         needed.append(needed_bytes)
         return new_directory(target, needed_bytes=needed_bytes, **options)
 
@@ -192,9 +187,7 @@ def test_side_files_are_replaced_or_left_out_and_need_room(
 
 
 @pytest.mark.parametrize(("model_type", "divides"), [("llama", True), ("mistral", False), ("qwen2", False)])
-def test_heads_that_transformers_would_refuse_are_no_stock_model(
-    tmp_path: Path, model_type: str, divides: bool
-) -> None:
+def test_heads_that_transformers_would_refuse_are_no_stock_model(tmp_path, model_type, divides):
     """6 query heads do not divide a width of 32: Llama's config is refused, whatever width it states."""
     from transformers import AutoModelForCausalLM
 
@@ -216,7 +209,7 @@ def test_heads_that_transformers_would_refuse_are_no_stock_model(
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are
-def test_a_mixture_of_experts_without_sparse_layers(tmp_path: Path, step: int) -> None:
+def test_a_mixture_of_experts_without_sparse_layers(tmp_path, step):
     steps = {
         "encoder_sparse_step": step,
         "decoder_sparse_step": step,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.units import TextRun
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import plan_ffn_on_text
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
@@ -23,17 +21,17 @@ ON_CPU = RunOptions(device="cpu")
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Checkpoint:
+def model(tmp_path):
     return open_model(tiny_family(tmp_path / "model", "gpt2"))
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> TextRun:
+def text(tmp_path):
     (tmp_path / "text").write_text("ab cd\nefg\n")
     return TextRun(TextChoice(files=(tmp_path / "text",)), ON_CPU)
 
 
-def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextRun) -> None:
+def test_the_units_that_stay_are_the_most_active(model, text):
     options = NarrowOptions(width=5, metric="activation")
     measured = activations.measure_activations(model, text.choice.read("lm"), text)
     by_hand = {
@@ -43,12 +41,10 @@ def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextRu
     assert plan_widths(model, options.model_copy(update=dict(scores=measured))).kept == by_hand
 
 
-def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
-    model: Checkpoint, text: TextRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[Path] = []
+def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model, text, tmp_path, monkeypatch):
+    ran = []
 
-    def too_large(checkpoint: Checkpoint, *_: object) -> None:
+    def too_large(checkpoint, *_):
         ran.append(checkpoint.path)
         raise MemoryShortError("too large", "smaller", Shortage(checkpoint.path, "cpu", "float32", 1, 1))
 
@@ -59,7 +55,7 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
     assert not ran[0].exists()
 
 
-def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors(tmp_path: Path) -> None:
+def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors(tmp_path):
     (tmp_path / "text").write_text("the hen\nten tins on\n")
     model = open_model(tiny_family(tmp_path / "model", "bert", architectures=["BertModel"]))
     text = TextRun(TextChoice(files=tmp_path / "text"), ON_CPU)

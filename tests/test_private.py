@@ -47,7 +47,7 @@ def config() -> Any:
 
 
 @pytest.mark.parametrize("name", [f"{owner}.{name}" for owner, names in NAMES.items() for name in names])
-def test_exists(name: str) -> None:
+def test_exists(name):
     owner, _, attribute = name.rpartition(".")
     library = torch if owner.startswith(("nn", "cpu", "Tensor")) else transformers
     found = attrgetter(owner)(library)
@@ -55,7 +55,7 @@ def test_exists(name: str) -> None:
     assert hasattr(found() if found is nn.Module else found, attribute)
 
 
-def test_is_hf_initialized() -> None:
+def test_is_hf_initialized():
     """A marked parameter keeps its value."""
     model = private.model_from_config(transformers.LlamaForCausalLM, config())
     for marked in (True, False):
@@ -67,29 +67,29 @@ def test_is_hf_initialized() -> None:
         assert torch.equal(layer.weight, before) == marked
 
 
-def test_attn_implementation() -> None:
+def test_attn_implementation():
     model = private.model_from_config(transformers.LlamaForCausalLM, config(), attn_implementation="eager")
     assert getattr(model.config, private.ATTENTION_FUNCTION) == "eager"
 
 
-def test_decode_special_floats() -> None:
+def test_decode_special_floats():
     written = {"a": {"__float__": "Infinity"}}
     assert private.with_special_floats(transformers.LlamaConfig, written) == {"a": float("inf")}
 
 
-def test_fake_tensors() -> None:
+def test_fake_tensors():
     with private.fake_tensors():
         assert type(torch.empty(2)).__name__ == "FakeTensor"
 
 
-def test_pytree() -> None:
+def test_pytree():
     tree = {"a": (1, [2.0]), "b": 3}
     assert private.pytree().tree_leaves(tree) == [1, 2.0, 3]
     assert private.pytree().tree_map_only(int, str, tree) == {"a": ("1", [2.0]), "b": "3"}
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_onednn_linear_pointwise_and_reorder_linear_weight() -> None:
+def test_onednn_linear_pointwise_and_reorder_linear_weight():
     rows, weight, bias = torch.randn(3, 16), torch.randn(32, 16), torch.randn(32)
     expected = rows @ weight.T + bias
     for given in (weight, private.onednn_packed(weight)):
@@ -97,19 +97,19 @@ def test_onednn_linear_pointwise_and_reorder_linear_weight() -> None:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_is_mkldnn_bf16_supported() -> None:
+def test_is_mkldnn_bf16_supported():
     assert isinstance(private.onednn_has_bfloat16(), bool)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
-def test_qlinear_prepack_and_qlinear_pointwise() -> None:
+def test_qlinear_prepack_and_qlinear_pointwise():
     rows, matrix = torch.tensor([[1, 2]], dtype=torch.uint8), torch.tensor([[3, 4]], dtype=torch.int8)
     packed, half, one = private.int8_packed(matrix), torch.tensor([0.5]), torch.ones(1)
     # (1 * 3 + 2 * 4) / 2 + 1
     assert private.int8_linear(rows, packed, half, one).item() == pytest.approx(6.5)
 
 
-def test_no_other_module_uses_private_names() -> None:
+def test_no_other_module_uses_private_names():
     """Private names of libraries occur in `private` alone; prunecli's own and Python's are listed above."""
     root = Path(prunecli.__file__).parent
     found = [

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.processes import ALONE, ProcessGroup, neighbours, rank, together, undisturbed, world_size
+from prunecli.processes import ALONE, neighbours, rank, together, undisturbed, world_size
 from tests.forked import ended, start
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A model and two languages of text."""
     tiny_nllb_moe(tmp_path / "m", layers=2)
     (tmp_path / "data").mkdir()
@@ -27,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_alone() -> None:
+def test_alone():
     with together() as group:
         assert group is ALONE
     assert (rank(), world_size()) == (0, 1)
@@ -37,14 +36,14 @@ def test_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_what_is_made_of_shares_comes_back_in_order(count: int) -> None:
+def test_what_is_made_of_shares_comes_back_in_order(count):
     items = list(range(7))
     found = at_once(count, lambda group: group.gather_shares([10 * item for item in group.share(items)]))
     assert found == [[10 * item for item in items]] * count
 
 
-def test_where_one_fails_all_end() -> None:
-    def work(group: ProcessGroup) -> None:
+def test_where_one_fails_all_end():
+    def work(group):
         with group.in_step():
             if group.rank == 1:
                 raise OutputError("gates.json: exists already")
@@ -55,7 +54,7 @@ def test_where_one_fails_all_end() -> None:
     assert str(third) == "process 2 of 3 stops: another one has failed"
 
 
-def test_who_shares_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_shares_a_machine(monkeypatch):
     assert neighbours("cpu") == neighbours("cuda") == 1
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert neighbours("cpu") == 8
@@ -65,10 +64,10 @@ def test_who_shares_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert neighbours("cuda") == 2
 
 
-def test_a_signal_waits_for_what_must_be_whole() -> None:
+def test_a_signal_waits_for_what_must_be_whole():
     done = []
 
-    def write() -> None:
+    def write():
         with undisturbed():
             signal.raise_signal(signal.SIGINT)
             done.append("written")
@@ -80,7 +79,7 @@ def test_a_signal_waits_for_what_must_be_whole() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_signal_is_heard_while_the_others_are_waited_for(folder: Path) -> None:
+def test_a_signal_is_heard_while_the_others_are_waited_for(folder):
     """The other is never started: torchrun ends the one that waits, which says so."""
     code = "from prunecli.commands.app import main; main(['collect-gates', 'm', '--data', 'data'])"
     waiting = (
@@ -104,7 +103,7 @@ def test_a_signal_is_heard_while_the_others_are_waited_for(folder: Path) -> None
     assert "process 0 of 2 stops: it was told to" in err
 
 
-def test_evaluate_by_two_processes_equals_one(folder: Path) -> None:
+def test_evaluate_by_two_processes_equals_one(folder):
     arguments = ("evaluate", "m", "--data", "data", "--pairs", "eng_Latn-fra_Latn,fra_Latn-eng_Latn")
     arguments = (*arguments, "--max-new-tokens", "8", "--batch-tokens", "16", "--hypotheses", "h")
     first, second = ended(start(folder, *arguments, "-o", "two.json"))
@@ -119,7 +118,7 @@ def test_evaluate_by_two_processes_equals_one(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
+def test_a_process_that_dies_ends_the_others_with_a_line(folder):
     code = (
         "import os, sys\n"
         "from prunecli.commands.app import main\n"
@@ -137,7 +136,7 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
     assert not (folder / "evaluation.json").exists()
 
 
-def test_processes_that_cannot_join(folder: Path) -> None:
+def test_processes_that_cannot_join(folder):
     code = "import os; from prunecli.commands.app import main; del os.environ['MASTER_ADDR']; main()"
     first, second = start(folder, "evaluate", "m", "--data", "data", code=code)
     second.process.kill()

@@ -19,7 +19,7 @@ from prunecli.progress import duration_text, foretelling, silent
 def test_long_work_is_said_once_after_its_beginning(monkeypatch, whole, line):
     clock = iter([0.0, 4.0, 10.0, 20.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    said: list[str] = []
+    said = []
     opened = foretelling(silent, whole, said.append, "reading", "--few takes less")
     with opened("first", 20) as advance:
         advance(1)
@@ -33,5 +33,5 @@ def test_long_work_is_said_once_after_its_beginning(monkeypatch, whole, line):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.031, "0.03 s"), (75, "75 s"), (500, "8.3 min"), (20000, "5.6 h")]
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds, text):
     assert duration_text(seconds) == text

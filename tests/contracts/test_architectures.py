@@ -193,7 +193,7 @@ class TestDeclaredTensors:
             assert own_norms(stack, stack.ffn)
 
 
-def test_every_family_has_a_record_in_the_tests() -> None:
+def test_every_family_has_a_record_in_the_tests():
     assert set(families.FAMILIES) == set(FAMILIES)
 
 
@@ -339,13 +339,13 @@ class TestOlderCheckpoints:
             checkpoint.check()
 
 
-def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
+def test_a_head_count_that_does_not_divide_the_width_is_refused():
     config = tiny_config_of("llama", num_attention_heads=6, num_key_value_heads=6)
     with pytest.raises(CheckpointError, match="hidden_size/num_attention_heads is 32 / 6"):
         resolve(FAMILIES["llama"], config, Structure()).shapes
 
 
-def test_a_family_of_one_kind_is_not_another(tmp_path: Path) -> None:
+def test_a_family_of_one_kind_is_not_another(tmp_path):
     directory = tiny_nllb_moe(tmp_path / "model")
     config = tiny_config_of("m2m_100")
     write_json(directory / "config.json", config)

@@ -236,7 +236,7 @@ class TestComposition(AttentionSharing):
         torch.testing.assert_close(logits(short), logits(copies), rtol=1e-5, atol=1e-5)
 
 
-def test_integers_are_not_merged(tmp_path: Path) -> None:
+def test_integers_are_not_merged(tmp_path):
     """Whichever of those that would be merged they are."""
     source = tiny_family(tmp_path / "source", "bart")
     name = "model.encoder.layers.1.self_attn.q_proj.weight"

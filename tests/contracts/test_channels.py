@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
@@ -26,7 +24,7 @@ STEP = {"command": "test"}
 
 
 @pytest.fixture(scope="module", params=["llama", "granite"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / request.param
     if request.param == "llama":
         return tiny_family(folder, "llama")
@@ -38,7 +36,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_cut_model_is_the_one_over_its_channels(model: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_a_cut_model_is_the_one_over_its_channels(model, tmp_path, data):
     with open_model(model) as checkpoint:
         (axis,) = axes_of(checkpoint, "channel")
         heads = checkpoint.config["num_attention_heads"]
@@ -60,7 +58,7 @@ def test_a_cut_model_is_the_one_over_its_channels(model: Path, tmp_path: Path, d
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_result_states_what_would_follow(tmp_path: Path) -> None:
+def test_a_result_states_what_would_follow(tmp_path):
     cutting.saved("qwen2", tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         (axis,) = axes_of(checkpoint, "channel")
@@ -78,13 +76,13 @@ def test_a_result_states_what_would_follow(tmp_path: Path) -> None:
         ("voxtral", "other sizes go with their number"),  # sounds have a width of their own
     ],
 )
-def test_widths_that_say_more_are_refused(model_type: str, reason: str, tmp_path: Path) -> None:
+def test_widths_that_say_more_are_refused(model_type, reason, tmp_path):
     cutting.saved(model_type, tmp_path)
     with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match=reason):
         axes_of(checkpoint, "channel")
 
 
-def test_tensors_that_the_class_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_tensors_that_the_class_does_not_have_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     cutting.saved("granite", tmp_path)
@@ -95,10 +93,10 @@ def test_tensors_that_the_class_does_not_have_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
-def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one(model_type: str, tmp_path: Path) -> None:
+def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one(model_type, tmp_path):
     """Stacked experts lose experts, hidden units and channels, on three dimensions of a tensor."""
     cutting.saved(model_type, tmp_path / "model")
-    kinds: tuple[Kind, ...] = ("unit", "expert", "channel", "layer")
+    kinds = ("unit", "expert", "channel", "layer")
     with open_model(tmp_path / "model") as checkpoint:
         every = [{axis.name: axis.ids[1::2] for axis in axes_of(checkpoint, kind)} for kind in kinds]
     every.append({name: ids for kept in every for name, ids in kept.items()})

@@ -197,16 +197,16 @@ class TestReductions:
     ("case", "order"),
     [("nllb-moe", TRAINED[1]), ("m2m_100", TRAINED[0]), ("qwen2", TRAINED[1])],
 )
-def test_reductions_and_training_compose(case: str, order: tuple[str, ...], tmp_path: Path) -> None:
+def test_reductions_and_training_compose(case, order, tmp_path):
     wanted = order_of(case, order)
     *_, last = composed(case, wanted, tmp_path / "made")
     check(last, wanted)
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "t5", "phi3"])
-def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) -> None:
+def test_the_order_changes_only_the_tables_of_tokens(case, tmp_path):
     """They are fitted to the rows that there are."""
-    held: list[Any] = []
+    held = []
     for number, order in enumerate(ORDERS[:2]):
         wanted = order_of(case, order)
         *_, last = composed(case, wanted, tmp_path / str(number))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ prune = partial(call, prune_experts)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, lines in (("prose", PROSE), ("code", CODE)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
@@ -116,7 +116,7 @@ def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) ->
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
+def test_the_full_model_with_means(model_type, folder):
     from transformers import AutoModelForCausalLM
 
     source = measured(folder, model_type)
@@ -139,7 +139,7 @@ def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
     full = stock_class(model_type).from_pretrained(source).eval()
-    means: dict[str, dict[int, Tensor]] = {}
+    means = {}
     for number, (layer, name) in enumerate(zip(layers, expert_modules(full), strict=True)):
         total, tokens = (sum(own[number][part] for own in by_hand) for part in (0, 1))
         gone = [expert for expert in range(8) if expert not in kept[layer.name]]
@@ -160,7 +160,7 @@ def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
         stock_class(model_type).from_pretrained("out")
 
 
-def test_as_vllm_reads_it(folder: Path) -> None:
+def test_as_vllm_reads_it(folder):
     source = measured(folder, "mixtral")
     result = prune(
         source,
@@ -197,7 +197,7 @@ def test_as_vllm_reads_it(folder: Path) -> None:
     assert any(name.endswith("gate.weight") for name in set(before) & set(after))
 
 
-def test_it_is_evaluated_and_changed_no_more(folder: Path) -> None:
+def test_it_is_evaluated_and_changed_no_more(folder):
     measured(folder, "qwen3_moe")
     assert prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out").status == 0
     result = call(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
@@ -245,7 +245,7 @@ def cut_off(folder: Path) -> None:
         (cut_off, "is damaged"),
     ],
 )
-def test_bad_sums_are_said_plainly(folder: Path, damage: Callable[[Path], None], said: str) -> None:
+def test_bad_sums_are_said_plainly(folder, damage, said):
     measured(folder, "qwen3_moe")
     damage(folder)
     for metric in ("reap", "random"):
@@ -254,12 +254,12 @@ def test_bad_sums_are_said_plainly(folder: Path, damage: Callable[[Path], None],
     assert not (folder / "out").exists()
 
 
-def test_stacked_experts_are_refused(folder: Path) -> None:
+def test_stacked_experts_are_refused(folder):
     measured(folder, "granitemoe")
     refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), "are stacked in one tensor", 1)
 
 
-def test_layer_by_layer_to_the_last_bit(folder: Path) -> None:
+def test_layer_by_layer_to_the_last_bit(folder):
     measured(folder, "deepseek_v3")
     again = (
         "--lines",
@@ -284,14 +284,14 @@ def test_layer_by_layer_to_the_last_bit(folder: Path) -> None:
         assert (values == other[key]).all()
 
 
-def test_experts_that_hand_out_no_outputs(folder: Path) -> None:
+def test_experts_that_hand_out_no_outputs(folder):
     source = save_tiny(folder / "full", "llama4_text")
     write_plain_tokenizer(source)
     refused(collect(source, "--text", "prose=prose", "--mean-outputs"), "hand out no outputs", 1)
     assert not (folder / "gates.json").exists()
 
 
-def test_a_text_without_sums(folder: Path) -> None:
+def test_a_text_without_sums(folder):
     measured(folder, "qwen3_moe")
     path = folder / "gates.outputs.safetensors"
     stored = OutputSums.read(path)

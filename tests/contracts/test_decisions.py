@@ -154,9 +154,7 @@ def source_of(case: str, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=CHOICES)
-def result(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, Rewrite]:
+def result(request, tmp_path_factory):
     case, part, decide = CHOICES[request.param]
     tmp_path = tmp_path_factory.mktemp("result")
     with open_model(source_of(case, tmp_path / "source")) as source:
@@ -165,7 +163,7 @@ def result(
     return part, tmp_path / "out", rewrite
 
 
-def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, Path, Rewrite]) -> None:
+def test_the_kept_are_exactly_those_that_the_result_tells_of(result):
     part, out, rewrite = result
     decision = rewrite.decision
     assert decision is not None
@@ -191,7 +189,7 @@ def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, 
         if not told.least:  # then the cut says it all
             assert (place.kept & below <= needed).all()
     named = kept_ids(rewrite.structure, part)
-    kept_in: dict[str, list[int]] = {}
+    kept_in = {}
     for place in told.places:  # the groups of a router have one name
         kept_in.setdefault(place.side if part == "layer" else place.module, []).extend(
             place.ids[place.kept].tolist()
@@ -199,7 +197,7 @@ def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, 
     assert {name: tuple(kept_in[name]) for name in named} == named
 
 
-def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
+def test_any_component_is_explained(result):
     part, out, rewrite = result
     explained = Explained.open(out)
     assert rewrite.decision is not None
@@ -220,14 +218,14 @@ def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
         assert ("was kept" if place.kept[at] else "was dropped") in answer.text
 
 
-def test_every_pruning_command_shows_it() -> None:
+def test_every_pruning_command_shows_it():
     known = {name for names in COMMANDS.values() for name in names}
     explaining = {name for name, parameters in parameters().items() if "explain" in parameters}
     assert explaining == {*PRUNING}
     assert {name for name in known if name.startswith(("prune-", "trim-"))} <= explaining
 
 
-def test_later_steps_carry_it_along(tmp_path: Path) -> None:
+def test_later_steps_carry_it_along(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
         options = ExpertOptions(metric="random", ratio=0.5)
         apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
@@ -267,7 +265,7 @@ def hostile(decision: Decision, **changes: object) -> dict[str, object]:
         {"reason": [0, 0, 200]},
     ],
 )
-def test_hostile_files_are_refused_in_a_line(changes: dict[str, object], tmp_path: Path) -> None:
+def test_hostile_files_are_refused_in_a_line(changes, tmp_path):
     with open_model(tiny_family(tmp_path / "source", "llama")) as source:
         rewrite = by_layers(LayerOptions(count=1))(source)
         apply(source, rewrite, tmp_path / "out")

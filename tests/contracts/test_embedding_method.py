@@ -63,17 +63,17 @@ a_unit_of_every_layout = pytest.mark.parametrize(
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> str:
+def case(request):
     return str(request.param)
 
 
 @pytest.fixture
-def family(case: str) -> Family:
+def family(case):
     return CASES[case]
 
 
 @pytest.fixture
-def source(case: str, tmp_path: Path) -> Path:
+def source(case, tmp_path):
     return tiny_family(tmp_path / "source", case)
 
 
@@ -281,15 +281,15 @@ class TestOpening:
 
 
 @pytest.mark.parametrize("case", [case for case in own_layouts(CASES) if CASES[case].task == "translation"])
-def test_generates_as_the_replaced_model_does(family: Family, source: Path, tmp_path: Path) -> None:
+def test_generates_as_the_replaced_model_does(family, source, tmp_path):
     out = factorised(source, tmp_path / "out", side="both")
     ids = torch.tensor([[5, 6, 7, 8, 2]])
-    options: dict[str, Any] = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
+    options = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
     expected = replaced(load(source), family, out).generate(ids, **options)
     assert torch.equal(load(out).generate(ids, **options), expected)
 
 
-def test_writes_the_type_that_is_asked_for(tmp_path: Path) -> None:
+def test_writes_the_type_that_is_asked_for(tmp_path):
     source = tiny_family(tmp_path / "source", "gpt2")
     out = factorised(source, tmp_path / "out", dtype="bfloat16")
     with open_model(out) as made:
@@ -369,7 +369,7 @@ class TestOtherMethods:
         ),
     ],
 )
-def test_says_what_was_done(options: dict[str, Any], described: str, tmp_path: Path) -> None:
+def test_says_what_was_done(options, described, tmp_path):
     out = factorised(tiny_family(tmp_path / "source", "bart"), tmp_path / "out", **options)
     with open_model(out) as opened:
         assert describe_embeddings(opened.layout.require_tables()) == described

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +17,7 @@ SIDES = ("input", "output", "both")
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_factorised_table(side: str, tmp_path: Path) -> None:
+def test_a_factorised_table(side, tmp_path):
     out = factorised(tiny_family(tmp_path / "source", "nllb-moe"), tmp_path / "out", side=side)
     with open_model(out) as opened, pytest.raises(UsageError, match="is factorised already"):
         decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
@@ -31,7 +28,7 @@ def test_a_factorised_table(side: str, tmp_path: Path) -> None:
     ("model_type", "name"),
     [("bert", "BertForSequenceClassification"), ("llama", "LlamaForSequenceClassification")],
 )
-def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_path: Path) -> None:
+def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     source = tiny_family(tmp_path / "source", model_type, architectures=[name])
     with (
         open_model(source) as opened,
@@ -51,14 +48,14 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
         ({"side": "output"}, "are for the unit of the input"),
     ],
 )
-def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be(options, message, tmp_path):
     with open_model(tiny_family(tmp_path / "source", "bart")) as opened:
         with pytest.raises(UsageError, match=message) as caught:
             decided(opened, **options)
         assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_a_damaged_structure(tmp_path: Path) -> None:
+def test_a_damaged_structure(tmp_path):
     source = tiny_family(tmp_path / "source", "bart")
     mark = {"version": 1, "embedding": {"input": {"kind": "projective", "map_dim": True}}}
     write_copy(source, tmp_path / "odd", weights(source), prunecli=mark)
@@ -67,7 +64,7 @@ def test_a_damaged_structure(tmp_path: Path) -> None:
     assert str(tmp_path / "odd") in str(caught.value)
 
 
-def test_a_value_that_is_not_finite(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite(tmp_path):
     source = tiny_family(tmp_path / "source", "gpt2")
     held = weights(source)
     held["transformer.wte.weight"][7, 3] = np.nan

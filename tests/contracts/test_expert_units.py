@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
     return [axis for axis in axes_of(checkpoint, "unit") if axis.keys]
 
 
-def test_norms_are_those_of_each_expert(tmp_path: Path) -> None:
+def test_norms_are_those_of_each_expert(tmp_path):
     source = save_tiny(tmp_path / "source", "qwen3_moe")
     with open_model(source) as checkpoint:
         plan = plan_widths(checkpoint, NarrowOptions(metric="norms", experts=True, width=8))
@@ -44,7 +43,7 @@ def test_norms_are_those_of_each_expert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
-def test_activations_are_weighted_by_the_router(model_type: str, tmp_path: Path) -> None:
+def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
     from tests.reference.expert_units import squared_activations
 
@@ -66,7 +65,7 @@ def test_activations_are_weighted_by_the_router(model_type: str, tmp_path: Path)
         assert found["counts"][name] == max(tokens[name], 1)
 
 
-def test_one_number_for_all(tmp_path: Path) -> None:
+def test_one_number_for_all(tmp_path):
     with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
         axis = expert_axes(checkpoint)[0]
         with pytest.raises(UsageError, match=r"config\.json has one number for both"):
@@ -75,7 +74,7 @@ def test_one_number_for_all(tmp_path: Path) -> None:
             plan_widths(checkpoint, NarrowOptions(experts=True, uniform=False))
 
 
-def test_a_dense_model_has_none(tmp_path: Path) -> None:
+def test_a_dense_model_has_none(tmp_path):
     from tests.families import tiny_family
 
     with (
@@ -85,7 +84,7 @@ def test_a_dense_model_has_none(tmp_path: Path) -> None:
         plan_widths(checkpoint, NarrowOptions(experts=True, metric="norms"))
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path):
     source = save_tiny(tmp_path / "source", "qwen3_moe")
     write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
@@ -97,7 +96,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["moe_intermediate_size"] == 8
 
 
-def test_widths_are_those_that_transformers_runs(tmp_path: Path) -> None:
+def test_widths_are_those_that_transformers_runs(tmp_path):
     """8 or 16 of 24 units can stay, unless asked otherwise."""
     options = NarrowOptions(experts=True, metric="norms", width=12)
     with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:

@@ -286,7 +286,7 @@ def ffns(source: Checkpoint) -> Rewrite:
     return made_of(source, SHARING["nllb-moe"].options)
 
 
-def test_experts_heads_and_ffns_go_in_any_order(tmp_path: Path) -> None:
+def test_experts_heads_and_ffns_go_in_any_order(tmp_path):
     source = tiny_family(tmp_path / "source", "nllb-moe")
     steps = {"experts": experts, "heads": heads, "ffns": ffns}
     found = []
@@ -303,7 +303,7 @@ def test_experts_heads_and_ffns_go_in_any_order(tmp_path: Path) -> None:
     assert all(one == found[0] for one in found)
 
 
-def test_an_even_width_is_a_stock_model(tmp_path: Path) -> None:
+def test_an_even_width_is_a_stock_model(tmp_path):
     """Each layer of a group of its own, all of another width."""
     import torch
 
@@ -340,7 +340,7 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
 
 
 @pytest.mark.parametrize("case", ["bart", "t5", "bert", "gpt2", "phi3", "gemma2"])
-def test_ffn_structure_an_even_width_is_a_stock_model(case: str, tmp_path: Path) -> None:
+def test_ffn_structure_an_even_width_is_a_stock_model(case, tmp_path):
     import transformers
 
     source = tiny(tmp_path / "source", case)
@@ -354,7 +354,7 @@ def test_ffn_structure_an_even_width_is_a_stock_model(case: str, tmp_path: Path)
     torch.testing.assert_close(logits_of(stock), logits(tmp_path / "out"))
 
 
-def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
+def test_each_side_may_have_its_own_even_width(tmp_path):
     names = LAYOUTS["m2m_100"].names
     with open_model(tiny(tmp_path / "source", "m2m_100")) as source:
         made = narrowed(source, {name: 20 if ".encoder." in name else 30 for name in names})
@@ -365,7 +365,7 @@ def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
         assert (encoder.config["encoder_ffn_dim"], encoder.config["decoder_ffn_dim"]) == (20, 48)
 
 
-def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
+def test_one_key_for_both_sides_needs_one_width(tmp_path):
     with open_model(tiny(tmp_path / "source", "t5")) as source:
         made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
         assert shim_classes(made.config)
@@ -373,7 +373,7 @@ def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "gpt2"])
-def test_uneven_widths_have_a_type_of_their_own(case: str, tmp_path: Path) -> None:
+def test_uneven_widths_have_a_type_of_their_own(case, tmp_path):
     """A dense FFN of NLLB-MoE that is narrower than the experts is uneven too."""
     source = tiny(tmp_path / "source", case)
     names = list(LAYOUTS[case].names)[: None if case == "nllb-moe" else 1]
@@ -384,7 +384,7 @@ def test_uneven_widths_have_a_type_of_their_own(case: str, tmp_path: Path) -> No
     assert torch.isfinite(logits_of(load(tmp_path / "out"))).all()
 
 
-def test_uneven_widths_can_become_stock_again(tmp_path: Path) -> None:
+def test_uneven_widths_can_become_stock_again(tmp_path):
     source, names = tiny(tmp_path / "source", "gpt2"), list(LAYOUTS["gpt2"].names)
     written(source, lambda opened: narrowed(opened, {names[1]: 20}), tmp_path / "one")
     written(tmp_path / "one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
@@ -393,7 +393,7 @@ def test_uneven_widths_can_become_stock_again(tmp_path: Path) -> None:
     assert "auto_map" not in config
 
 
-def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) -> None:
+def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path):
     source = tiny(tmp_path / "source", "bert")
     first, second, third = LAYOUTS["bert"].names
     shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
@@ -403,7 +403,7 @@ def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) ->
         assert made.structure.shared == {second: first}
 
 
-def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> None:
+def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path):
     """The result would still hold what its config says is shared."""
     source = tiny(tmp_path / "source", "bert")
     first, second, _ = LAYOUTS["bert"].names

@@ -196,7 +196,7 @@ class TestToBFloat16(LayerPruning, WrittenFiles, MethodContract):
 
 
 @pytest.mark.parametrize("changes", [{"layer_types": None}])
-def test_alternating_windows_stay_with_their_layers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_alternating_windows_stay_with_their_layers(tmp_path, changes):
     """By a list or by Gemma 2's rule."""
     with open_model(tiny_family(tmp_path / "source", "gemma2", **changes)) as opened:
         sliding, full = "sliding_attention", "full_attention"
@@ -204,13 +204,13 @@ def test_alternating_windows_stay_with_their_layers(tmp_path: Path, changes: dic
         assert made_of(opened, LayerOptions(remove="1")).config["layer_types"] == [sliding] * 2
 
 
-def test_windows_from_a_layer_on_stay_with_their_layers(tmp_path: Path) -> None:
+def test_windows_from_a_layer_on_stay_with_their_layers(tmp_path):
     with open_model(tiny_family(tmp_path / "source", "qwen2", **CHANGES["qwen2"])) as opened:
         assert made_of(opened, LayerOptions(remove="0")).config["max_window_layers"] == 0
         assert made_of(opened, LayerOptions(remove="1")).config["max_window_layers"] == 1
 
 
-def test_a_layer_that_knows_its_number_keeps_it(tmp_path: Path) -> None:
+def test_a_layer_that_knows_its_number_keeps_it(tmp_path):
     source = tiny_family(tmp_path / "source", "gpt2", scale_attn_by_inverse_layer_idx=True)
     with open_model(source) as opened:
         with pytest.raises(UnsupportedModelError, match="depends on its number"):
@@ -223,13 +223,13 @@ def test_a_layer_that_knows_its_number_keeps_it(tmp_path: Path) -> None:
         torch.testing.assert_close(logits(tmp_path / "out"), logits_of(model), rtol=1e-5, atol=1e-5)
 
 
-def test_one_layer_of_each_stack_stays(tmp_path: Path) -> None:
+def test_one_layer_of_each_stack_stays(tmp_path):
     source = tiny_family(tmp_path / "source", "bart")
     with open_model(source) as opened, pytest.raises(UsageError, match="would stay"):
         made_of(opened, LayerOptions(remove="decoder:0,1,encoder:0"))
 
 
-def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
+def test_scores_of_the_original_follow_their_layers(tmp_path):
     """Layer 0 goes, then what was layer 1."""
     source = tiny_family(tmp_path / "source", "gpt2")
     with open_model(source) as opened:
@@ -251,7 +251,7 @@ def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
         assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
 
 
-def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
+def test_gates_of_the_original_follow_their_layers(tmp_path):
     """The encoder layer 1 goes, and the sparse layer 3 becomes number 2."""
     source = tiny_family(tmp_path / "source", "nllb-moe")
     with open_model(source) as opened:

@@ -141,7 +141,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("model_type", [*(name for name in TINY if name not in ALIKE), *FOUND])
-def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path) -> None:
+def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
     source, output = save_tiny(tmp_path / "source", model_type), tmp_path / "pruned"
     with open_model(source) as checkpoint:
         kept = choose(checkpoint)
@@ -170,7 +170,7 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
-def test_layers_with_numbers_of_their_own(model_type: str, tmp_path: Path) -> None:
+def test_layers_with_numbers_of_their_own(model_type, tmp_path):
     from transformers import AutoModelForCausalLM
 
     source, output, again = (
@@ -201,7 +201,7 @@ def test_layers_with_numbers_of_their_own(model_type: str, tmp_path: Path) -> No
             stock_class(model_type).from_pretrained(path)
 
 
-def test_they_are_measured_and_pruned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     """In memory and layer by layer; what then has one number for all layers is a stock model again."""
     source, output = save_tiny(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
     write_plain_tokenizer(source)
@@ -231,7 +231,7 @@ def test_they_are_measured_and_pruned_again(tmp_path: Path, monkeypatch: pytest.
     ("model_type", "config"),
     [("switch_transformers", {}), ("kimi_linear", {"quantization_config": {"quant_method": "fp8"}})],
 )
-def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], tmp_path: Path) -> None:
+def test_where_layers_must_be_alike(model_type, config, tmp_path):
     source = save_tiny(tmp_path / "source", model_type)
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
@@ -242,7 +242,7 @@ def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], 
             cut(checkpoint, kept_experts(kept))
 
 
-def test_a_limit_that_is_none_stays_infinity(tmp_path: Path) -> None:
+def test_a_limit_that_is_none_stays_infinity(tmp_path):
     """Nemotron-H's published configs have such a limit; transformers 5 writes it in a form of its own."""
     source, output = save_tiny(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
     path = source / "config.json"
@@ -273,7 +273,7 @@ def to_float8(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
 
 
-def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
+def test_experts_in_float8_stay_as_they_are(tmp_path):
     from transformers import FineGrainedFP8Config
 
     source, output = save_tiny(tmp_path / "source", "mixtral"), tmp_path / "pruned"
@@ -282,7 +282,7 @@ def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
         dequantize=True, weight_block_size=(128, 128), modules_to_not_convert=["lm_head", "self_attn", "gate"]
     )
 
-    def opened(path: Path) -> Any:
+    def opened(path):
         return stock_class("mixtral").from_pretrained(path, quantization_config=settings).float().eval()
 
     with open_model(source) as checkpoint:
@@ -298,7 +298,7 @@ def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
     torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
 
 
-def test_quantised_layers_with_numbers_of_their_own(tmp_path: Path) -> None:
+def test_quantised_layers_with_numbers_of_their_own(tmp_path):
     source, output = save_tiny(tmp_path / "source", "mixtral"), tmp_path / "pruned"
     to_float8(source)
     with open_model(source) as checkpoint:

@@ -96,10 +96,10 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_answers(monkeypatch):
     """transformers asks on the terminal whether to run code of the directory: an `AssertionError` it does not catch."""
 
-    def asked(*_: Any) -> str:
+    def asked(*_):
         raise KeyboardInterrupt("asked to run code of the directory")
 
     monkeypatch.setattr(builtins, "input", asked)
@@ -111,9 +111,7 @@ def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("nobody_answers")
-def test_every_class_of_a_result(
-    tmp_path: Path, family: str, name: str, changes: dict[str, Any], opens: dict[str, str]
-) -> None:
+def test_every_class_of_a_result(tmp_path, family, name, changes, opens):
     source = tiny(tmp_path / "in", family, architectures=[name], **changes)
     out = written(source, uneven, tmp_path / "out")
     auto_map = config_of(out)["auto_map"]
@@ -138,9 +136,7 @@ def test_every_class_of_a_result(
 @pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("family", ["bert", "bart"])
 @pytest.mark.usefixtures("nobody_answers")
-def test_a_tokenizer_whose_files_name_no_class(
-    tmp_path: Path, family: str, tokenizer_class: str | None
-) -> None:
+def test_a_tokenizer_whose_files_name_no_class(tmp_path, family, tokenizer_class):
     source = tiny(tmp_path / "in", family)
     path = source / "tokenizer_config.json"
     values = {**json.loads(path.read_text()), "tokenizer_class": tokenizer_class}
@@ -152,7 +148,7 @@ def test_a_tokenizer_whose_files_name_no_class(
 
 
 @pytest.mark.parametrize(("family", "base"), [("nllb-moe", "NllbMoeModel"), ("bart", "BartModel")])
-def test_the_base_model_is_that_of_the_headed_one(tmp_path: Path, family: str, base: str) -> None:
+def test_the_base_model_is_that_of_the_headed_one(tmp_path, family, base):
     out = written(tiny(tmp_path / "in", family, architectures=[base]), uneven, tmp_path / "out")
     opened = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
     headed = transformers.AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
@@ -164,7 +160,7 @@ def test_the_base_model_is_that_of_the_headed_one(tmp_path: Path, family: str, b
 
 
 @pytest.mark.parametrize("family", ["nllb-moe", "llama"])
-def test_a_base_model_that_is_saved_opens_again(tmp_path: Path, family: str) -> None:
+def test_a_base_model_that_is_saved_opens_again(tmp_path, family):
     out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
     model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
     model.save_pretrained(tmp_path / "saved")
@@ -197,7 +193,7 @@ def as_0_1_0_wrote(out: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", ["nllb-moe", "bart"])
-def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path: Path, family: str) -> None:
+def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path, family):
     new = written(tiny(tmp_path / "in", family), uneven, tmp_path / "new")
     expected = logits_of(load(new))
     old = as_0_1_0_wrote(written(tmp_path / "in", uneven, tmp_path / "old"))
@@ -211,10 +207,10 @@ def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path: Path, family: st
     transformers.AutoModelForSeq2SeqLM.from_pretrained(further, trust_remote_code=True)
 
 
-def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> None:
+def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path):
     """One group of heads goes in one layer, then one in the others: even again."""
 
-    def rest(source: Checkpoint) -> Rewrite:
+    def rest(source):
         kept = {layer.name: layer.heads[-2:] for layer in source.layout.attentions}
         return cut(source, kept_heads(kept))
 
@@ -237,7 +233,7 @@ def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> N
         ("bert", "BertForQuestionAnswering", "2 tensors are missing (qa_outputs.weight, qa_outputs.bias)"),
     ],
 )
-def test_a_class_that_cannot_be_is_refused(tmp_path: Path, family: str, asked: str, message: str) -> None:
+def test_a_class_that_cannot_be_is_refused(tmp_path, family, asked, message):
     out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load_model(out, device="cpu", model_class=asked)

@@ -80,7 +80,7 @@ def settings_of(directory: Path) -> Any:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_experts_are_pruned_as_they_are_stored(scheme: str, tmp_path: Path) -> None:
+def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
     results = []
     for source in mixture(tmp_path, "qwen3_moe", scheme, is_projection, moe_intermediate_size=32):
         with open_model(source) as checkpoint:
@@ -101,7 +101,7 @@ def test_experts_are_pruned_as_they_are_stored(scheme: str, tmp_path: Path) -> N
     assert torch.equal(one(ids).logits, other(ids).logits)
 
 
-def test_stacked_experts_in_four_bits(tmp_path: Path) -> None:
+def test_stacked_experts_in_four_bits(tmp_path):
     for source in mixture(tmp_path, "gpt_oss", "mxfp4", is_stacked, intermediate_size=32):
         with open_model(source) as checkpoint:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
@@ -120,9 +120,7 @@ def test_stacked_experts_in_four_bits(tmp_path: Path) -> None:
         ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
     ],
 )
-def test_gates_are_those_of_the_plain_model(
-    model_type: str, scheme: str, which: Callable[[str], bool], sizes: dict[str, int], tmp_path: Path
-) -> None:
+def test_gates_are_those_of_the_plain_model(model_type, scheme, which, sizes, tmp_path):
     stored, plain = mixture(tmp_path, model_type, scheme, which, **sizes)
     collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
     wanted = collect(plain).statistics.to_json()["entries"]
@@ -141,9 +139,7 @@ def test_gates_are_those_of_the_plain_model(
         ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
     ],
 )
-def test_weights_alone_say_what_those_of_the_plain_model_say(
-    model_type: str, scheme: str, which: Callable[[str], bool], sizes: dict[str, int], tmp_path: Path
-) -> None:
+def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme, which, sizes, tmp_path):
     found = []
     for path in mixture(tmp_path, model_type, scheme, which, **sizes):
         with open_model(path) as checkpoint:
@@ -157,7 +153,7 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(
 
 @pytest.mark.parametrize("memory", [None, PLENTY])
 @pytest.mark.parametrize("scheme", ["fp8 by row", "packed, with zero points"])
-def test_heads_are_those_of_the_plain_model(scheme: str, memory: int | None, tmp_path: Path) -> None:
+def test_heads_are_those_of_the_plain_model(scheme, memory, tmp_path):
     (tmp_path / "text.txt").write_text("the hen\nten tins on\nthen no hen\n")
     options = ScoreOptions(metric="gradient", device="cpu", dtype="float32", memory=memory)
     choice = TextChoice(files=(tmp_path / "text.txt",))
@@ -168,7 +164,7 @@ def test_heads_are_those_of_the_plain_model(scheme: str, memory: int | None, tmp
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "gptq, ordered", "nvfp4 of modelopt"])
-def test_layers_go_and_tokens_go(scheme: str, tmp_path: Path) -> None:
+def test_layers_go_and_tokens_go(scheme, tmp_path):
     pair = dense(tmp_path, scheme)
     settings = settings_of(pair[0])
     settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
@@ -189,7 +185,7 @@ def test_layers_go_and_tokens_go(scheme: str, tmp_path: Path) -> None:
     assert all(outputs[0][name] == outputs[1][name] for name in own)
 
 
-def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None:
+def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path):
     stored, _ = dense(tmp_path, "fp8")
     config = json.loads((stored / "config.json").read_text())
     config["quantization_config"]["ignore"] = ["re:.*layers\\.([12])\\..*gate"]
@@ -209,9 +205,7 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None
         (share_ffn, ["--decoder", "share"]),
     ],
 )
-def test_what_would_compute_with_them_is_refused(
-    command: Callable[..., None], arguments: list[str], tmp_path: Path
-) -> None:
+def test_what_would_compute_with_them_is_refused(command, arguments, tmp_path):
     stored, _ = dense(tmp_path, "gptq")
     (tmp_path / "text.txt").write_text("the tin\n")
     text = [tmp_path / "text.txt"] if arguments[-1] == "--text" else []
@@ -221,7 +215,7 @@ def test_what_would_compute_with_them_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_cast_is_refused(tmp_path: Path) -> None:
+def test_a_cast_is_refused(tmp_path):
     stored, _ = dense(tmp_path, "awq")
     result = call(
         prune_layers, stored, "--remove", "decoder:1", "--dtype", "float16", "--output", tmp_path / "out"
@@ -230,7 +224,7 @@ def test_a_cast_is_refused(tmp_path: Path) -> None:
     assert "--dtype float16: the weights are quantised (awq)" in result.err
 
 
-def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path: Path) -> None:
+def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):
     path = tiny_family(tmp_path / "source", "llama")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(
@@ -242,7 +236,7 @@ def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path: Path) -> No
     assert "quantised (other), in a way that prunecli does not know" in result.err
 
 
-def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_path: Path) -> None:
+def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_path):
     stored, plain = mixture(tmp_path / "one", "qwen3_moe", "fp8", is_projection)
     tiny_mixture("qwen3_moe", hidden_size=32, seed=1).save_pretrained(tmp_path / "other")
     write_plain_tokenizer(tmp_path / "other")

@@ -48,12 +48,12 @@ def tiny(directory: Path, case: str) -> Path:
 
 
 @pytest.fixture(params=TRIMMED)
-def case(request: pytest.FixtureRequest) -> str:
+def case(request):
     return str(request.param)
 
 
 @pytest.fixture
-def source(case: str, tmp_path: Path) -> Path:
+def source(case, tmp_path):
     return tiny(tmp_path / "source", case)
 
 
@@ -133,7 +133,7 @@ class TestFiles(Trimming, WrittenFiles):
     pass
 
 
-def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> None:
+def test_plain_transformers_opens_the_result(source, tmp_path):
     import torch
     import transformers
 
@@ -157,7 +157,7 @@ def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> No
 
 
 @once_a_layout
-def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> None:
+def test_trimming_twice_equals_trimming_once(source, tmp_path):
     trimmed(source, tmp_path / "first", LINES)
     trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
     trimmed(source, tmp_path / "direct", LINES[:1])
@@ -169,7 +169,7 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_tokenizer(kind, tmp_path):
     source = KINDS[kind](tmp_path / "source")
     (source / "chat_template.jinja").write_text(CHAT)
     out = trimmed(source, tmp_path / "out", DOCUMENT.split("\n"))
@@ -189,9 +189,9 @@ def test_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
         assert (logits(after, new, line) - wanted).abs().max() < 1e-5
 
 
-def test_labels_as_many_as_tokens_are_refused(tmp_path: Path) -> None:
+def test_labels_as_many_as_tokens_are_refused(tmp_path):
     """Only the shape says what an axis of a task head counts."""
-    changes: dict[str, Any] = {"architectures": ["BertForSequenceClassification"]}
+    changes = {"architectures": ["BertForSequenceClassification"]}
     size = json.loads((tiny_family(tmp_path / "plain", "bert") / "config.json").read_text())["vocab_size"]
     source = tiny_family(tmp_path / "source", "bert", **changes, num_labels=size)
     (tmp_path / "text").write_text("the hat\n")

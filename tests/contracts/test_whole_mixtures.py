@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -21,11 +20,11 @@ from tests.tiny import write_plain_tokenizer
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return save_tiny(tmp_path / "source", "qwen3_moe")
 
 
-def test_with_fewer_tokens(source: Path, tmp_path: Path) -> None:
+def test_with_fewer_tokens(source, tmp_path):
     write_plain_tokenizer(source)
     path = source / "config.json"  # tokens are told from positions by their number
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 72}))
@@ -35,7 +34,7 @@ def test_with_fewer_tokens(source: Path, tmp_path: Path) -> None:
     same_logits(source, tmp_path / "pruned", LINES)
 
 
-def test_what_runs_the_model_finds_its_parts(source: Path, tmp_path: Path) -> None:
+def test_what_runs_the_model_finds_its_parts(source, tmp_path):
     write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
     text.write_text("\n".join([f"{line} {more}" for line in LINES for more in LINES] * 3))
@@ -53,7 +52,7 @@ def test_what_runs_the_model_finds_its_parts(source: Path, tmp_path: Path) -> No
         assert result.status == 0, result.err
 
 
-def test_norms_over_all_heads_keep_them(tmp_path: Path) -> None:
+def test_norms_over_all_heads_keep_them(tmp_path):
     source = save_tiny(tmp_path, "olmoe")
     with open_model(source) as checkpoint, pytest.raises(UnsupportedModelError, match="a norm over all"):
         plan_heads(checkpoint, HeadOptions(metric="random", uniform=True))

@@ -145,7 +145,7 @@ class TestEveryLayout(WidthPruning):
             np.testing.assert_array_equal(weights(tmp_path / "second")[name], value)
 
 
-def test_units_go_by_their_activations(tmp_path: Path) -> None:
+def test_units_go_by_their_activations(tmp_path):
     source = tiny(tmp_path / "source", "phi3")
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
@@ -159,7 +159,7 @@ def test_units_go_by_their_activations(tmp_path: Path) -> None:
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
 
 
-def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
+def test_a_shared_ffn_counts_once(tmp_path):
     """And gets narrower in every layer that runs it."""
     source = tiny(tmp_path / "source", "llama")
     shared = written(
@@ -176,7 +176,7 @@ def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
         assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
 
 
-def test_one_side_alone(tmp_path: Path) -> None:
+def test_one_side_alone(tmp_path):
     source = tiny(tmp_path / "source", "bart")
     with open_model(source) as opened:
         made = made_of(opened, NarrowOptions(ratio=0.5, metric="norms", side="decoder"))
@@ -193,6 +193,6 @@ def test_one_side_alone(tmp_path: Path) -> None:
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],
 )
-def test_refusals(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_refusals(tmp_path, options, error, message):
     with open_model(tiny(tmp_path / "source", "llama")) as opened, pytest.raises(error, match=message):
         made_of(opened, NarrowOptions(**options))

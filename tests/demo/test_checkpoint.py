@@ -39,7 +39,7 @@ def expected_names(config: dict) -> set[str]:
     return names
 
 
-def test_the_directory_is_small_and_complete() -> None:
+def test_the_directory_is_small_and_complete():
     files = {file.name: file.stat().st_size for file in CHECKPOINT.iterdir()}
     assert set(files) == {
         "README.md",
@@ -52,7 +52,7 @@ def test_the_directory_is_small_and_complete() -> None:
     assert sum(files.values()) < BYTES
 
 
-def test_the_layout_is_stock(config) -> None:
+def test_the_layout_is_stock(config):
     with safe_open(CHECKPOINT / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == expected_names(config)
@@ -66,7 +66,7 @@ def test_the_layout_is_stock(config) -> None:
     assert config["dtype"] == "float16"
 
 
-def test_the_stock_class_finds_every_tensor() -> None:
+def test_the_stock_class_finds_every_tensor():
     from transformers import AutoModelForSeq2SeqLM
 
     _, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -78,7 +78,7 @@ def test_the_stock_class_finds_every_tensor() -> None:
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_the_tokenizer_gives_every_sentence_back(code: str, config) -> None:
+def test_the_tokenizer_gives_every_sentence_back(code, config):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, src_lang=code, local_files_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,13 @@ TRAIN = 300
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory):
     directory = tmp_path_factory.mktemp("written") / "data"
     main(directory, TRAIN)
     return directory
 
 
-def test_the_held_out_text_is_made_again_byte_for_byte(written: Path) -> None:
+def test_the_held_out_text_is_made_again_byte_for_byte(written):
     assert {file.name for file in written.iterdir()} == {file.name for file in DATA.iterdir()}
     for split in ("val", "test"):
         for code in LANGUAGES:
@@ -29,7 +28,7 @@ def test_the_held_out_text_is_made_again_byte_for_byte(written: Path) -> None:
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_the_training_text_begins_as_it_is_made(code: str, written: Path) -> None:
+def test_the_training_text_begins_as_it_is_made(code, written):
     made, bundled = (
         gzip.decompress((folder / f"train.{code}.gz").read_bytes()) for folder in (written, DATA)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ MOST = {"prose": 16.0, "code": 5.0}
 """Perplexity of a token, of 400."""
 
 
-def test_the_directory_is_small_and_complete() -> None:
+def test_the_directory_is_small_and_complete():
     files = {file.name: file.stat().st_size for file in LM_CHECKPOINT.iterdir()}
     assert set(files) == {
         "README.md",
@@ -31,7 +30,7 @@ def test_the_directory_is_small_and_complete() -> None:
 
 
 @pytest.mark.parametrize("name", LM_TEXTS)
-def test_stock_transformers_opens_it_and_finds_held_out_text_likely(name: str) -> None:
+def test_stock_transformers_opens_it_and_finds_held_out_text_likely(name):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, information = AutoModelForCausalLM.from_pretrained(
@@ -50,7 +49,7 @@ def test_stock_transformers_opens_it_and_finds_held_out_text_likely(name: str) -
     assert math.exp(nats / tokens) < MOST[name]
 
 
-def test_two_steps_write_a_directory_that_loads(tmp_path: Path) -> None:
+def test_two_steps_write_a_directory_that_loads(tmp_path):
     few = ["--steps", "2", "--lines", "4", "--sentences", "200", "--programs", "100"]
     language_model.main(["--output", str(tmp_path), *few])
     for name in ("config.json", "generation_config.json"):

@@ -33,13 +33,13 @@ from tools.demo.languages import (
         ("qno_Latn", "diguhav", "djiguaw"),  # h is lost after a vowel; g stays before u
     ],
 )
-def test_sound_changes_by_hand(code: str, proto: str, today: str) -> None:
+def test_sound_changes_by_hand(code, proto, today):
     assert sound_changes(BY_CODE[code], proto) == today
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.code)
-def test_no_two_meanings_share_a_word_form(language) -> None:
-    owner: dict[str, str] = {}
+def test_no_two_meanings_share_a_word_form(language):
+    owner = {}
     for concept, kind in concepts():
         for form in word_forms(language, proto_lexicon(language.family)[concept], kind):
             assert owner.setdefault(form, concept) == concept

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prunecli.demo import DATA, LM_DATA, LM_TEXTS
 from tools.demo.programs import HELD_OUT, PROSE, main
 
 
-def test_the_bundled_text_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+def test_the_bundled_text_is_made_again_byte_for_byte(tmp_path):
     main(tmp_path)
     names = {f"{split}.{name}" for split in HELD_OUT for name in LM_TEXTS}
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in LM_DATA.iterdir()} == names

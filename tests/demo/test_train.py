@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pytest
 import torch
 
 from prunecli import load_model
@@ -15,7 +13,7 @@ from tools.demo import train
 from tools.demo.model import SIZES
 
 
-def test_two_steps_write_a_directory_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_steps_write_a_directory_that_loads(tmp_path, monkeypatch):
     """On the first 4,000 lines: all 24,000 take seconds to learn the tokenizer from and to encode."""
     monkeypatch.setattr(train, "read_parallel", lambda data, split: read_parallel(data, split).first(4000))
     train.main(["--output", str(tmp_path), "--steps", "2", "--sentences", "8", "--threads", "1"])

@@ -43,7 +43,7 @@ FOUND: dict[str, set[str]] = {
 
 
 @pytest.mark.parametrize("model_type", FOUND)
-def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
+def test_a_cut_model_is_the_masked_one(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         found = cutting.axes_found(checkpoint)
@@ -76,7 +76,7 @@ def test_a_cut_model_is_the_masked_one(model_type: str, tmp_path: Path) -> None:
         ("share", "gemma4", "attention"),  # heads of two widths
     ],
 )
-def test_layers_share_or_drop(treatment: str, model_type: str, part: str, tmp_path: Path) -> None:
+def test_layers_share_or_drop(treatment, model_type, part, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         if model_type == "modernbert":
@@ -88,7 +88,7 @@ def test_layers_share_or_drop(treatment: str, model_type: str, part: str, tmp_pa
     _is_saved_again(model, tmp_path)
 
 
-def test_a_turned_matrix_is_shared(tmp_path: Path) -> None:
+def test_a_turned_matrix_is_shared(tmp_path):
     """The weight of a Conv1D is [inputs, outputs]: its bias is not as long as it has rows."""
     model = cutting.saved("openai-gpt", tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
@@ -104,7 +104,7 @@ def _is_saved_again(model: PreTrainedModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["granite", "electra", "gpt_neox"])
-def test_every_class_opens_a_result(model_type: str, tmp_path: Path) -> None:
+def test_every_class_opens_a_result(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         axis, *_ = axes_of(checkpoint, "head")
@@ -126,7 +126,7 @@ def test_every_class_opens_a_result(model_type: str, tmp_path: Path) -> None:
     ("model_type", "side"),
     [("granite", "input"), ("umt5", "both"), ("qwen3_moe", "input"), ("modernbert", "both")],
 )
-def test_embeddings_are_factorised(model_type: str, side: str, tmp_path: Path) -> None:
+def test_embeddings_are_factorised(model_type, side, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
     factorised(tmp_path / "model", tmp_path / "unit", side=side)
     cached(tmp_path / "unit", tmp_path / "table")
@@ -139,7 +139,7 @@ def test_embeddings_are_factorised(model_type: str, side: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("model_type", ["granite", "gte"])
-def test_tokens_are_found(model_type: str, tmp_path: Path) -> None:
+def test_tokens_are_found(model_type, tmp_path):
     cutting.saved(model_type, tmp_path)
     with open_model(tmp_path) as checkpoint:
         (axis,) = axes_of(checkpoint, "token")
@@ -148,7 +148,7 @@ def test_tokens_are_found(model_type: str, tmp_path: Path) -> None:
         }
 
 
-def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
+def test_layers_whose_number_matters_are_refused(tmp_path):
     """Every second layer has experts, and another one attention."""
     cutting.saved("jamba", tmp_path)
     with open_model(tmp_path) as checkpoint:
@@ -161,7 +161,7 @@ def test_layers_whose_number_matters_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_lists_of_numbers_of_layers_follow(tmp_path: Path) -> None:
+def test_lists_of_numbers_of_layers_follow(tmp_path):
     model = cutting.saved("flint", tmp_path / "source")
     assert model.config.mlp_only_layers == [0, 1]
     with open_model(tmp_path / "source") as checkpoint:
@@ -170,7 +170,7 @@ def test_lists_of_numbers_of_layers_follow(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["mlp_only_layers"] == [0]
 
 
-def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:
+def test_layers_that_the_depth_scales_are_refused(tmp_path):
     cutting.saved("minicpm3", tmp_path)
     with (
         open_model(tmp_path) as checkpoint,
@@ -180,7 +180,7 @@ def test_layers_that_the_depth_scales_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["granite", "modernbert"])
-def test_the_class_is_found_by_the_tensors(model_type: str, tmp_path: Path) -> None:
+def test_the_class_is_found_by_the_tensors(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -190,7 +190,7 @@ def test_the_class_is_found_by_the_tensors(model_type: str, tmp_path: Path) -> N
         assert checkpoint.require_architecture().model_class == type(model).__name__
 
 
-def test_missing_tensors_are_named(tmp_path: Path) -> None:
+def test_missing_tensors_are_named(tmp_path):
     from safetensors.torch import load_file, save_file
 
     cutting.saved("granite", tmp_path)
@@ -202,7 +202,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
         checkpoint.check()
 
 
-def test_a_config_that_its_class_refuses_is_named(tmp_path: Path) -> None:
+def test_a_config_that_its_class_refuses_is_named(tmp_path):
     cutting.saved("granite", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "none of these"}))
@@ -213,7 +213,7 @@ def test_a_config_that_its_class_refuses_is_named(tmp_path: Path) -> None:
         checkpoint.require_architecture()
 
 
-def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
+def test_random_numbers_of_the_caller_are_left_alone(tmp_path):
     cutting.saved("granite", tmp_path)
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -224,7 +224,7 @@ def test_random_numbers_of_the_caller_are_left_alone(tmp_path: Path) -> None:
     assert torch.rand(1) == expected
 
 
-def test_query_heads_of_some_layers_share_others_keys(tmp_path: Path) -> None:
+def test_query_heads_of_some_layers_share_others_keys(tmp_path):
     """Gemma 4's layers that see all tokens have fewer key/value heads: half of the queries may fit them by chance."""
     config = tiny.tiny_config("gemma4_text")
     config.attention_k_eq_v, config.num_attention_heads, config.num_key_value_heads = True, 16, 8
@@ -234,7 +234,7 @@ def test_query_heads_of_some_layers_share_others_keys(tmp_path: Path) -> None:
         assert not checkpoint.probed.units.heads
 
 
-def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path: Path) -> None:
+def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path):
     """Gemma multiplies embeddings by a buffer that is rounded to the type in which a class is made."""
     config = tiny.tiny_config("gemma3")
     config.dtype = "bfloat16"
@@ -245,14 +245,14 @@ def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path: Path) -> None:
         assert axis.carriers
 
 
-def test_tensors_are_tied_where_no_key_says_so(tmp_path: Path) -> None:
+def test_tensors_are_tied_where_no_key_says_so(tmp_path):
     cutting.saved("nomic_bert", tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         assert "tie_word_embeddings" not in checkpoint.config
         checkpoint.check()
 
 
-def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path: Path) -> None:
+def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path):
     """Published Nemotron-H say their layers in letters, which vLLM reads; transformers makes a list of these."""
     cutting.saved("nemotron_h", tmp_path / "model")
     path = tmp_path / "model" / "config.json"
@@ -270,7 +270,7 @@ def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path: Path) -> Non
     assert len(config["layers_block_type"]) == len(pattern) - 1
 
 
-def test_positions_that_say_how_wide_a_head_is(tmp_path: Path) -> None:
+def test_positions_that_say_how_wide_a_head_is(tmp_path):
     """Long contexts have a factor for each frequency: the small copy, whose heads are narrower, has fewer."""
     config = tiny.tiny_config("phimoe")
     config.hidden_size = 256

@@ -22,7 +22,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_a_tiny_model_of_each_kind_has_varied_finite_logits(model_type: str) -> None:
+def test_a_tiny_model_of_each_kind_has_varied_finite_logits(model_type):
     model = tiny.build(model_type)
     logits = cutting.logits(model, tiny.inputs(model))
     assert logits.isfinite().all()
@@ -30,6 +30,6 @@ def test_a_tiny_model_of_each_kind_has_varied_finite_logits(model_type: str) -> 
     assert not torch.allclose(logits[0], logits[1])
 
 
-def test_exceptions_are_of_types_that_transformers_names() -> None:
+def test_exceptions_are_of_types_that_transformers_names():
     named = {name for names in tiny.HEADS.values() for name in names}
     assert {*tiny.OVERRIDES, *tiny.CANNOT} <= named

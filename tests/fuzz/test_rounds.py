@@ -44,7 +44,7 @@ randoms = st.randoms(use_true_random=False)
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moe(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("fuzz") / "moe", layers=2, experts=4, shards=2)
 
 
@@ -55,7 +55,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors")
     ),
 )
-def test_a_damaged_checkpoint_opens_or_is_refused(moe: Path, rng, target: str) -> None:
+def test_a_damaged_checkpoint_opens_or_is_refused(moe, rng, target):
     path = moe / target
     whole = path.read_bytes()
     damage = {".safetensors": damage_safetensors}.get(path.suffix, damage_json)
@@ -74,7 +74,7 @@ def opens_or_is_refused(model: Path, file: Path, damaged: bytes) -> None:
 
 @FEW
 @given(rng=randoms)
-def test_a_damaged_structure_opens_or_is_refused(moe: Path, rng) -> None:
+def test_a_damaged_structure_opens_or_is_refused(moe, rng):
     path = moe / "config.json"
     layers = [f"model.{side}.layers.1.ffn" for side in ("encoder", "decoder")]
     structure = {
@@ -106,9 +106,7 @@ GATES = {
 
 @FEW
 @given(rng=randoms, reader=st.sampled_from((read_gates, read_scores, read_json)))
-def test_damaged_statistics_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, rng, reader
-) -> None:
+def test_damaged_statistics_are_read_or_refused(tmp_path_factory, rng, reader):
     value = GATES
     if reader is read_scores:
         value = {**GATES, "format": "prunecli.heads/1", "method": "gradient", "task": "lm", "examples": 2}
@@ -123,7 +121,7 @@ def test_damaged_statistics_are_read_or_refused(
 
 @FEW
 @given(rng=randoms)
-def test_damaged_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rng) -> None:
+def test_damaged_text_is_read_or_refused(tmp_path_factory, rng):
     path = tmp_path_factory.getbasetemp() / "text"
     path.write_bytes(damage_text("one\ttext\ntwo\ttéxt\n\nthree\ttext\n".encode(), rng))
     for reader in (read_lines, read_labelled):
@@ -133,7 +131,7 @@ def test_damaged_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
 
 @FEW
 @given(rng=randoms)
-def test_damaged_recipes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rng) -> None:
+def test_damaged_recipes_are_read_or_refused(tmp_path_factory, rng):
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"
     path.write_bytes(
         damage_recipe(b"steps:\n- name: a\n  command: inspect\n  arguments: {checkpoint: a}\n", rng)
@@ -143,7 +141,7 @@ def test_damaged_recipes_are_read_or_refused(tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("text", RECIPES)
-def test_hostile_recipes_run_nothing(text: str, tmp_path: Path) -> None:
+def test_hostile_recipes_run_nothing(text, tmp_path):
     (tmp_path / "recipe.yaml").write_text(text)
     ran = run("run recipe.yaml --dry-run", tmp_path, 20)
     assert ran.status in (0, 2), ran.trace
@@ -181,7 +179,7 @@ REWRITES = (
         for command in (RUNS, REWRITES[number % 4], REWRITES[(number + 1) % 4])
     ],
 )
-def test_config_of_another_kind(name: str, key: str, value: object, command: str, tmp_path: Path) -> None:
+def test_config_of_another_kind(name, key, value, command, tmp_path):
     config = tiny_family(tmp_path / "model", name) / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
     (tmp_path / "text").write_text("a hen\n")
@@ -190,7 +188,7 @@ def test_config_of_another_kind(name: str, key: str, value: object, command: str
     assert ran.status == 0 or not {"out", "out.json"} & {path.name for path in tmp_path.iterdir()}
 
 
-def test_text_that_no_file_can_hold_is_refused_early(tmp_path: Path) -> None:
+def test_text_that_no_file_can_hold_is_refused_early(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "\\ud800"}')
     with pytest.raises(CheckpointError, match="half a surrogate pair"):
         read_config(tmp_path)
@@ -203,20 +201,20 @@ def test_text_that_no_file_can_hold_is_refused_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN"])
-def test_numbers_that_json_lacks_are_refused_early(number: str, tmp_path: Path) -> None:
+def test_numbers_that_json_lacks_are_refused_early(number, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"prunecli": {{"history": [{number}]}}}}')
     with pytest.raises(CheckpointError, match="holds NaN or infinity"):
         read_config(tmp_path)
 
 
-def test_a_config_of_hundreds_of_levels_is_refused_early(tmp_path: Path) -> None:
+def test_a_config_of_hundreds_of_levels_is_refused_early(tmp_path):
     for levels, text in ((100, "[" * 99 + "]" * 99), (101, "[" * 100 + "]" * 100)):
         (tmp_path / "config.json").write_text(f'{{"a": {text}}}')
         with suppress(CheckpointError) if levels == 100 else pytest.raises(CheckpointError, match="levels"):
             assert read_config(tmp_path)
 
 
-def test_force_replaces_results_alone(tmp_path: Path) -> None:
+def test_force_replaces_results_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
     (tmp_path / "text").write_text("a hen\n")
@@ -246,7 +244,7 @@ def test_force_replaces_results_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="other systems have no such device")
-def test_json_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_json_on_a_full_disk_is_one_line(tmp_path):
     tiny_family(tmp_path / "model", "gpt2")
     with open("/dev/full", "w") as full:  # noqa: PTH123
         ran = subprocess.run(
@@ -258,12 +256,12 @@ def test_json_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr.splitlines()[0]) == (1, "Error: no space left on the disk.")
 
 
-def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path: Path) -> None:
+def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path):
     write_json(tmp_path / "a.json", {"command": [os.fsdecode(b"\xff")]})
     assert json.loads((tmp_path / "a.json").read_bytes()) == {"command": ["\udcff"]}
 
 
-def test_a_damaged_tokenizer_is_one_line(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_one_line(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     (model / "tokenizer.json").write_text('{"version": "1.0", "padding": false')
     with pytest.raises(CheckpointError, match="no tokenizer could be loaded") as caught:
@@ -272,7 +270,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"\ud800": 1}, {"chat_template": "\ud800"}])
-def test_a_tokenizer_that_could_not_be_saved_is_refused(settings: dict[str, object], tmp_path: Path) -> None:
+def test_a_tokenizer_that_could_not_be_saved_is_refused(settings, tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
@@ -280,7 +278,7 @@ def test_a_tokenizer_that_could_not_be_saved_is_refused(settings: dict[str, obje
         load_tokenizer(model)
 
 
-def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
+def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer.json"
     value = json.loads(path.read_text())
@@ -290,7 +288,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
         load_tokenizer(model)
 
 
-def test_a_tokenizer_that_fails_at_work_is_named(tmp_path: Path) -> None:
+def test_a_tokenizer_that_fails_at_work_is_named(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": {}}))
@@ -299,7 +297,7 @@ def test_a_tokenizer_that_fails_at_work_is_named(tmp_path: Path) -> None:
         tokenized(tokenizer, ["a"], truncation=True)
 
 
-def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path):
     process = os.fork()
     if process == 0:
         os._exit(0)
@@ -310,10 +308,8 @@ def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.partial", "a.json"]
 
 
-def test_a_bug_is_one_line_without_debug(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(_arguments: list[str]) -> None:
+def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):
+    def broken(_arguments):
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr(app, "_register", broken)
@@ -326,7 +322,7 @@ def test_a_bug_is_one_line_without_debug(
     ]
 
 
-def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_path):
     model = tiny_nllb_moe(tmp_path / "model", layers=2)
     config = model / "config.json"
     for value in ("\x1b]0;title\x07", "x" * 100_000):
@@ -337,7 +333,7 @@ def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_pat
         assert max(map(len, ran.err.splitlines())) < 1100
 
 
-def test_combinations_without_end_are_refused(tmp_path: Path) -> None:
+def test_combinations_without_end_are_refused(tmp_path):
     digits = "[0,1,2,3,4,5,6,7,8,9]"
     each = ", ".join(f"{letter}: {digits}" for letter in "abcdefg")
     (tmp_path / "r.yaml").write_text(f"steps: [{{name: x, command: inspect, for-each: {{{each}}}}}]\n")
@@ -347,7 +343,7 @@ def test_combinations_without_end_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such signal")
-def test_a_step_ends_with_the_run_that_was_killed() -> None:
+def test_a_step_ends_with_the_run_that_was_killed():
     step = "import time; from prunecli import processes; processes.end_with_parent(); "
     step += "print('on', flush=True); time.sleep(60)"
     start = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import PurePath
 from types import TracebackType
 
@@ -64,7 +63,7 @@ Gpu = Pretend | Real
 
 
 @pytest.fixture(params=["real", *CARDS])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+def gpu(request, monkeypatch):
     """Each in turn; what is called within its block is counted."""
     if request.param == "real":
         if not HAS_CARD:

@@ -30,7 +30,7 @@ def gates(tmp_path: Path, model: Path, choice: Any, name: str, **options: Any) -
 
 @pytest.mark.parametrize("where", [{}, {"memory": 2 << 30}], ids=["whole", "layer by layer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gates_of_the_demo(tmp_path: Path, where: dict[str, Any], dtype: str) -> None:
+def test_gates_of_the_demo(tmp_path, where, dtype):
     want = gates(tmp_path, prunecli.demo.CHECKPOINT, PAIR, "cpu.json", device="cpu", dtype="float32")
     found = gates(tmp_path, prunecli.demo.CHECKPOINT, PAIR, "gpu.json", device="cuda", dtype=dtype, **where)
     near = 1e-3 if dtype == "float32" else 0.03
@@ -45,7 +45,7 @@ def test_gates_of_the_demo(tmp_path: Path, where: dict[str, Any], dtype: str) ->
             assert np.abs(ours - theirs).sum() <= 2 * near * theirs.sum()
 
 
-def test_gates_of_the_language_model(tmp_path: Path) -> None:
+def test_gates_of_the_language_model(tmp_path):
     text = prunecli.demo.LM_DATA / "val.prose"
     choice = [prunecli.Corpus("prose", (text,), tuple(text.read_text(encoding="utf-8").splitlines()))]
     model = prunecli.demo.LM_CHECKPOINT
@@ -59,7 +59,7 @@ def test_gates_of_the_language_model(tmp_path: Path) -> None:
                 assert np.abs(ours - theirs).sum() <= 2 * near * np.abs(theirs).sum()
 
 
-def test_translations(tmp_path: Path) -> None:
+def test_translations(tmp_path):
     scores = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):
         options = prunecli.EvaluationOptions(device=device, dtype=dtype)
@@ -70,7 +70,7 @@ def test_translations(tmp_path: Path) -> None:
     assert scores == pytest.approx(dict.fromkeys(scores, want), abs=0.5)
 
 
-def test_scores_of_heads() -> None:
+def test_scores_of_heads():
     found = [
         prunecli.score_heads(prunecli.demo.CHECKPOINT, PAIR, prunecli.ScoreOptions(device=device))
         for device in ("cpu", "cuda")
@@ -79,7 +79,7 @@ def test_scores_of_heads() -> None:
         np.testing.assert_allclose(found[1].values[axis], values, rtol=1e-2, atol=1e-4)
 
 
-def test_training_can_be_repeated(tmp_path: Path) -> None:
+def test_training_can_be_repeated(tmp_path):
     """Two whole runs, and one that is resumed in the middle."""
     options = TrainingOptions(steps=8, warmup=2, batch_tokens=512, device="cuda")
     weights = []
@@ -90,7 +90,7 @@ def test_training_can_be_repeated(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
-def test_a_shrunken_model(tmp_path: Path) -> None:
+def test_a_shrunken_model(tmp_path):
     choice = prunecli.TextChoice(files=(prunecli.demo.LM_DATA / "val.prose",))
     shrunk = tmp_path / "shrunk"
     prunecli.shrink(prunecli.demo.LM_CHECKPOINT, choice, output=shrunk)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
-from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 
 EXPERTS = 6
@@ -17,7 +16,7 @@ EXPERTS = 6
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("used", [[1, 3, 4], [0, 5]])
-def test_of_experts_with_and_without_tokens(gpu: Gpu, dtype: torch.dtype, used: list[int]) -> None:
+def test_of_experts_with_and_without_tokens(gpu, dtype, used):
     """Gradients of used experts are those of a float32 model on a CPU; those of the others are zero."""
     torch.manual_seed(0)
     module = SparseFFN(32, 64, EXPERTS, dtype=dtype).train()
@@ -56,7 +55,7 @@ class Faulty(torch.autograd.Function):
         return torch.cat(back), torch.stack(made), None
 
 
-def test_of_a_kernel_that_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_kernel_that_leaves_them_out(monkeypatch):
     """torch's kernel on Blackwell does: pytorch/pytorch#172439."""
     monkeypatch.setattr(
         torch.nn.functional, "grouped_mm", lambda tokens, weight, offs: Faulty.apply(tokens, weight, offs)

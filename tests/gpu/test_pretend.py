@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 
 WAITING: dict[str, tuple[Callable[[Tensor], object], int]] = {
@@ -30,7 +29,7 @@ WAITING: dict[str, tuple[Callable[[Tensor], object], int]] = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_waits_are_counted(name: str, gpu: Gpu) -> None:
+def test_waits_are_counted(name, gpu):
     call, waits = WAITING[name]
     numbers = torch.tensor([0, 1, 2, 3])
     want = call(numbers)
@@ -49,13 +48,13 @@ def test_waits_are_counted(name: str, gpu: Gpu) -> None:
     "call",
     [lambda there, here: there + here, lambda there, here: torch.cat([there, here])],
 )
-def test_tensors_of_two_devices_are_refused(call: Callable[[Tensor, Tensor], Tensor], gpu: Gpu) -> None:
+def test_tensors_of_two_devices_are_refused(call, gpu):
     numbers = torch.tensor([0, 1, 2, 3])
     with gpu, pytest.raises(RuntimeError, match=r"same device"):
         call(numbers.to(gpu.device), numbers)
 
 
-def test_copies_to_it_and_bytes_on_it() -> None:
+def test_copies_to_it_and_bytes_on_it():
     pretend, numbers = Pretend(), torch.arange(1000, dtype=torch.float32)
     with pretend:
         there = numbers.to("cuda")
@@ -73,7 +72,7 @@ def test_copies_to_it_and_bytes_on_it() -> None:
         assert pretend.peak >= 8000
 
 
-def test_two_of_them_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_them_are_two_devices(monkeypatch):
     pretend = Pretend(total=10_000, count=2)
     pretend.patch(monkeypatch)
     with pretend:
@@ -97,7 +96,7 @@ def test_two_of_them_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_streams_that_nothing_orders(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_that_nothing_orders(waits, monkeypatch):
     pretend = Pretend()
     pretend.patch(monkeypatch)
     with pretend:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,13 +9,12 @@ from prunecli.modules import filling
 from prunecli.modules.devices import full_device
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import CONTEXT_BYTES, limited
-from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 from tests.tiny import tiny_nllb_moe
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_by_chunk(gpu, tmp_path, dtype, monkeypatch):
     """The tensors equal those of a CPU: no chunk is overwritten too early, none is in memory that may move."""
     monkeypatch.setattr(filling, "CHUNK_BYTES", 1 << 10)
     path = tiny_nllb_moe(tmp_path / "moe")
@@ -31,7 +28,7 @@ def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytes
         assert not gpu.timeline.overwritten
 
 
-def test_no_more_than_is_given(gpu: Gpu) -> None:
+def test_no_more_than_is_given(gpu):
     """torch refuses more than `--memory`, as if the card had no more; afterwards it may be had."""
     with gpu:
         with limited(torch.device("cuda"), CONTEXT_BYTES + (64 << 20)):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file
 
 from prunecli.modules.saving import save_tensors
-from tests.gpu.conftest import Gpu
 
 
-def test_tensor_after_tensor(gpu: Gpu, tmp_path: Path) -> None:
+def test_tensor_after_tensor(gpu, tmp_path):
     """safetensors reads back each tensor of a GPU, whatever its type and shape."""
     held = {
         "half": torch.randn(3, 5).half(),

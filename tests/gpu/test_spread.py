@@ -47,7 +47,7 @@ REWRITING = ("prune-layers", "prune-ffn")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=10)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 5, "decoder_layers": 5}
@@ -80,7 +80,7 @@ def two_cards(path: Path, share: float = 0.7, capability: tuple[int, int] = (8, 
 
 
 @pytest.mark.parametrize("name", ["moe", "shared", "mixtral"])
-def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> None:
+def test_what_two_cards_compute_is_what_a_cpu_does(name, models):
     tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     inputs = {"input_ids": tokens, "attention_mask": real}
     search = {"num_beams": 2, "max_new_tokens": 5, "min_new_tokens": 5}
@@ -104,9 +104,7 @@ def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> N
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_say_so_and_find_the_same(
-    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_say_so_and_find_the_same(name, models, tmp_path, monkeypatch):
     monkeypatch.chdir(models)
     command, arguments = COMMANDS[name]
     found = []
@@ -141,7 +139,7 @@ def assert_alike(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_speed_names_all_cards(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_names_all_cards(models, tmp_path, monkeypatch):
     monkeypatch.chdir(models)
     options = (
         "--data",
@@ -176,9 +174,7 @@ def test_speed_names_all_cards(models: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("device", "where"), [("auto", "cuda:0 and cuda:1")])
-def test_what_they_do_not_hold_together_is_refused(
-    device: str, where: str, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_they_do_not_hold_together_is_refused(device, where, models, monkeypatch):
     monkeypatch.chdir(models)
     with two_cards(models / "llama", 0.4):
         made = call(

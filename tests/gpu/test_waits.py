@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +15,10 @@ from prunecli.methods.experts.observer import GateObserver
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
-from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.modules.stages import Mixture
-from prunecli.running.layerwise.forward import LayerPasses, Routed
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.runner import Layerwise, Resources
 from prunecli.text.tokens import load_tokenizer
-from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.reference.routing import sparse_ffn as reference
@@ -41,7 +37,7 @@ def ours(waits: Counter[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_of_a_sparse_ffn(gpu: Gpu, padded: bool) -> None:
+def test_of_a_sparse_ffn(gpu, padded):
     torch.manual_seed(0)
     module = SparseFFN(32, 64, 8, dtype=torch.bfloat16).eval()
     states = torch.randn(2, 20, 32).to(torch.bfloat16)
@@ -63,7 +59,7 @@ def test_of_a_sparse_ffn(gpu: Gpu, padded: bool) -> None:
 
 
 @pytest.mark.parametrize(("sequences", "experts"), [(5, 40), (17, 8)])
-def test_of_few_tokens(gpu: Gpu, sequences: int, experts: int) -> None:
+def test_of_few_tokens(gpu, sequences, experts):
     """There are no waits: nothing is sent, and a CUDA graph can hold the step."""
     torch.manual_seed(0)
     module = SparseFFN(64, 48, experts, token_dropout=0.2, dtype=torch.bfloat16).eval()
@@ -83,7 +79,7 @@ def test_of_few_tokens(gpu: Gpu, sequences: int, experts: int) -> None:
     np.testing.assert_allclose(made.view(-1, 64).float().numpy(), want, rtol=2e-2, atol=2e-2)
 
 
-def test_of_a_step_with_padding(gpu: Gpu) -> None:
+def test_of_a_step_with_padding(gpu):
     """Real tokens get what they do on a CPU, padding gets nothing and does not spread."""
     torch.manual_seed(0)
     module, states = SparseFFN(32, 64, 8).eval(), torch.randn(4, 1, 32)
@@ -105,10 +101,10 @@ def test_of_a_step_with_padding(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("is_inference", [False, True])
-def test_of_finding_the_real_rows(gpu: Gpu, is_inference: bool) -> None:
+def test_of_finding_the_real_rows(gpu, is_inference):
     """Once for all layers that are given one mask; anew for another, and where it has changed."""
     module, states = SparseFFN(32, 64, 8).eval(), torch.randn(2, 6, 32)
-    seen: list[Routing] = []
+    seen = []
     module.observer = seen.append
     with gpu, torch.inference_mode(is_inference), torch.no_grad():
         module, states = module.to(gpu.device), states.to(gpu.device)
@@ -129,19 +125,19 @@ def test_of_finding_the_real_rows(gpu: Gpu, is_inference: bool) -> None:
             assert seen[-1].rows is None
 
 
-def test_of_a_decoding_step(gpu: Gpu, tmp_path: Path) -> None:
+def test_of_a_decoding_step(gpu, tmp_path):
     path = tiny_nllb_moe(tmp_path / "moe")
     tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     search = {"num_beams": 2, "max_new_tokens": 6, "min_new_tokens": 6, "forced_bos_token_id": 7}
     want = load_model(path, device="cpu", dtype="float32").generate(
         input_ids=tokens, attention_mask=real, **search
     )
-    steps: list[Counter[tuple[str, str]]] = []
+    steps = []
     with gpu:
         model = load_model(path, device=gpu.device, dtype="float32")
         there = {"input_ids": tokens.to(gpu.device), "attention_mask": real.to(gpu.device)}
 
-        def note(*_: object) -> None:
+        def note(*_):
             steps.append(Counter(gpu.waits))
             gpu.reset()
 
@@ -153,7 +149,7 @@ def test_of_a_decoding_step(gpu: Gpu, tmp_path: Path) -> None:
         assert 0 < sum(waits.values()) <= STEP, ours(waits)
 
 
-def test_of_taking_gate_statistics(gpu: Gpu, tmp_path: Path) -> None:
+def test_of_taking_gate_statistics(gpu, tmp_path):
     """All layers' sums come to the host at once, and are those of a run on a CPU."""
     path, taken = tiny_nllb_moe(tmp_path / "moe"), []
     with open_model(path) as checkpoint:
@@ -179,17 +175,17 @@ def test_of_taking_gate_statistics(gpu: Gpu, tmp_path: Path) -> None:
             np.testing.assert_allclose(getattr(sums, name), getattr(on_cpu[index], name), rtol=1e-4)
 
 
-def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
     """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
 
-    def counted(counter: Counter[tuple[str, str]]) -> int:
+    def counted(counter):
         reading = ("reading.py", "filling.py")  # by a thread of its own, meanwhile
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")
     pairs, stock = Counter[str](), LayerPasses.run_experts
 
-    def run(self: LayerPasses, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
+    def run(self, mixture, wanted, routed):
         waits, uploads = counted(gpu.waits), counted(gpu.uploads)
         stock(self, mixture, wanted, routed)
         pairs["all"] += sum(one.count(expert) > 0 for expert in wanted for one in routed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ STATES = ("qwen3_next", "kimi_linear", "lfm2_moe", "jamba")
     ("model_type", "dtype"),
     [*((name, torch.float32) for name in KINDS), *((name, torch.bfloat16) for name in STATES)],
 )
-def test_what_a_stock_class_keeps(model_type: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_what_a_stock_class_keeps(model_type, dtype, tmp_path):
     model = tiny_mixture(model_type).to(dtype)
     model.save_pretrained(tmp_path)
     with open_model(tmp_path) as checkpoint:
@@ -69,7 +68,7 @@ def test_what_a_stock_class_keeps(model_type: str, dtype: torch.dtype, tmp_path:
 
 
 @pytest.mark.parametrize("model_type", WINDOWS)
-def test_a_window_is_full_before_the_text_ends(model_type: str, tmp_path: Path) -> None:
+def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
     model = tiny_mixture(model_type, **WINDOWS[model_type])
     model.save_pretrained(tmp_path)
     with open_model(tmp_path) as checkpoint:
@@ -82,9 +81,7 @@ def test_a_window_is_full_before_the_text_ends(model_type: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model_type", "key"), [("mixtral", "sliding_window"), ("llama4_text", "attention_chunk_size")]
 )
-def test_a_window_of_no_named_layers_is_said_and_counted_whole(
-    model_type: str, key: str, tmp_path: Path
-) -> None:
+def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key, tmp_path):
     tiny_mixture(model_type).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = {key: value for key, value in json.loads(path.read_text()).items() if key != "layer_types"}
@@ -95,7 +92,7 @@ def test_a_window_of_no_named_layers_is_said_and_counted_whole(
         assert all(layer.most is None for layer in cache.layers)
 
 
-def test_a_state_of_unknown_size_is_said(tmp_path: Path) -> None:
+def test_a_state_of_unknown_size_is_said(tmp_path):
     tiny_mixture("qwen3_next").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -106,6 +103,6 @@ def test_a_state_of_unknown_size_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", [0, "8", None])
-def test_what_is_no_count_is_as_good_as_absent(stated: object) -> None:
+def test_what_is_no_count_is_as_good_as_absent(stated):
     assert stated_count({"a": stated}, "a") == 0
     assert stated_count({"a": stated, "b": 8}, "a", "b") == 8

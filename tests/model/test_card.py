@@ -43,7 +43,7 @@ def matter_of(text: str) -> dict[str, Any]:
     return dict(yaml.safe_load(text.split("---\n")[1]))
 
 
-def test_says_what_was_removed_from_what_and_how() -> None:
+def test_says_what_was_removed_from_what_and_how():
     text = card()
     assert "# nllb-moe-54b, pruned" in text
     assert f"| `{LAYER}` | 2 | 8 | 75.0% | 1 5 |" in text
@@ -56,7 +56,7 @@ def test_says_what_was_removed_from_what_and_how() -> None:
     assert text.endswith("\n")
 
 
-def test_says_how_to_load() -> None:
+def test_says_how_to_load():
     text = card(config=UNEVEN)
     assert 'prunecli.load_model("path/to/this/directory")' in text
     assert 'AutoTokenizer.from_pretrained("path/to/this/directory")' in text
@@ -76,7 +76,7 @@ def test_says_how_to_load() -> None:
         ([], "AutoModelForSeq2SeqLM"),
     ],
 )
-def test_a_stock_model_needs_no_prunecli(architectures: list[str], auto: str) -> None:
+def test_a_stock_model_needs_no_prunecli(architectures, auto):
     text = card(config={**STOCK, "architectures": architectures})
     assert f'model = {auto}.from_pretrained("path/to/this/directory")' in text
     assert "plain transformers" in text
@@ -84,7 +84,7 @@ def test_a_stock_model_needs_no_prunecli(architectures: list[str], auto: str) ->
     assert "trust_remote_code" not in text
 
 
-def test_front_matter_is_carried() -> None:
+def test_front_matter_is_carried():
     matter = "license: cc-by-nc-4.0\nbase_model: facebook/nllb-moe-54b\ntags:\n- nllb\nmetrics: [bleu]"
     source = f"---\n{matter}\n---\n# NLLB\n"
     made = card(source)
@@ -100,7 +100,7 @@ def test_front_matter_is_carried() -> None:
     "text",
     ["", "---\nlicense: [\n---\n", "---\nd: 2020-13-45\n---\n"],
 )
-def test_damaged_front_matter_is_none(text: str) -> None:
+def test_damaged_front_matter_is_none(text):
     assert front_matter(text) == {}
 
 
@@ -139,13 +139,13 @@ FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
         ),  # from scratch
     ],
 )
-def test_base_model(history: Any, source: str, config: dict[str, Any], expected: Any) -> None:
+def test_base_model(history, source, config, expected):
     matter = matter_of(card(source, {**STOCK, **config}, history=history))
     assert matter.get("base_model") == expected
     assert matter.get("base_model_relation") == ("finetune" if expected == "org/before" else None)
 
 
-def test_a_sentence_transformers_model_stays_one() -> None:
+def test_a_sentence_transformers_model_stays_one():
     source = "---\nlibrary_name: sentence-transformers\n---\n"
     assert matter_of(card(source))["library_name"] == "sentence-transformers"
     call = 'SentenceTransformer("path/to/this/directory"'
@@ -159,7 +159,7 @@ def test_a_sentence_transformers_model_stays_one() -> None:
 ORIGINAL = "# Tiny\n\nSays *this*.\n\n---\n\n## How to use it\n\n    code  \n"
 
 
-def test_the_original_text_stands_below_ours_once() -> None:
+def test_the_original_text_stands_below_ours_once():
     first = card(f"---\nlicense: mit\n---\n\n{ORIGINAL}")
     assert first.endswith(f"\n# Original model card\n\n{ORIGINAL.strip()}\n")
     second = card(first, history=(STEP, LATER))
@@ -171,5 +171,5 @@ def test_the_original_text_stands_below_ours_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["---\nlicense: mit\n", "\ufeff---\nlicense: mit\n---\nText"])
-def test_odd_front_matter_does_not_lose_the_text(text: str) -> None:
+def test_odd_front_matter_does_not_lose_the_text(text):
     assert card(text).rstrip().endswith(text.splitlines()[-1])

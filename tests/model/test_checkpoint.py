@@ -34,12 +34,12 @@ def config_of(directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     return tiny_nllb_moe(tmp_path / "model")
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Path:
+def sharded(tmp_path):
     return tiny_nllb_moe(tmp_path / "model", shards=3)
 
 

@@ -20,7 +20,7 @@ from tests.tiny import PIECES, write_json
 
 
 @pytest.fixture(autouse=True)
-def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def forgotten(tmp_path, monkeypatch):
     """The working directory is the test's own; what is converted there is forgotten at the end."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(conversion, "_CONVERTED", {})
@@ -68,12 +68,12 @@ def write_gguf(source: Path, file: Path, *, without: str = "-", quantised: bool 
     return tensors
 
 
-def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path: Path) -> None:
+def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path):
     source = tiny_family(tmp_path / "source", "qwen2")
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / "tiny.Q8_0.gguf"
     tensors = write_gguf(source, file)
-    said: list[str] = []
+    said = []
     directory = conversion.checkpoint_directory(file, say=said.append)
     assert said == [f"Decoded from F32 to float32: {file}"]
     assert origin(directory) == {"path": file.name}
@@ -94,7 +94,7 @@ def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path: Path) -> None
     assert not [*tmp_path.glob(".prunecli-*")]
 
 
-def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path: Path) -> None:
+def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path):
     source = tiny_family(tmp_path / "source", "qwen2", vocab_size=64, hidden_size=64, intermediate_size=96)
     (tmp_path / "model").mkdir()
     tensors = write_gguf(source, tmp_path / "model" / "a.gguf", quantised=True)
@@ -124,11 +124,11 @@ def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in adapted.merge_and_unload().state_dict().items()}
 
 
-def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_its_base(tmp_path):
     base, folder = tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter"
     merged = _adapter(base, folder)
     (folder / "chat_template.jinja").write_text("own")
-    said: list[str] = []
+    said = []
     directory = conversion.checkpoint_directory(folder, say=said.append)
     assert said == [f"Merged with its base model {base}: {folder}"]
     assert (directory / "chat_template.jinja").read_text() == "own"
@@ -151,7 +151,7 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
         ({"r": 3}, "adapter: cannot be converted"),
     ],
 )
-def test_adapters_that_cannot_be_merged(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_merged(changes, said, tmp_path):
     _adapter(tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter", **changes)
     with pytest.raises(PruneError, match=said):
         open_model(tmp_path / "adapter")

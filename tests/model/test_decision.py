@@ -10,7 +10,7 @@ from tests.reference import ranking
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_ranks_cutoff_and_margins_are_those_of_counting(seed: int) -> None:
+def test_ranks_cutoff_and_margins_are_those_of_counting(seed):
     generator = np.random.default_rng(seed)
     # Many equal values, and as many cuts as there can be: two places cut together, one alone.
     places = [
@@ -35,8 +35,8 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed: int) -> None:
     ]
     decision = Decision("expert", tuple(marked), "value")
     for together in ((0, 1), (2,)):
-        values: list[float] = []
-        kept: list[bool] = []
+        values = []
+        kept = []
         for index in together:
             own = marked[index].values
             assert own is not None
@@ -55,7 +55,7 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed: int) -> None:
                 np.testing.assert_array_equal(np.asarray(margins), np.asarray(marked[index].values) - bound)
 
 
-def test_what_is_asked_for_is_the_cutoff_and_no_values_have_none() -> None:
+def test_what_is_asked_for_is_the_cutoff_and_no_values_have_none():
     place = Ranked.of(("", "", None), [0, 1, 2], [0, 1], [0.0, 5.0, 1.0])
     assert Decision("token", (place,), "count", bound=2).places[0].cutoff == 2
     (unknown,) = Decision("expert", (Ranked.of(("a", "decoder", 0), [3, 1], [3]),), how="drawn").places

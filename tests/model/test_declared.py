@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from prunecli.architectures import FAMILIES, Architecture
@@ -45,7 +43,7 @@ FAMILY = Architecture(
         ({"hidden_size": 0}, "inner", 0),
     ],
 )
-def test_counts(config: dict[str, Any], axis: str, expected: int) -> None:
+def test_counts(config, axis, expected):
     assert Sizes(FAMILY, config).count(axis) == expected
 
 
@@ -62,7 +60,7 @@ def test_counts(config: dict[str, Any], axis: str, expected: int) -> None:
         ({}, "activation", 'lacks "relu"'),
     ],
 )
-def test_no_counts(config: dict[str, Any], axis: str, message: str) -> None:
+def test_no_counts(config, axis, message):
     with pytest.raises(CheckpointError) as caught:
         Sizes(FAMILY, config).count(axis)
     assert message in str(caught.value)
@@ -80,7 +78,7 @@ def test_no_counts(config: dict[str, Any], axis: str, message: str) -> None:
         ({}, "activation:gated-", False),
     ],
 )
-def test_conditions(config: dict[str, Any], condition: str | None, expected: bool) -> None:
+def test_conditions(config, condition, expected):
     assert Sizes(FAMILY, config).holds(condition) is expected
 
 
@@ -104,6 +102,6 @@ def test_conditions(config: dict[str, Any], condition: str | None, expected: boo
         ("nllb-moe", {"architectures": ["NllbMoeForConditionalGeneration"]}, None),
     ],
 )
-def test_what_no_record_knows_is_named(model_type: str, config: dict[str, Any], says: str | None) -> None:
+def test_what_no_record_knows_is_named(model_type, config, says):
     found = Sizes(FAMILIES[model_type], config).undeclared()
     assert found is None if says is None else says in str(found)

@@ -33,7 +33,7 @@ def shapes(draw: st.DrawFn) -> UnitShape:
 
 
 @given(shapes())
-def test_widths_rise_evenly_and_every_group_gets_the_same(shape: UnitShape) -> None:
+def test_widths_rise_evenly_and_every_group_gets_the_same(shape):
     assert list(shape.groups) == reference.groups(shape.kind, shape.max_groups, shape.depth)
     widths = (shape.map_dim, *shape.widths)
     assert list(widths) == sorted(widths)
@@ -52,7 +52,7 @@ def test_widths_rise_evenly_and_every_group_gets_the_same(shape: UnitShape) -> N
 
 
 @given(shapes())
-def test_parameters_are_those_of_the_tensors(shape: UnitShape) -> None:
+def test_parameters_are_those_of_the_tensors(shape):
     sizes = {}
     for name, dimensions in shape.tensors().items():
         sizes[name] = 1
@@ -62,7 +62,7 @@ def test_parameters_are_those_of_the_tensors(shape: UnitShape) -> None:
     assert shape.unit_parameters == shape.parameters - sizes["map.weight"]
 
 
-def test_the_translation_unit_of_the_paper() -> None:
+def test_the_translation_unit_of_the_paper():
     # 4.2: n 128, k 1024, m 512, N 3. Widths 128 + 896 l / 3 = 426.67, 725.33, 1024, to multiples of 4.
     shape = UnitShape(37_000, 128, 512, 1024, 3, 4)
     assert shape.groups == (4, 2, 1)
@@ -121,7 +121,7 @@ def test_the_translation_unit_of_the_paper() -> None:
         ((10, 8, 20, 16, 3, 4, "deep"), "'deep' is no kind", "define, hgt-no-mixing"),
     ],
 )
-def test_impossible_dimensions_are_refused(arguments: tuple, message: str, remedy: str) -> None:
+def test_impossible_dimensions_are_refused(arguments, message, remedy):
     with pytest.raises(UsageError, match=message) as caught:
         UnitShape(*arguments)
     assert remedy in (caught.value.remedy or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -62,14 +61,14 @@ class TestStockClasses:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_is_written_and_read(change: EmbeddingChange) -> None:
+def test_is_written_and_read(change):
     structure = Structure(embedding=change)
     assert Structure.from_json(structure.to_json()).embedding == change
     assert structure.is_stock == (change == EmbeddingChange())
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
+def test_ties_leave_the_declared_ones_alone(change):
     config, structure = tiny_config_of("bart"), Structure(embedding=change)
     for _ in range(2):
         found = resolve(FAMILIES["bart"], config, structure).ties
@@ -93,7 +92,7 @@ def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
         (InputChange("odd", 4), "'odd' is no kind of unit"),
     ],
 )
-def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
+def test_dimensions_that_cannot_be(change, message):
     with pytest.raises(CheckpointError, match=message):
         resolve(FAMILIES["bart"], tiny_config_of("bart"), Structure(embedding=EmbeddingChange(change))).tables
 
@@ -116,6 +115,6 @@ def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
         {"input": {"kind": "projective", "map_dim": 4}, "output": {"map_dim": 5, "tied": True}},
     ],
 )
-def test_a_damaged_value(value: Any) -> None:
+def test_a_damaged_value(value):
     with pytest.raises(CheckpointError, match='the value under "prunecli" is damaged'):
         Structure.from_json({"version": 1, "embedding": value})

@@ -22,18 +22,18 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     return tiny_nllb_moe(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_forms_of_one_model_agree(tiny: Path, tmp_path: Path, form: dict[str, Any]) -> None:
+def test_forms_of_one_model_agree(tiny, tmp_path, form):
     other = tiny_nllb_moe(tmp_path / "other", **form)
     assert open_model(tiny).fingerprint == open_model(other).fingerprint
 
 
 @pytest.mark.parametrize("form", [{"seed": 1}, {"experts": 7}], ids=str)
-def test_other_models_differ(tiny: Path, tmp_path: Path, form: dict[str, Any]) -> None:
+def test_other_models_differ(tiny, tmp_path, form):
     other = tiny_nllb_moe(tmp_path / "other", **form)
     assert open_model(tiny).fingerprint != open_model(other).fingerprint
 
@@ -45,12 +45,12 @@ def changed(directory: Path, name: str, index: int, value: float) -> Path:
     return directory
 
 
-def test_a_value_in_the_middle_of_any_tensor_counts(tiny: Path) -> None:
+def test_a_value_in_the_middle_of_any_tensor_counts(tiny):
     before = open_model(tiny).fingerprint
     assert open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, 3.0)).fingerprint != before
 
 
-def test_overflow_and_nan_have_a_fingerprint(tiny: Path) -> None:
+def test_overflow_and_nan_have_a_fingerprint(tiny):
     marks = {
         open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, value)).fingerprint
         for value in (np.nan, 1e30, -1e30, 0.0)

@@ -23,7 +23,7 @@ def pruned(path: Path, *arguments: Any) -> Path:
     return checkpoint(path, {"prunecli": {"history": [{"arguments": each} for each in arguments]}})
 
 
-def test_pairs_of_a_checkpoint_are_those_it_was_pruned_for(tmp_path: Path) -> None:
+def test_pairs_of_a_checkpoint_are_those_it_was_pruned_for(tmp_path):
     pairs = [(a, b) for a in (ENGLISH, FRENCH, GERMAN) for b in (ENGLISH, FRENCH, GERMAN) if a != b]
     as_text = pruned(tmp_path / "text", {"source": f"{ENGLISH}, {FRENCH}", "target": GERMAN})
     as_list = pruned(tmp_path / "list", {"source": [ENGLISH, FRENCH], "target": [GERMAN]})
@@ -36,7 +36,7 @@ def test_pairs_of_a_checkpoint_are_those_it_was_pruned_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("history", [None, ["prune-experts", None]])
-def test_a_damaged_history_prunes_for_nothing(tmp_path: Path, history: Any) -> None:
+def test_a_damaged_history_prunes_for_nothing(tmp_path, history):
     path = checkpoint(tmp_path / "a", {"prunecli": {"history": history}})
     assert written_checkpoints(tmp_path) == [path]
     assert pruned_pairs([path], [(ENGLISH, FRENCH)]) == ((ENGLISH, FRENCH),)

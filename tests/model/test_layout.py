@@ -17,7 +17,7 @@ from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Path:
+def tiny(tmp_path):
     return tiny_nllb_moe(tmp_path / "model")
 
 

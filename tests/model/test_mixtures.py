@@ -29,10 +29,10 @@ EXPERT = "model.layers.2.mlp.experts.5"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
+def saved(tmp_path_factory):
+    made = {}
 
-    def of(model_type: str) -> Path:
+    def of(model_type):
         if model_type not in made:
             made[model_type] = save_tiny(tmp_path_factory.mktemp(model_type), model_type)
         return made[model_type]
@@ -57,7 +57,7 @@ def same(_tensors: Tensors) -> None:
     pass
 
 
-def test_what_is_not_declared_is_found(saved: Callable[[str], Path]) -> None:
+def test_what_is_not_declared_is_found(saved):
     with open_model(saved("phimoe")) as checkpoint:
         before = checkpoint.resolved.family.stacks
         (stack,) = checkpoint.layout.family.stacks
@@ -124,12 +124,12 @@ def quantised_router(tensors: Tensors) -> None:
     ids=lambda value: getattr(value, "__name__", None) or ("-" if isinstance(value, dict) else None),
 )
 def test_what_cannot_be_is_refused(
-    saved: Callable[[str], Path],
-    tmp_path: Path,
-    change: Callable[[Tensors], Any],
-    config: dict[str, Any],
-    message: str,
-) -> None:
+    saved,
+    tmp_path,
+    change,
+    config,
+    message,
+):
     path = changed(saved("qwen3_moe"), tmp_path / "odd", change, config)
     with open_model(path) as checkpoint, pytest.raises(CheckpointError, match=message):
         checkpoint.check()
@@ -144,15 +144,13 @@ def test_what_cannot_be_is_refused(
         ({"n_group": 1, "topk_group": 2}, "topk_group is 2, there are 1 groups"),
     ],
 )
-def test_groups_that_cannot_be(
-    saved: Callable[[str], Path], tmp_path: Path, config: dict[str, int], message: str
-) -> None:
+def test_groups_that_cannot_be(saved, tmp_path, config, message):
     path = changed(saved("deepseek_v2"), tmp_path / "odd", same, config)
     with open_model(path) as checkpoint, pytest.raises(CheckpointError, match=message):
         checkpoint.check()
 
 
-def test_every_alias_of_the_count_is_rewritten(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_alias_of_the_count_is_rewritten(saved, tmp_path):
     both = changed(saved("qwen3_moe"), tmp_path / "both", same, {"num_experts": 8})
     with open_model(both) as checkpoint:
         kept = {layer.name: tuple(range(5)) for layer in checkpoint.mixtures}
@@ -161,7 +159,7 @@ def test_every_alias_of_the_count_is_rewritten(saved: Callable[[str], Path], tmp
     assert "auto_map" not in config
 
 
-def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]) -> None:
+def test_a_count_within_another_key(tmp_path, saved):
     text = json.loads((saved("qwen3_5_moe_text") / "config.json").read_text())
     outer = {
         "model_type": "qwen3_5_moe",
@@ -169,7 +167,7 @@ def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
     }
 
-    def within(tensors: Tensors) -> None:
+    def within(tensors):
         for name in list(tensors):
             tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
 
@@ -181,7 +179,7 @@ def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]
     assert config["text_config"]["num_experts"] == 3
 
 
-def test_settings_of_a_quantisation_follow_the_experts(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
     settings = {
         "quant_method": "compressed-tensors",
         "ignore": ["lm_head", f"{EXPERT}.up_proj", "model.layers.2.mlp.experts.6.up_proj"],
@@ -204,8 +202,8 @@ def test_settings_of_a_quantisation_follow_the_experts(saved: Callable[[str], Pa
         cut(checkpoint, kept_experts(kept))
 
 
-def test_companions_go_with_their_experts(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    def scaled(tensors: Tensors) -> None:
+def test_companions_go_with_their_experts(saved, tmp_path):
+    def scaled(tensors):
         for name in [name for name in tensors if ".experts." in name]:
             tensors[f"{name}_scale_inv"] = torch.full((1,), float(name.split(".")[5]))
 
@@ -218,7 +216,7 @@ def test_companions_go_with_their_experts(saved: Callable[[str], Path], tmp_path
         assert tensors[f"model.layers.2.mlp.experts.{new}.up_proj.weight_scale_inv"] == old
 
 
-def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_come_last(saved, tmp_path):
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
     with open_model(path) as checkpoint:
         assert [(layer.layer, layer.is_predicting) for layer in checkpoint.mixtures] == [
@@ -228,7 +226,7 @@ def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Pat
         ]
 
 
-def test_constants_leave_the_other_settings_as_asked(saved: Callable[[str], Path], tmp_path: Path) -> None:
+def test_constants_leave_the_other_settings_as_asked(saved, tmp_path):
     """This holds where no expert is removed, too; a key that config.json does not state is not set."""
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1, constant=True)
@@ -255,9 +253,7 @@ def with_predicting_layer(tensors: Tensors) -> None:
     tensors["model.layers.3.eh_proj.weight"] = torch.zeros(32, 64)
 
 
-def test_layers_that_predict_further_tokens_can_be_dropped(
-    saved: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_layers_that_predict_further_tokens_can_be_dropped(saved, tmp_path):
     from transformers import Glm4MoeForCausalLM
 
     config = {"num_nextn_predict_layers": 1}

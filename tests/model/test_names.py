@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
     return {name: TensorInfo(name, "F16", shape) for name, shape in names.items()}
 
 
-def test_stacked_and_numbered_experts() -> None:
+def test_stacked_and_numbered_experts():
     stacked = tensors(model__layers__0__mlp__experts__gate_up_proj=(16, 8, 4))
     assert surmise({}, stacked).experts == {"model.layers.*.mlp.experts": 16}
     numbered = {
@@ -45,12 +43,12 @@ def test_stacked_and_numbered_experts() -> None:
         ({"quantization_config": 3, "text_config": ["llama"]}, ("", "")),
     ],
 )
-def test_what_config_json_says(config: dict[str, Any], found: tuple[str, str]) -> None:
+def test_what_config_json_says(config, found):
     made = surmise(config, {})
     assert (made.quantisation, made.text_type) == found
 
 
-def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:
+def test_results_of_older_types_have_the_name_of_today(tmp_path):
     source = tiny_nllb_moe(tmp_path / "source")
     wanted = logits(source)
     config = json.loads((source / "config.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,13 @@ exec(
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(monkeypatch):
     """Arguments that the shim calls `load_model` with; the hub is out of reach."""
     import huggingface_hub
 
-    seen: dict[str, Any] = {}
+    seen = {}
 
-    def no_hub(*arguments: Any, **options: Any) -> str:
+    def no_hub(*arguments, **options):
         raise AssertionError("reached for the hub")
 
     monkeypatch.setattr(prunecli, "load_model", lambda path, **options: seen.update(options, path=path))
@@ -48,15 +47,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (torch.device("cpu"), torch.device("cpu")),
     ],
 )
-def test_device_maps(tmp_path: Path, asked: dict[str, Any], device_map: Any, device: Any) -> None:
+def test_device_maps(tmp_path, asked, device_map, device):
     SPACE["PrunecliModel"].from_pretrained(str(tmp_path), device_map=device_map)
     assert asked == {"path": str(tmp_path), "dtype": "auto", "device": device, "model_class": None}
 
 
 @pytest.mark.parametrize("name", ["NllbMoeModel"])
-def test_each_class_asks_for_the_one_that_it_stands_in_for(
-    tmp_path: Path, asked: dict[str, Any], name: str
-) -> None:
+def test_each_class_asks_for_the_one_that_it_stands_in_for(tmp_path, asked, name):
     SPACE[f"Prunecli{name}"].from_pretrained(tmp_path)
     assert asked["model_class"] == name
 
@@ -69,18 +66,16 @@ def test_each_class_asks_for_the_one_that_it_stands_in_for(
         {"quantization_config": {"load_in_8bit": True}},
     ],
 )
-def test_what_it_cannot_do_is_refused(tmp_path: Path, asked: dict[str, Any], options: dict[str, Any]) -> None:
+def test_what_it_cannot_do_is_refused(tmp_path, asked, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         SPACE["PrunecliModel"].from_pretrained(tmp_path, **options)
     assert not asked
 
 
-def test_the_hub_is_asked_for_what_is_no_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: dict[str, Any]
-) -> None:
+def test_the_hub_is_asked_for_what_is_no_directory(monkeypatch, tmp_path, asked):
     import huggingface_hub
 
-    seen: dict[str, Any] = {}
+    seen = {}
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
@@ -91,9 +86,7 @@ def test_the_hub_is_asked_for_what_is_no_directory(
     assert asked["path"] == tmp_path
 
 
-def test_without_prunecli_it_is_named_and_no_index_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_prunecli_it_is_named_and_no_index_is(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "prunecli", None)

@@ -62,7 +62,7 @@ def structures(draw: st.DrawFn) -> Structure:
 
 
 @given(structure=structures())
-def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(structure: Structure) -> None:
+def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(structure):
     config, family = tiny_config_of("bart"), FAMILIES["bart"]
     assert Structure.from_json(json.loads(json.dumps(structure.to_json()))) == structure
     layout = resolve(family, config, structure)
@@ -98,9 +98,7 @@ def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(structure: 
         ([], {f"{DECODER[0]}.encoder_attn": f"{DECODER[1]}.self_attn"}, {}, "which is of another kind"),
     ],
 )
-def test_what_cannot_be(
-    removed: list[str], shared: dict[str, str], widths: dict[str, int], says: str
-) -> None:
+def test_what_cannot_be(removed, shared, widths, says):
     with pytest.raises(CheckpointError, match=says):
         layers_of("bart", Structure(shared=shared, removed=frozenset(removed), widths=widths))
 
@@ -114,7 +112,7 @@ def test_what_cannot_be(
         {"widths": {"model.encoder.layers.3.ffn": 8}},
     ],
 )
-def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_mixture_of_experts_stays(tmp_path, changes):
     structure = {"version": 4, **changes}
     with (
         open_model(tiny_nllb_moe(tmp_path / "tiny", config={"prunecli": structure})) as checkpoint,
@@ -141,5 +139,5 @@ def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, Any]) -> 
         ),
     ],
 )
-def test_description(structure: Structure, says: str) -> None:
+def test_description(structure, says):
     assert describe_parts(tuple(layers_of("bart", structure).values()), structure.widths) == says

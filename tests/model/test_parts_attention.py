@@ -23,7 +23,7 @@ def with_structure(directory: Path, structure: Structure, **changes: Any) -> Pat
 
 
 @pytest.mark.parametrize("heads", [(2,), (0, 0)])
-def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
+def test_heads_that_cannot_be(tmp_path, heads):
     name = "model.encoder.layers.0.self_attn"
     structure = Structure(axes_of("head", {name: heads}, 2))
     with (

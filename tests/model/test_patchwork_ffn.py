@@ -27,12 +27,12 @@ COMPUTED = {"pegasus": {f"model.{side}.embed_positions.weight" for side in ("enc
 
 
 @pytest.fixture(params=[*OWN_SHAPES, *COMPUTED])
-def case(request: pytest.FixtureRequest) -> str:
+def case(request):
     return str(request.param)
 
 
 @pytest.fixture
-def source(case: str, tmp_path: Path) -> Path:
+def source(case, tmp_path):
     return tiny(tmp_path / "source", case)
 
 
@@ -75,7 +75,7 @@ def assert_equals_original_without(reduced: Path, source: Path, case: str, names
         assert_alike(model, original)
 
 
-def test_removed_in_one_layer(case: str, source: Path, tmp_path: Path) -> None:
+def test_removed_in_one_layer(case, source, tmp_path):
     for place in (0, -1):
         name = list(LAYOUTS[case].names)[place]
         out = write_changed(source, tmp_path / f"out{place}", case, {name: {"removed": True}})
@@ -91,7 +91,7 @@ def shared(case: str, owner: int) -> dict[str, dict[str, str]]:
     return {name: {"shared_with": names[owner]} for name in names if name != names[owner]}
 
 
-def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
+def test_saved_as_stored(case, source, tmp_path):
     first, second, *_, last = LAYOUTS[case].names
     changes = {first: {"shared_with": second}, second: {"width": 20}, last: {"removed": True}}
     out = write_changed(source, tmp_path / "out", case, changes)
@@ -106,7 +106,7 @@ def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_share_and_save(case: str, source: Path, tmp_path: Path, way: Any) -> None:
+def test_copies_share_and_save(case, source, tmp_path, way):
     out = write_changed(source, tmp_path / "out", case, shared(case, 1))
     model = load(out)
     copied = way(model)
@@ -118,7 +118,7 @@ def test_copies_share_and_save(case: str, source: Path, tmp_path: Path, way: Any
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
 
-def test_training_moves_all_that_share(case: str, source: Path, tmp_path: Path) -> None:
+def test_training_moves_all_that_share(case, source, tmp_path):
     first, second, *_, last = LAYOUTS[case].names
     changes = {second: {"shared_with": first}, last: {"removed": True}}
     model = load(write_changed(source, tmp_path / "out", case, changes)).train()
@@ -136,7 +136,7 @@ def test_training_moves_all_that_share(case: str, source: Path, tmp_path: Path) 
     assert torch.equal(logits_of(load(tmp_path / "trained")), logits_of(model.eval()))
 
 
-def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case, source, tmp_path):
     name, norm = next(iter(LAYOUTS[case].names.items()))
     out = write_changed(source, tmp_path / "out", case, {name: {"removed": True}})
     kept = {**weights(out), f"{norm}.weight": weights(source)[f"{norm}.weight"]}
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case: str, source: Pat
         load(write_copy(out, tmp_path / "kept", kept))
 
 
-def test_a_width_that_is_not_stored_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+def test_a_width_that_is_not_stored_is_refused(case, source, tmp_path):
     name = next(iter(LAYOUTS[case].names))
     out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
     config = json.loads((out / "config.json").read_text())

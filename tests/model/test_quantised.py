@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -120,12 +119,12 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(tensors: list[Any], settings: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(tensors, settings, message):
     with pytest.raises(CheckpointError, match=message):
         find_quantised(infos(*tensors), {"quantization_config": settings})
 
 
-def test_companions_belong_to_their_weight() -> None:
+def test_companions_belong_to_their_weight():
     tensors = infos(
         ("a.weight", "F8_E4M3", (64, 64)),
         ("a.weight_scale", "F32", ()),
@@ -159,14 +158,14 @@ def test_companions_belong_to_their_weight() -> None:
     }
 
 
-def test_settings_lie_in_several_places() -> None:
+def test_settings_lie_in_several_places():
     assert method_of({"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == "fp8"
     assert method_of({"compression_config": {"quant_method": "compressed-tensors"}}) == "compressed-tensors"
     assert method_of({"quantization": {"bits": 4}}) == "of unknown method"
     assert method_of({"quantization_config": None}) == ""
 
 
-def test_values_of_four_bits_are_counted_where_their_shape_is_unknown() -> None:
+def test_values_of_four_bits_are_counted_where_their_shape_is_unknown():
     tensors = {
         info.name: info
         for info in (

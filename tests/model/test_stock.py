@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,7 +105,7 @@ def embedding(**sides: Any) -> Structure:
         ),
     ],
 )
-def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> None:
+def test_lines(tmp_path, family, structure, line):
     with open_model(tiny_family(tmp_path / "in", family)) as source:
         support = stock_support(source, structure)
     assert support.line == line
@@ -120,7 +119,7 @@ def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> 
         assert not support.config
 
 
-def test_what_the_stock_config_holds(tmp_path: Path) -> None:
+def test_what_the_stock_config_holds(tmp_path):
     widths = {f"model.layers.{number}.mlp": 20 for number in range(3)}
     structure = replace(heads(LLAMA, (0, 1), (0, 3), (1, 2)), widths=widths)
     with open_model(tiny_family(tmp_path / "in", "llama")) as source:
@@ -135,9 +134,7 @@ def test_what_the_stock_config_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kept", "config"), [(((0, 1), (1, 3)), {"num_experts": 2}), (((0, 1), (1, 2, 3)), {})]
 )
-def test_experts_of_a_family_whose_stock_routing_is_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[tuple[int, ...], ...], config: dict[str, int]
-) -> None:
+def test_experts_of_a_family_whose_stock_routing_is_right(tmp_path, monkeypatch, kept, config):
     monkeypatch.setitem(FAMILIES, "nllb-moe", replace(FAMILIES["nllb-moe"], stock_fault=None))
     names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
     structure = Structure(axes_of("expert", dict(zip(names, kept, strict=True)), 4))
@@ -150,7 +147,7 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "bart", "gpt2", "t5", "bert"])
-def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, family: str) -> None:
+def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path, family):
     with open_model(tiny_family(tmp_path / "in", family)) as source:
         numbers = uniform_heads(source)
         if family not in ("llama", "mistral", "qwen2", "phi3"):
@@ -167,9 +164,9 @@ def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, 
     assert numbers == tuple(taken)
 
 
-def test_factors_of_long_contexts_bind_the_heads_of_phi3(tmp_path: Path) -> None:
+def test_factors_of_long_contexts_bind_the_heads_of_phi3(tmp_path):
     factors = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
-    keys: list[dict[str, Any]] = [{"rope_scaling": factors}, {"rope_parameters": factors}]
+    keys = [{"rope_scaling": factors}, {"rope_parameters": factors}]
     for key in keys:
         with open_model(tiny_family(tmp_path / next(iter(key)), "phi3", **key)) as source:
             assert uniform_heads(source) == ()

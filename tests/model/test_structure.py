@@ -41,7 +41,7 @@ def read(*steps: Any) -> Structure:
         {**STEP, "statistics": [FILE, "gates.json"]},
     ],
 )
-def test_a_step_of_another_form_is_damage(step: Any) -> None:
+def test_a_step_of_another_form_is_damage(step):
     with pytest.raises(CheckpointError, match="is damaged"):
         read(STEP, step)
 
@@ -84,7 +84,7 @@ OF_VERSION_2 = OF_VERSION_1 | {
 OF_VERSION_3 = OF_VERSION_2 | {"constants": {"model.encoder.layers.1.ffn": [2]}}
 
 
-def test_json_and_back() -> None:
+def test_json_and_back():
     value = json.loads(json.dumps(WHOLE.to_json()))
     assert value["version"] == 4
     assert value["axes"]["encoder.layers"] == {"kept": [0, 1, 3], "of": 4}
@@ -93,7 +93,7 @@ def test_json_and_back() -> None:
     assert Structure().to_json() == {"version": 4}
 
 
-def test_older_versions_say_the_same() -> None:
+def test_older_versions_say_the_same():
     assert Structure.from_json({"version": 3, **OF_VERSION_3}) == WHOLE
     second = replace(WHOLE, constants={})
     assert Structure.from_json({"version": 2, **OF_VERSION_2}) == second
@@ -129,7 +129,7 @@ def test_older_versions_say_the_same() -> None:
     ],
     ids=str,
 )
-def test_a_damaged_structure(value: Any) -> None:
+def test_a_damaged_structure(value):
     with pytest.raises(CheckpointError, match="is damaged"):
         Structure.from_json({"version": 4, **value})
 
@@ -139,7 +139,7 @@ def test_a_damaged_structure(value: Any) -> None:
     [{"shared_with": "b", "removed": True}, {"width": 0}, {"shared_with": 3}, {"halved": True}, [], None],
     ids=str,
 )
-def test_a_damaged_structure_of_an_older_version(change: Any) -> None:
+def test_a_damaged_structure_of_an_older_version(change):
     for value in ({"ffn": {"a": change}}, {"attention": {"a": change}}, {"heads": {"a": [0]}}):
         with pytest.raises(CheckpointError, match="is damaged"):
             Structure.from_json({"version": 2, **value})

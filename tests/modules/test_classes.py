@@ -88,7 +88,7 @@ def loss_of(model: Path, task: str) -> float:
 
 
 @pytest.mark.parametrize("model_type", CAUSAL)
-def test_the_loss_is_that_of_each_text_alone(model_type: str, tmp_path: Path) -> None:
+def test_the_loss_is_that_of_each_text_alone(model_type, tmp_path):
     source = saved(tmp_path / "model", model_type, *CAUSAL[model_type])
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
@@ -104,7 +104,7 @@ def test_the_loss_is_that_of_each_text_alone(model_type: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("model_type", MASKED)
-def test_masked_language_models(model_type: str, tmp_path: Path) -> None:
+def test_masked_language_models(model_type, tmp_path):
     source = saved(tmp_path / "model", model_type, *MASKED[model_type])
     named = loss_of(source, "mlm")
     without_class(source)
@@ -113,7 +113,7 @@ def test_masked_language_models(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", ["ForCausalLM", "ForSequenceClassification", "Model"])
 @pytest.mark.parametrize("family", ["Phi", "Llama"])  # not declared, and declared
-def test_without_architectures_the_weights_say_the_class(family: str, head: str, tmp_path: Path) -> None:
+def test_without_architectures_the_weights_say_the_class(family, head, tmp_path):
     source = saved(tmp_path / "model", family.lower(), f"{family}{head}", _LLAMA)
     without_class(source)
     assert type(load_model(source, device="cpu")).__name__ == f"{family}{head}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -33,9 +31,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 3, 70])
 @pytest.mark.parametrize("large", [False, True])
-def test_equals_the_product(
-    dtype: torch.dtype, rows: int, large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_the_product(dtype, rows, large, monkeypatch):
     if large:  # as if these weights were large: oneDNN
         monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 1)
     generator = torch.Generator().manual_seed(rows)
@@ -49,7 +45,7 @@ def test_equals_the_product(
 
 
 @given(st.integers(1, 5000))
-def test_padding_is_small_and_never_negative(rows: int) -> None:
+def test_padding_is_small_and_never_negative(rows):
     assert rows <= padded_rows(rows) <= rows * 1.34
     assert padded_rows(padded_rows(rows)) == padded_rows(rows)
 
@@ -62,9 +58,7 @@ def test_padding_is_small_and_never_negative(rows: int) -> None:
         (torch.float32, [1, 1], False),
     ],
 )
-def test_onednn_is_off_for_single_rows_only(
-    dtype: torch.dtype, counts: list[int], switched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onednn_is_off_for_single_rows_only(dtype, counts, switched, monkeypatch):
     monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)
     before = torch.backends.mkldnn.enabled
     with dot_products(dtype, counts):
@@ -75,7 +69,7 @@ def test_onednn_is_off_for_single_rows_only(
     assert torch.backends.mkldnn.enabled == before
 
 
-def test_a_failure_switches_onednn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_switches_onednn_back(monkeypatch):
     monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)
     before = torch.backends.mkldnn.enabled
     with pytest.raises(RuntimeError, match="failed"), dot_products(torch.bfloat16, [1]):
@@ -90,18 +84,18 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_size(monkeypatch):
     """Every layer is large enough."""
     monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 1)
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def calls(monkeypatch):
     """An entry for each product that goes to oneDNN."""
-    made: list[int] = []
+    made = []
     asked = InferenceLinear._goes_to_onednn
 
-    def noted(self: InferenceLinear, given: torch.Tensor) -> bool:
+    def noted(self, given):
         goes = asked(self, given)
         made.extend([1] * goes)
         return goes
@@ -120,7 +114,7 @@ def fast_layer(bias: bool = True) -> nn.Linear:
 
 @pytest.mark.parametrize("shape", [(1, 24), (2, 3, 24), (0, 24)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls: list[int]) -> None:
+def test_inference_equals_the_product(shape, bias, calls):
     fast, x = fast_layer(bias), torch.randn(shape, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         made = fast(x)
@@ -130,7 +124,7 @@ def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls:
     assert len(calls) == (0 not in shape)
 
 
-def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
+def test_gradients_are_those_of_the_stock_layer(calls):
     fast = fast_layer()
     stock = nn.Linear(24, 16)
     stock.load_state_dict(fast.state_dict())
@@ -145,7 +139,7 @@ def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
     assert not calls
 
 
-def test_a_loaded_model_decodes_as_before(tmp_path: Path, calls: list[int]) -> None:
+def test_a_loaded_model_decodes_as_before(tmp_path, calls):
     path = tiny_nllb_moe(tmp_path / "model")
     ids = torch.tensor([[5, 6, 7, 2]])
     fast = prunecli.load_model(path, device="cpu", dtype="float32")
@@ -168,7 +162,7 @@ def packed_layer(
 
 
 @given(rows=st.integers(0, 70), inputs=st.integers(1, 70), outputs=st.integers(1, 70), bias=st.booleans())
-def test_packed_equals_the_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
+def test_packed_equals_the_product(rows, inputs, outputs, bias):
     packed = packed_layer(inputs, outputs, bias)
     assert type(packed) is PackedLinear
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
@@ -179,7 +173,7 @@ def test_packed_equals_the_product(rows: int, inputs: int, outputs: int, bias: b
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
-def test_bfloat16_equals_the_product_rounded_once() -> None:
+def test_bfloat16_equals_the_product_rounded_once():
     packed = packed_layer(64, 48, dtype=torch.bfloat16)
     assert type(packed) is PackedLinear
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -191,7 +185,7 @@ def test_bfloat16_equals_the_product_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 24), (2, 1, 4, 24)])
-def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
+def test_shapes_and_strides(shape):
     packed, x = packed_layer(24, 16), torch.randn(*shape[:-1], 48)[..., ::2]
     with torch.inference_mode():
         made = packed(x)
@@ -199,7 +193,7 @@ def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(made, want.detach(), atol=1e-5, rtol=0)
 
 
-def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_small_other_types_and_subclasses_stay(monkeypatch):
     class Own(nn.Linear):
         pass
 
@@ -213,7 +207,7 @@ def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("model_type", [*TRANSLATORS, *DECODERS])
-def test_every_family_decodes_the_same(model_type: str, tmp_path: Path) -> None:
+def test_every_family_decodes_the_same(model_type, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 2]])
     packed = load_for_decoding(path, device="cpu", dtype="float32")
@@ -229,7 +223,7 @@ def test_every_family_decodes_the_same(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
-def test_a_model_decodes_as_with_its_own_layers(tmp_path: Path) -> None:
+def test_a_model_decodes_as_with_its_own_layers(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model")
     ids = torch.tensor([[5, 6, 7, 2]])
     packed = load_for_decoding(path, device="cpu", dtype="bfloat16")

@@ -39,7 +39,7 @@ def shape_of(kind: UnitKind) -> UnitShape:
 
 
 @pytest.mark.parametrize("kind", UNIT_KINDS)
-def test_rows_are_those_of_the_restatement(kind: UnitKind) -> None:
+def test_rows_are_those_of_the_restatement(kind):
     unit = random_unit(shape_of(kind))
     expected = [slow_row(unit, token) for token in range(11)]
     np.testing.assert_allclose(unit(torch.arange(11)).detach(), expected, rtol=1e-10)
@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_restatement(kind: UnitKind) -> None:
 
 @settings(max_examples=25)
 @given(shapes())
-def test_any_shape_agrees_with_the_restatement_and_the_formula(shape: UnitShape) -> None:
+def test_any_shape_agrees_with_the_restatement_and_the_formula(shape):
     unit = random_unit(shape)
     token = shape.vocabulary - 1
     np.testing.assert_allclose(
@@ -57,7 +57,7 @@ def test_any_shape_agrees_with_the_restatement_and_the_formula(shape: UnitShape)
     assert {name: tuple(value.shape) for name, value in unit.state_dict().items()} == shape.tensors()
 
 
-def test_mixing_changes_what_groups_read() -> None:
+def test_mixing_changes_what_groups_read():
     # One value of e for each of the 2 groups: group i of layer 2 reads e_i and its own part of layer 1.
     shape = UnitShape(1, 4, 5, 8, 2, 4)
     assert shape.groups == (4, 2)
@@ -70,7 +70,7 @@ def test_mixing_changes_what_groups_read() -> None:
     assert not mapped.grad[0, 2:].any()
 
 
-def test_rows_come_in_chunks_unscaled() -> None:
+def test_rows_come_in_chunks_unscaled():
     unit = random_unit(shape_of("define"), padding_idx=1, scale=3.0)
     chunks = list(unit.expanded(chunk_rows=4))
     assert [len(chunk) for chunk in chunks] == [4, 4, 3]
@@ -79,7 +79,7 @@ def test_rows_come_in_chunks_unscaled() -> None:
     assert not table.requires_grad
 
 
-def test_the_padding_row_is_zero_and_learns_nothing() -> None:
+def test_the_padding_row_is_zero_and_learns_nothing():
     unit = random_unit(shape_of("define"), padding_idx=1)
     rows = unit(torch.tensor([0, 1]))
     assert rows[0].any()
@@ -90,7 +90,7 @@ def test_the_padding_row_is_zero_and_learns_nothing() -> None:
     assert not unit.map.weight.grad[1].any()
 
 
-def test_the_output_reads_the_map_table() -> None:
+def test_the_output_reads_the_map_table():
     shape = shape_of("define")
     unit, output = random_unit(shape), DefineOutput(shape, bias=True, dtype=torch.float64)
     output.weight = unit.map.weight
@@ -103,7 +103,7 @@ def test_the_output_reads_the_map_table() -> None:
     assert DefineOutput(shape).bias is None
 
 
-def test_inputs_of_another_width_are_refused() -> None:
+def test_inputs_of_another_width_are_refused():
     unit = random_unit(shape_of("define"))
     with pytest.raises(RuntimeError):
         unit.transform(torch.zeros(2, 7, dtype=torch.float64))

@@ -48,7 +48,7 @@ def values(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scheme", DENSE)
-def test_every_scheme(scheme: str, tmp_path: Path) -> None:
+def test_every_scheme(scheme, tmp_path):
     made, method, beginning, name = make(scheme)
     with open_model(write(tmp_path / "model", made, method, beginning)) as stored:
         run = as_run(stored, torch.float32)
@@ -66,7 +66,7 @@ def test_every_scheme(scheme: str, tmp_path: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(DENSE), st.data())
-def test_any_range_is_that_of_the_whole(scheme: str, data: st.DataObject) -> None:
+def test_any_range_is_that_of_the_whole(scheme, data):
     import tempfile
 
     made, method, beginning, name = make(scheme)
@@ -82,7 +82,7 @@ def test_any_range_is_that_of_the_whole(scheme: str, data: st.DataObject) -> Non
         assert np.array_equal(np.frombuffer(read, np.float32), whole[start:stop].numpy())
 
 
-def test_rows_and_columns_that_blocks_do_not_divide(tmp_path: Path) -> None:
+def test_rows_and_columns_that_blocks_do_not_divide(tmp_path):
     made = float8(torch.randn(21, 37, generator=torch.Generator().manual_seed(1)), (8, 16))
     method = {"quant_method": "fp8", "weight_block_size": [8, 16]}
     with open_model(write(tmp_path / "model", made, method)) as stored:
@@ -91,7 +91,7 @@ def test_rows_and_columns_that_blocks_do_not_divide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
 @pytest.mark.parametrize("without", [(), (0x7F, 0xFF)], ids=["all", "but not a number"])
-def test_every_float_of_eight_bits(kind: torch.dtype, without: tuple[int, ...], tmp_path: Path) -> None:
+def test_every_float_of_eight_bits(kind, without, tmp_path):
     stored = torch.arange(256).to(torch.uint8)
     stored[list(without)] = 0
     weight = stored.view(kind).reshape(16, 16)
@@ -114,7 +114,7 @@ def test_every_float_of_eight_bits(kind: torch.dtype, without: tuple[int, ...], 
         ("weight_scale_inv", 0.0, "weight_scale_inv holds a scale of 0 where values are not"),
     ],
 )
-def test_scales_that_cannot_be(part: str, value: float, message: str, tmp_path: Path) -> None:
+def test_scales_that_cannot_be(part, value, message, tmp_path):
     made, method, _, name = make("fp8")
     made.parts[part][1, 2] = value
     with (
@@ -124,7 +124,7 @@ def test_scales_that_cannot_be(part: str, value: float, message: str, tmp_path: 
         as_run(stored, torch.float32).read(name)
 
 
-def test_a_column_of_a_group_that_there_is_none_of(tmp_path: Path) -> None:
+def test_a_column_of_a_group_that_there_is_none_of(tmp_path):
     made = gptq(torch.zeros(8, 64), 16)
     made.parts["g_idx"][5] = 4
     with (
@@ -146,9 +146,7 @@ def is_expert(name: str) -> bool:
         ("mixtral", "fp8", {"intermediate_size": 32}),
     ],
 )
-def test_as_transformers_reads_them(
-    model_type: str, scheme: str, sizes: dict[str, int], tmp_path: Path
-) -> None:
+def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     import transformers
 
     model = tiny_mixture(model_type, hidden_size=32, **sizes)
@@ -176,7 +174,7 @@ def test_as_transformers_reads_them(
     assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
 
 
-def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path: Path) -> None:
+def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path):
     tiny_mixture("qwen3_moe", moe_intermediate_size=32).save_pretrained(tmp_path / "plain")
     quantise(
         tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", lambda name: ".experts." in name

@@ -15,7 +15,7 @@ NO_KERNEL = (
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def card(monkeypatch):
     """A V100 that torch finds, by wheels for CUDA 13."""
     facts = {
         "is_available": lambda: True,
@@ -43,7 +43,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto"])
-def test_a_card_without_kernels_is_refused_by_name(card: pytest.MonkeyPatch, name: str) -> None:
+def test_a_card_without_kernels_is_refused_by_name(card, name):
     failing(card, torch.AcceleratorError(NO_KERNEL))
     with pytest.raises(UsageError) as caught:
         choose_device(name)
@@ -55,7 +55,7 @@ def test_a_card_without_kernels_is_refused_by_name(card: pytest.MonkeyPatch, nam
     assert choose_device("cpu") == torch.device("cpu")
 
 
-def test_other_reasons_are_said_too(card: pytest.MonkeyPatch) -> None:
+def test_other_reasons_are_said_too(card):
     failing(card, RuntimeError("CUDA error: device is busy.\nMore of it"))
     with pytest.raises(
         UsageError, match=r"`device=auto`: torch cannot use it here \(CUDA error: device is busy\)"
@@ -77,7 +77,7 @@ def test_other_reasons_are_said_too(card: pytest.MonkeyPatch) -> None:
         (ValueError("out of memory"), None),
     ],
 )
-def test_what_is_short_of_memory(card: pytest.MonkeyPatch, error: Exception, where: str | None) -> None:
+def test_what_is_short_of_memory(card, error, where):
     said = {
         "GPU": "cuda:0 (32.00 GiB, 31.00 GiB of it this process's, 256.00 MiB free)",
         "host": "the host",
@@ -86,8 +86,8 @@ def test_what_is_short_of_memory(card: pytest.MonkeyPatch, error: Exception, whe
     assert full_device(error) == said[where]
 
 
-def test_a_card_that_answers_no_more(card: pytest.MonkeyPatch) -> None:
-    def fail(_device: object = None) -> None:
+def test_a_card_that_answers_no_more(card):
+    def fail(_device=None):
         raise torch.AcceleratorError("CUDA error: out of memory")
 
     card.setattr(torch.cuda, "mem_get_info", fail)

@@ -86,9 +86,7 @@ def alike(first: float, second: float, *sizes: int) -> bool:
         *((case, reduce) for reduce in (one_wide, shared_attentions) for case in own_layouts(DRAWN)),
     ],
 )
-def test_each_tensor_is_drawn_as_in_the_stock_class(
-    case: str, reduce: Callable[[Checkpoint], Rewrite], tmp_path: Path
-) -> None:
+def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
     source = tiny(tmp_path / "model", case)
     model, reduced = drawn(source, reduce, tmp_path)
     loaded = load_model(reduced, device="cpu", dtype="float32")
@@ -116,9 +114,7 @@ def test_each_tensor_is_drawn_as_in_the_stock_class(
         ("llama", {"shared_blocks": True, "reduction": False, "expand_dim": None}),
     ],
 )
-def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(
-    case: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case, options, tmp_path):
     source = tiny(tmp_path / "model", case)
     model, reduced = drawn(source, partial(decided, **options), tmp_path)
     loaded = load_model(reduced, device="cpu", dtype="float32")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> dict[str, Checkpoint]:
+def opened(tmp_path):
     return {
         dtype: open_model(tiny_family(tmp_path / dtype, "t5", dtype=dtype))
         for dtype in ("F32", "BF16", "F16")
@@ -43,19 +41,17 @@ TABLE = [
 
 @pytest.mark.parametrize(("device", "native", "found"), TABLE)
 def test_by_what_is_stored_and_what_the_device_multiplies(
-    opened: dict[str, Checkpoint],
-    device: torch.device,
-    native: tuple[torch.dtype, ...],
-    found: list[tuple[torch.dtype, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    opened,
+    device,
+    native,
+    found,
+    monkeypatch,
+):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype in native)
     assert [candidates("auto", [opened[dtype]], device) for dtype in ("F32", "BF16", "F16")] == found
 
 
-def test_models_of_several_types_are_not_compared_in_an_emulated_one(
-    opened: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_of_several_types_are_not_compared_in_an_emulated_one(opened, monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
     assert candidates("auto", opened.values(), CUDA) == (F32,)
@@ -65,12 +61,12 @@ def test_models_of_several_types_are_not_compared_in_an_emulated_one(
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0), (10, 0), (12, 0)])
 @pytest.mark.parametrize(("family", "has_experts"), [("nllb-moe", True), ("t5", False)])
 def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
-    tmp_path: Path,
-    family: str,
-    has_experts: bool,
-    capability: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    family,
+    has_experts,
+    capability,
+    monkeypatch,
+):
     monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     checkpoint = open_model(tiny_family(tmp_path / family, family, dtype="F32"))
@@ -79,9 +75,7 @@ def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
     assert candidates("auto", [checkpoint], CUDA, gradients=True) == usual
 
 
-def test_gradients_are_never_computed_in_float16_unasked(
-    opened: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_never_computed_in_float16_unasked(opened, monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     assert candidates("auto", [opened["F16"]], CUDA, gradients=True) == (F32, BF16)
     assert candidates("auto", [opened["BF16"]], CUDA, gradients=True) == (BF16,)
@@ -91,14 +85,12 @@ def test_gradients_are_never_computed_in_float16_unasked(
     ("written", "dtype"),
     [("fp16", F16), ("half", F16), ("BF16", BF16), ("torch.float32", F32), ("float", F32), (" fp32 ", F32)],
 )
-def test_as_it_is_asked_for(opened: dict[str, Checkpoint], written: str, dtype: torch.dtype) -> None:
+def test_as_it_is_asked_for(opened, written, dtype):
     assert choose_dtype(written, opened["F32"], CPU) == dtype
 
 
 @pytest.mark.parametrize(("capability", "native"), [((6, 1), []), ((7, 5), [F16]), ((8, 0), [F16, BF16])])
-def test_what_a_gpu_multiplies(
-    capability: tuple[int, int], native: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_gpu_multiplies(capability, native, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     assert [dtype for dtype in (F16, BF16) if multiplies_natively(dtype, CUDA)] == native
 
@@ -113,9 +105,7 @@ def test_what_a_gpu_multiplies(
         ("aarch64", set(), True, True),
     ],
 )
-def test_what_a_cpu_multiplies(
-    machine: str, flags: set[str], onednn: bool, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_cpu_multiplies(machine, flags, onednn, native, monkeypatch):
     monkeypatch.setattr(fitting.platform, "machine", lambda: machine)
     monkeypatch.setattr(fitting, "onednn_bfloat16", lambda: onednn)
     for flag in ("avx512_bf16", "amx_tile"):
@@ -126,7 +116,7 @@ def test_what_a_cpu_multiplies(
 
 
 @pytest.fixture
-def models(opened: dict[str, Checkpoint]) -> dict[str, Checkpoint]:
+def models(opened):
     del opened["BF16"]
     return opened
 
@@ -136,7 +126,7 @@ def parameters(checkpoint: Checkpoint) -> int:
 
 
 @pytest.fixture(autouse=True)
-def no_native_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_native_bfloat16(monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: False)
 
 
@@ -152,9 +142,7 @@ def chosen(
     return fitting_dtype(models, Devices(CPU), asked, say=said.append, **how), said
 
 
-def test_float32_takes_nine_tenths_of_what_is_free_else_bfloat16(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_float32_takes_nine_tenths_of_what_is_free_else_bfloat16(models, monkeypatch):
     del models["F16"]
     count = parameters(models["F32"])
     enough = -(-4 * count * 10 // 9)
@@ -166,9 +154,7 @@ def test_float32_takes_nine_tenths_of_what_is_free_else_bfloat16(
         chosen(models, 2 * count * 10 // 9 - 1, monkeypatch)
 
 
-def test_what_is_stored_in_16_bits_is_doubled_only_where_half_is_left(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_stored_in_16_bits_is_doubled_only_where_half_is_left(models, monkeypatch):
     del models["F32"]
     count = parameters(models["F16"])
     line = "F16: stored as float16, computed in float32 on the CPU."
@@ -177,9 +163,7 @@ def test_what_is_stored_in_16_bits_is_doubled_only_where_half_is_left(
     assert chosen(models, 8 * count - 1, monkeypatch, "float32") == (F32, [])  # asked for
 
 
-def test_several_have_one_type_in_which_each_fits(
-    models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_have_one_type_in_which_each_fits(models, monkeypatch):
     count = parameters(models["F32"])
     assert chosen(models, 8 * count, monkeypatch)[0] == F32  # one after another, not the sum of both
     dtype, said = chosen(models, 4 * count, monkeypatch)
@@ -187,7 +171,7 @@ def test_several_have_one_type_in_which_each_fits(
     assert [line[:27] for line in said] == ["F32: stored as float32, com", "F16: stored as float16, com"]
 
 
-def test_the_refusal_has_every_number(models: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_has_every_number(models, monkeypatch):
     del models["F16"]
     count = parameters(models["F32"])
     with pytest.raises(MemoryShortError) as refused:

@@ -5,13 +5,11 @@ A run layer by layer gives an expert the rows of one batch after another, and mu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from prunecli.modules import grouped
 from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads
@@ -22,7 +20,7 @@ D_MODEL, FFN = 256, 1024
 
 
 @pytest.fixture(params=[1, 3])
-def several(request: pytest.FixtureRequest) -> Iterator[int]:
+def several(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -32,9 +30,7 @@ def several(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("counts", [[1, 1, 5], [0, 2, 1, 9, 33]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shared_out", [False, True])
-def test_an_expert_is_independent_of_the_others(
-    shared_out: bool, dtype: torch.dtype, counts: list[int], several: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expert_is_independent_of_the_others(shared_out, dtype, counts, several, monkeypatch):
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2 if shared_out else 99)
     monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     torch.manual_seed(0)
@@ -44,7 +40,7 @@ def test_an_expert_is_independent_of_the_others(
     )
     rows, module = torch.randn(sum(counts), D_MODEL).to(dtype), SparseFFN(1, 1, 1, top_k=1)
 
-    def outputs(rows: Tensor, held: ExpertWeights, counts: list[int]) -> Tensor:
+    def outputs(rows, held, counts):
         return outputs_of(module, rows, held, Groups(torch.tensor(counts)), with_norms=False)[0]
 
     with torch.inference_mode():
@@ -52,7 +48,7 @@ def test_an_expert_is_independent_of_the_others(
         parts = list(rows.split(counts))
         made = [torch.empty(0)] * len(counts)
 
-        def run(expert: int) -> None:
+        def run(expert):
             own = ExpertWeights(*(tensor[expert : expert + 1] for tensor in weights))
             made[expert] = outputs(parts[expert], own, [len(parts[expert])])
 
@@ -65,7 +61,7 @@ def test_an_expert_is_independent_of_the_others(
 
 
 @pytest.mark.parametrize("counts", [[0, 3, 0, 2, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
-def test_gradients_of_experts_without_rows_are_zero(counts: list[int]) -> None:
+def test_gradients_of_experts_without_rows_are_zero(counts):
     torch.manual_seed(0)
     weight, bias = torch.randn(5, 6, 8, requires_grad=True), torch.randn(5, 6, requires_grad=True)
     tokens = torch.randn(sum(counts), 8, requires_grad=True)
@@ -95,9 +91,7 @@ def test_gradients_of_experts_without_rows_are_zero(counts: list[int]) -> None:
         ((12, 0), torch.bfloat16, 64, False),
     ],
 )
-def test_torch_multiplies_groups_only_where_it_is_fast(
-    capability: tuple[int, int], dtype: torch.dtype, width: int, fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_multiplies_groups_only_where_it_is_fast(capability, dtype, width, fast, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     tokens = SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype, element_size=lambda: dtype.itemsize)
     weight = torch.empty(4, 32, width, dtype=dtype, device="meta")

@@ -17,16 +17,16 @@ def three_threads():
     torch.set_num_threads(before)
 
 
-def test_each_item_once_without_gradients_each_thread_alone() -> None:
-    seen: list[tuple[int, int, bool]] = []
+def test_each_item_once_without_gradients_each_thread_alone():
+    seen = []
     in_threads(lambda item: seen.append((item, torch.get_num_threads(), torch.is_grad_enabled())), range(50))
     assert sorted(seen) == [(item, 1, False) for item in range(50)]
 
 
-def test_a_failure_reaches_the_caller_and_stops_the_rest() -> None:
-    begun: list[int] = []
+def test_a_failure_reaches_the_caller_and_stops_the_rest():
+    begun = []
 
-    def fail(item: int) -> None:
+    def fail(item):
         begun.append(item)
         raise ValueError("at the first item")
 
@@ -45,7 +45,7 @@ def test_a_failure_reaches_the_caller_and_stops_the_rest() -> None:
         (1, grouped.MIN_WEIGHT_BYTES, grouped.MIN_PRODUCTS, False),
     ],
 )
-def test_threads_pay_for_enough_work(items: int, weight_bytes: int, products: int, worth: bool) -> None:
+def test_threads_pay_for_enough_work(items, weight_bytes, products, worth):
     assert pays(items, weight_bytes, products) == worth
     torch.set_num_threads(1)
     assert not pays(items, weight_bytes, products)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ NAME = "model.encoder.layers.0.self_attn"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return tiny_nllb_moe(tmp_path / "tiny", layers=2)
 
 
@@ -38,7 +37,7 @@ def by_hand(attention: Any, x: torch.Tensor, masks: list[float]) -> torch.Tensor
 
 
 @pytest.mark.parametrize("masks", [[0.0, 0.0], [0.5, 2.0]])
-def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
+def test_a_mask_weighs_its_head(source, masks):
     model = load_model(source, device="cpu")
     with open_model(source) as checkpoint:
         layers = checkpoint.layout.attentions
@@ -51,7 +50,7 @@ def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
         torch.testing.assert_close(attention(x)[0], by_hand(attention, x, [1.0, 1.0]))  # no hook is left
 
 
-def test_without_heads_only_the_bias_remains() -> None:
+def test_without_heads_only_the_bias_remains():
     stock = torch.nn.Linear(4, 6)
     with torch.no_grad():
         stock.bias.copy_(torch.arange(6.0))

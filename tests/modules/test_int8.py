@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -37,7 +35,7 @@ def drawn(rows: int, inputs: int, outputs: int, seed: int) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 3), (5, 33, 70), (17, 64, 5)])
 @pytest.mark.parametrize("biased", [True, False])
-def test_equals_the_rounding_restated(shape: tuple[int, int, int], biased: bool) -> None:
+def test_equals_the_rounding_restated(shape, biased):
     x, weight = drawn(*shape, seed=sum(shape))
     x[-1], weight[-1] = 0, 0  # nothing to divide by
     bias = torch.arange(len(weight)).float() if biased else None
@@ -49,7 +47,7 @@ def test_equals_the_rounding_restated(shape: tuple[int, int, int], biased: bool)
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.integers(1, 9))
-def test_no_further_from_the_product_than_half_units(seed: int, rows: int, inputs: int, outputs: int) -> None:
+def test_no_further_from_the_product_than_half_units(seed, rows, inputs, outputs):
     x, weight = drawn(rows, inputs, outputs, seed)
     with torch.inference_mode():
         made = int8_product(x, quantise(weight), None).double()
@@ -58,7 +56,7 @@ def test_no_further_from_the_product_than_half_units(seed: int, rows: int, input
 
 
 @pytest.mark.parametrize("in_threads", [False, True])
-def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts(in_threads, monkeypatch):
     torch.manual_seed(1)
     module, x = SparseFFN(16, 24, 6).eval(), torch.randn(2, 40, 16)
     experts = [
@@ -84,7 +82,7 @@ def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "gpt2", "nllb-moe"])
-def test_a_loaded_model_is_near(case: str, tmp_path: Path) -> None:
+def test_a_loaded_model_is_near(case, tmp_path):
     path = tiny_family(tmp_path / "model", case)
     ids = torch.tensor([[5, 6, 7, 9, 2], [8, 5, 5, 6, 2]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -107,7 +105,7 @@ def test_a_loaded_model_is_near(case: str, tmp_path: Path) -> None:
         )
 
 
-def test_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_where_it_cannot_run(tmp_path, monkeypatch):
     with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
         with pytest.raises(UsageError, match="int8 is for CPUs, not for cuda:1"):
             candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)

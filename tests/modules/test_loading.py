@@ -31,7 +31,7 @@ TARGET = torch.tensor([[2, 6, 8], [2, 11, 4]])
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return tiny_nllb_moe(tmp_path / "tiny")
 
 
@@ -47,7 +47,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=IDS, attention_mask=(IDS != 1).long(), decoder_input_ids=TARGET).logits
 
 
-def test_every_tensor_is_in_its_place(source: Path) -> None:
+def test_every_tensor_is_in_its_place(source):
     model = load_model(source, device="cpu")
     stored = load_file(source / "model.safetensors")
     for name, value in stored.items():
@@ -64,7 +64,7 @@ def test_every_tensor_is_in_its_place(source: Path) -> None:
     assert not any(value.is_meta for value in [*model.parameters(), *model.buffers()])
 
 
-def test_embeddings_are_tied_three_ways(source: Path) -> None:
+def test_embeddings_are_tied_three_ways(source):
     model = load_model(source, device="cpu")
     shared = model.model.shared.weight
     assert model.lm_head.weight is shared
@@ -72,7 +72,7 @@ def test_embeddings_are_tied_three_ways(source: Path) -> None:
     assert model.model.decoder.embed_tokens.weight is shared
 
 
-def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source: Path) -> None:
+def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source):
     for dtype in (torch.float32, torch.bfloat16):
         model = load_model(source, device="cpu", dtype=str(dtype).removeprefix("torch."))
         held = model.model.encoder.embed_positions.weights
@@ -86,7 +86,7 @@ def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source: Pat
         assert (held[1] == 0).all()  # the padding token
 
 
-def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path: Path) -> None:
+def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
     """A DistilBERT holds those of its teacher, though its config.json says that they are sinusoids."""
     path = tiny_family(tmp_path / "model", "distilbert")
     config = json.loads((path / "config.json").read_text())
@@ -96,7 +96,7 @@ def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path: Path) -> N
     assert np.array_equal(held.detach().numpy(), stored)
 
 
-def test_a_sparse_layer_in_the_model_follows_equation_2(source: Path) -> None:
+def test_a_sparse_layer_in_the_model_follows_equation_2(source):
     model = load_model(source, device="cpu")
     name, module = next(iter(sparse_ffns(model).items()))
     stored = load_file(source / "model.safetensors")
@@ -114,7 +114,7 @@ def test_a_sparse_layer_in_the_model_follows_equation_2(source: Path) -> None:
         np.testing.assert_allclose(module(x)[0].numpy(), want, atol=1e-5)
 
 
-def test_an_uneven_result_has_layers_of_their_own_sizes(source: Path, tmp_path: Path) -> None:
+def test_an_uneven_result_has_layers_of_their_own_sizes(source, tmp_path):
     model = load_model(pruned(source, UNEVEN, tmp_path / "out"), device="cpu")
     sizes = {name: module.num_experts for name, module in sparse_ffns(model).items()}
     assert sizes == {
@@ -134,9 +134,7 @@ def test_an_uneven_result_has_layers_of_their_own_sizes(source: Path, tmp_path: 
         ("F32", "float16", torch.float16),
     ],
 )
-def test_types_on_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, asked: str, got: torch.dtype
-) -> None:
+def test_types_on_a_cpu(tmp_path, monkeypatch, stored, asked, got):
     # As on a processor with instructions for it, which the one at hand need not have.
     monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype == torch.bfloat16)
     model = load_model(tiny_nllb_moe(tmp_path / "m", dtype=stored), device="cpu", dtype=asked)
@@ -146,14 +144,14 @@ def test_types_on_a_cpu(
     assert torch.isfinite(logits(model)).all()
 
 
-def test_a_missing_layer_is_refused(source: Path) -> None:
+def test_a_missing_layer_is_refused(source):
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_layers": 5}))
     with pytest.raises(CheckpointError, match="missing"):
         load_model(source, device="cpu")
 
 
-def test_loading_never_holds_a_second_copy(tmp_path: Path) -> None:
+def test_loading_never_holds_a_second_copy(tmp_path):
     """150 MB of float32 weights: the peak rises by them and a little, not by twice as much."""
     path = tiny_nllb_moe(tmp_path / "big", d_model=256, ffn=1024, experts=18, layers=4)
     size = (path / "model.safetensors").stat().st_size
@@ -201,14 +199,14 @@ def tiny(directory: Path, **changes: Any) -> Path:
         ("encoder_ffn_dim", "wide"),
     ],
 )
-def test_config_values_of_the_wrong_kind(tmp_path: Path, key: str, value: Any) -> None:
+def test_config_values_of_the_wrong_kind(tmp_path, key, value):
     with pytest.raises(CheckpointError) as caught:
         load_model(tiny(tmp_path, **{key: value}), device="cpu")
     assert str(caught.value).count("\n") <= 1
 
 
 @pytest.mark.parametrize("architectures", [["Nothing"], {}])
-def test_an_unknown_family(tmp_path: Path, architectures: Any) -> None:
+def test_an_unknown_family(tmp_path, architectures):
     path = tiny(tmp_path, model_type="no-such-family", architectures=architectures)
     with pytest.raises(UnsupportedModelError, match="no-such-family"):
         load_model(path, device="cpu")
@@ -224,9 +222,7 @@ SIZES: dict[str, int] = {
 }
 
 
-def test_an_undeclared_family_opens_as_transformers_does_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
     from transformers import ElectraConfig, ElectraModel
 
     config = ElectraConfig(**SIZES)
@@ -241,9 +237,7 @@ def test_an_undeclared_family_opens_as_transformers_does_it(
 
 
 @pytest.mark.parametrize("change", [{"num_hidden_layers": 2}, {"hidden_size": 18}, {"hidden_size": "x"}])
-def test_an_undeclared_family_is_never_filled_with_random_numbers(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, change):
     from transformers import ElectraConfig, ElectraModel
 
     config = ElectraConfig(**SIZES)
@@ -255,7 +249,7 @@ def test_an_undeclared_family_is_never_filled_with_random_numbers(
 
 
 @pytest.mark.parametrize("depth", [1 << 31])
-def test_more_layers_than_there_can_be_are_not_made(tmp_path: Path, depth: int) -> None:
+def test_more_layers_than_there_can_be_are_not_made(tmp_path, depth):
     from transformers import ElectraConfig, ElectraModel
 
     ElectraModel(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "other")
@@ -268,7 +262,7 @@ def test_more_layers_than_there_can_be_are_not_made(tmp_path: Path, depth: int) 
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_broken_generation_config(tmp_path: Path, text: str) -> None:
+def test_a_broken_generation_config(tmp_path, text):
     path = tiny(tmp_path)
     (path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
@@ -282,7 +276,7 @@ def test_a_broken_generation_config(tmp_path: Path, text: str) -> None:
         ("bert-untied", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ],
 )
-def test_what_transformers_4_stored_once(tmp_path: Path, case: str, absent: str, same: str) -> None:
+def test_what_transformers_4_stored_once(tmp_path, case, absent, same):
     """Transformers 5 would open it with values that it draws."""
     path = tiny_family(tmp_path / "in", case)
     tensors = load_file(path / "model.safetensors")
@@ -295,7 +289,7 @@ def test_what_transformers_4_stored_once(tmp_path: Path, case: str, absent: str,
 
 
 @pytest.mark.parametrize("device", ["banana", "meta", "cuda:99"])
-def test_devices_that_cannot_be_used(tmp_path: Path, device: str) -> None:
+def test_devices_that_cannot_be_used(tmp_path, device):
     if device == "mps" and torch.backends.mps.is_available():
         pytest.skip("this machine has one")
     with pytest.raises(UsageError):

@@ -79,7 +79,7 @@ def heads_given(model: Any) -> list[int]:
 @pytest.mark.parametrize(
     "model_type", ["m2m_100", "bart", "t5", "bert", "distilbert", "gpt2", "opt", "gemma2"]
 )
-def test_every_declared_family(model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_declared_family(model_type, tmp_path, monkeypatch):
     model = load_model(tiny_family(tmp_path, model_type), device="cpu")
     batch = batch_of(CASES[model_type].task, vocabulary=model.config.vocab_size)
     wanted = expected(model, batch)
@@ -93,7 +93,7 @@ def test_every_declared_family(model_type: str, tmp_path: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("model_type", UNDECLARED)
-def test_other_families_heads(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_families_heads(model_type, monkeypatch):
     torch.manual_seed(0)
     shape = {
         "vocab_size": 60,
@@ -162,7 +162,7 @@ class _Table(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["no body", "a tuple", "twice", "all positions at once"])
-def test_heads_that_cannot_be_cut_are_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_cannot_be_cut_are_whole(kind, monkeypatch):
     torch.manual_seed(0)
     model, batch = _Odd(kind), batch_of("lm", vocabulary=60)
     wanted = expected(model, batch)
@@ -171,7 +171,7 @@ def test_heads_that_cannot_be_cut_are_whole(kind: str, monkeypatch: pytest.Monke
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
-def test_an_error_below_the_head_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_below_the_head_is_not_hidden(monkeypatch):
     model, batch = _Odd("no error"), batch_of("lm", vocabulary=60)
     model.body.forward = lambda *_: 1 / 0  # type: ignore[method-assign]
     positions(monkeypatch, 5, 60)
@@ -179,7 +179,7 @@ def test_an_error_below_the_head_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
         token_losses(model, batch)
 
 
-def test_gradients_are_those_of_the_whole(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_the_whole(tmp_path, monkeypatch):
     """With a teacher, and the distance of hidden states."""
     model = load_model(tiny_family(tmp_path / "a", "t5"), device="cpu")
     teacher = load_model(tiny_family(tmp_path / "b", "t5", seed=1), device="cpu").requires_grad_(False)
@@ -187,7 +187,7 @@ def test_gradients_are_those_of_the_whole(tmp_path: Any, monkeypatch: pytest.Mon
     given = {**batch.inputs, "labels": batch.labels}
     objective = Objective(LossOptions(0.1, 0.3, 2.0, 0.5), teacher)
 
-    def run() -> tuple[float, list[torch.Tensor]]:
+    def run():
         model.zero_grad()
         loss = objective(model, given)
         loss.backward()  # type: ignore[no-untyped-call]

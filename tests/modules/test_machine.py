@@ -26,11 +26,11 @@ def group(path: Path, limit: str) -> Path:
 
 
 @pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("400", 0), ("max", None), ("", None)])
-def test_a_container_s_limit(limit: str, room: int | None, tmp_path: Path) -> None:
+def test_a_container_s_limit(limit, room, tmp_path):
     assert container_room(group(tmp_path, limit)) == room
 
 
-def test_groups_around_a_group_limit_it_too(tmp_path: Path) -> None:
+def test_groups_around_a_group_limit_it_too(tmp_path):
     own = tmp_path / "own"
     own.write_text("9:name=systemd:/\n4:cpu,memory:/job/7\n0::/user/shell\n")
     assert [str(folder.relative_to(tmp_path)) for folder in control_groups(own, tmp_path)] == [
@@ -40,14 +40,14 @@ def test_groups_around_a_group_limit_it_too(tmp_path: Path) -> None:
     assert control_groups(tmp_path / "none", tmp_path) == [tmp_path]
 
 
-def test_the_smallest_bound_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_bound_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "control_groups", lambda: [tmp_path, group(tmp_path, "1000")])
     assert available_memory() == 500
     monkeypatch.setattr(machine, "process_room", lambda: 30)
     assert available_memory() == 30
 
 
-def test_a_limit_of_the_process() -> None:
+def test_a_limit_of_the_process():
     code = (
         "import resource; from prunecli.modules.machine import available_memory; "
         "import psutil; used = psutil.Process().memory_info().vms; "
@@ -76,7 +76,7 @@ print(full - machine.resident_now())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-def test_freed_blocks_are_had_again_without_being_cleared() -> None:
+def test_freed_blocks_are_had_again_without_being_cleared():
     """In a process of its own: holes that other tests left in the heap may be a few bytes too small."""
     run = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     *faults, given_back = map(int, run.stdout.split())

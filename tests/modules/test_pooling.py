@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ LOOPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4), st.sampled_from(list(LOOPS)), st.integers(0, 2**31)
 )
-def test_modes(lengths: list[int], mode: str, seed: int) -> None:
+def test_modes(lengths, mode, seed):
     draw = np.random.default_rng(seed)
     hidden = draw.normal(size=(len(lengths), max(lengths), 5)).astype(np.float32)
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
@@ -49,7 +48,7 @@ def test_modes(lengths: list[int], mode: str, seed: int) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
 
 
-def test_a_published_layout(tmp_path: Path) -> None:
+def test_a_published_layout(tmp_path):
     pooling = read_pooling(sentence_model(tmp_path / "model"))
     assert (pooling.modes, pooling.normalises, pooling.max_tokens) == (("mean",), True, 24)
     hidden = np.random.default_rng(0).normal(size=(2, 3, WIDTH)).astype(np.float32)
@@ -60,16 +59,16 @@ def test_a_published_layout(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
-def test_a_transformer_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_transformer_in_a_folder_of_its_own(tmp_path):
     sentence_model(tmp_path / "model", transformer="0_Transformer")
     assert read_pooling(tmp_path / "model" / "0_Transformer").normalises
     (tmp_path / "model" / "another").mkdir()
-    said: list[str] = []
+    said = []
     assert read_pooling(tmp_path / "model" / "another", said.append) == Pooling()
     assert "no modules.json says how texts are pooled" in said[0]
 
 
-def test_a_folder_outside_is_refused(tmp_path: Path) -> None:
+def test_a_folder_outside_is_refused(tmp_path):
     model = sentence_model(tmp_path / "model")
     modules = json.loads((model / "modules.json").read_text())
     modules[1]["path"] = "../1_Pooling"
@@ -98,9 +97,7 @@ def test_a_folder_outside_is_refused(tmp_path: Path) -> None:
         ("sentence_bert_config.json", "0.5", CheckpointError, "no JSON object"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    file: str, text: str, error: type[Exception], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_refused(file, text, error, message, tmp_path):
     model = sentence_model(tmp_path / "model")
     (model / file).write_text(text)
     with pytest.raises(error, match=message):
@@ -115,9 +112,7 @@ def test_what_cannot_be_is_refused(
         ((8, 31), (8,), "of 31 numbers, .* 32"),
     ],
 )
-def test_a_dense_layer_of_other_shapes_is_refused(
-    weight: tuple[int, ...], bias: tuple[int, ...], message: str, tmp_path: Path
-) -> None:
+def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message, tmp_path):
     model = sentence_model(tmp_path / "model")
     tensors = {"linear.weight": torch.ones(weight), "linear.bias": torch.ones(bias)}
     save_file(tensors, model / "2_Dense" / "model.safetensors")
@@ -126,7 +121,7 @@ def test_a_dense_layer_of_other_shapes_is_refused(
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())
-def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
+def test_older_and_newer_settings(key, mode, tmp_path):
     model = sentence_model(tmp_path / "model")
     for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
         (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))

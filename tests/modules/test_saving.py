@@ -38,15 +38,13 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(params=list(KEPT))
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+def opened(request, tmp_path):
     path = checkpoint(tmp_path, request.param)
     return path, load_model(path, device="cpu")
 
 
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
-def test_saved_opens_with_the_same_logits(
-    opened: tuple[Path, Any], tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_saved_opens_with_the_same_logits(opened, tmp_path, options):
     path, model = opened
     out = tmp_path / "out"
     model.save_pretrained(out, **options)
@@ -59,7 +57,7 @@ def test_saved_opens_with_the_same_logits(
     assert len(list(out.glob("*.safetensors"))) == (1 if not options else len(list(out.glob("model-*-of-*"))))
 
 
-def test_saved_opens_with_transformers(opened: tuple[Path, Any], tmp_path: Path) -> None:
+def test_saved_opens_with_transformers(opened, tmp_path):
     from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
 
     path, model = opened
@@ -76,7 +74,7 @@ def test_saved_opens_with_transformers(opened: tuple[Path, Any], tmp_path: Path)
         assert torch.equal(logits(stock), logits(original))
 
 
-def test_a_second_save_writes_the_same_bytes(opened: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_second_save_writes_the_same_bytes(opened, tmp_path):
     _, model = opened
     model.save_pretrained(tmp_path / "out")
     first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -84,7 +82,7 @@ def test_a_second_save_writes_the_same_bytes(opened: tuple[Path, Any], tmp_path:
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
 
 
-def test_a_trained_expert_is_saved_and_no_other(tmp_path: Path) -> None:
+def test_a_trained_expert_is_saved_and_no_other(tmp_path):
     path = checkpoint(tmp_path, "uneven")
     model = load_model(path, device="cpu")
     place = model.model.encoder.layers[1].ffn.fc1_weight
@@ -96,7 +94,7 @@ def test_a_trained_expert_is_saved_and_no_other(tmp_path: Path) -> None:
     assert changed == {"model.encoder.layers.1.ffn.experts.expert_1.fc1.weight"}
 
 
-def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path: Path) -> None:
+def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
     """transformers clones what shares a storage: the experts would be in memory twice."""
     path = checkpoint(tmp_path, "full")
     model = load_model(path, device="cpu")
@@ -110,7 +108,7 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_run_and_save(opened: tuple[Path, Any], tmp_path: Path, way: Any) -> None:
+def test_copies_run_and_save(opened, tmp_path, way):
     _, model = opened
     copied = way(model)
     assert type(copied) is type(model)
@@ -124,7 +122,7 @@ def test_copies_run_and_save(opened: tuple[Path, Any], tmp_path: Path, way: Any)
 @pytest.mark.parametrize(
     "options", [{"push_to_hub": True}, {"variant": "fp16"}, {"distributed_checkpoint": True}]
 )
-def test_what_nothing_would_open_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_what_nothing_would_open_is_refused(tmp_path, options):
     model = load_model(checkpoint(tmp_path, "full"), device="cpu")
     with pytest.raises(ValueError, match=next(iter(options))):
         model.save_pretrained(tmp_path / "out", **options)

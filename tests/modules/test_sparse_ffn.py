@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.modules import grouped
-from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows
+from prunecli.modules.sparse_ffn import SparseFFN, real_rows
 from tests.reference import routing as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -33,7 +33,7 @@ def expected(module: SparseFFN, tokens: torch.Tensor, token_dropout: float = 0.0
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("gradients", [False, True])
-def test_equals_equation_2(dtype: torch.dtype, gradients: bool) -> None:
+def test_equals_equation_2(dtype, gradients):
     module, x = make(dtype=dtype), torch.randn(3, 5, 8).to(dtype)
     with torch.set_grad_enabled(gradients):
         y = module(x)
@@ -43,7 +43,7 @@ def test_equals_equation_2(dtype: torch.dtype, gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_threads_give_what_one_thread_gives(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_give_what_one_thread_gives(dtype, monkeypatch):
     module, x = make(dtype=dtype), torch.randn(1, 80, 8).to(dtype)
     with torch.inference_mode():
         alone = module(x)
@@ -59,7 +59,7 @@ def test_threads_give_what_one_thread_gives(dtype: torch.dtype, monkeypatch: pyt
     np.testing.assert_allclose(together.float().numpy(), alone.float().numpy(), atol=1e-6)
 
 
-def test_token_dropout_scales_at_inference() -> None:
+def test_token_dropout_scales_at_inference():
     module, x = make(token_dropout=0.2), torch.randn(1, 7, 8)
     with torch.inference_mode():
         np.testing.assert_allclose(module(x)[0].numpy(), expected(module, x[0], 0.2), atol=1e-5)
@@ -80,10 +80,10 @@ def masks() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", masks())
-def test_padding_is_neither_computed_nor_observed(name: str) -> None:
+def test_padding_is_neither_computed_nor_observed(name):
     module, x = make(), torch.randn(2, 4, 8)
     x[1, 2:] = float("nan")  # would spread if it were computed
-    seen: list[Routing] = []
+    seen = []
     module.observer = seen.append
     with torch.inference_mode():
         y = module(x, masks()[name])
@@ -98,14 +98,14 @@ def test_padding_is_neither_computed_nor_observed(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3)])
-def test_a_mask_that_cannot_be_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_mask_that_cannot_be_is_refused(shape):
     with pytest.raises(ValueError, match="padding_mask has shape"):
         real_rows(torch.ones(shape), 2, 4)
 
 
-def test_observer_sees_gates_and_ranks() -> None:
+def test_observer_sees_gates_and_ranks():
     module, x = make(), torch.randn(1, 9, 8)
-    seen: list[Routing] = []
+    seen = []
     module.observer = seen.append
     with torch.inference_mode():
         module(x)
@@ -117,7 +117,7 @@ def test_observer_sees_gates_and_ranks() -> None:
         np.testing.assert_allclose(seen[0].weights[t].sum().item(), 1, atol=1e-6)
 
 
-def test_a_masked_expert_is_as_if_pruned() -> None:
+def test_a_masked_expert_is_as_if_pruned():
     module, x = make(), torch.randn(1, 20, 8)
     keep = [0, 2, 5]
     small = SparseFFN(8, 12, 3).eval()
@@ -131,12 +131,12 @@ def test_a_masked_expert_is_as_if_pruned() -> None:
 
 
 @pytest.mark.parametrize("in_threads", [False, True])
-def test_gradients_are_those_of_the_plain_formula(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_the_plain_formula(in_threads, monkeypatch):
     monkeypatch.setattr(grouped, "pays", lambda *_: in_threads)
     module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
     module.router.float()
 
-    def plain() -> torch.Tensor:
+    def plain():
         gate = torch.softmax(x[0].float() @ module.router.weight.T, -1)
         weight, index = gate.topk(2)
         weight = (weight / weight.sum(-1, keepdim=True)).double()
@@ -158,7 +158,7 @@ def test_gradients_are_those_of_the_plain_formula(in_threads: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_autocast_computes_the_experts_in_its_type(gradients: bool) -> None:
+def test_autocast_computes_the_experts_in_its_type(gradients):
     module, x = make(), torch.randn(1, 9, 8)
     with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16):
         y = module(x)
@@ -168,7 +168,7 @@ def test_autocast_computes_the_experts_in_its_type(gradients: bool) -> None:
 
 @settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**31))
-def test_any_batch_is_what_its_tokens_are_alone(tokens: int, experts: int, seed: int) -> None:
+def test_any_batch_is_what_its_tokens_are_alone(tokens, experts, seed):
     module = make(experts)
     x = torch.randn(1, tokens, 8, generator=torch.Generator().manual_seed(seed))
     with torch.inference_mode():

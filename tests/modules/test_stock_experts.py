@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,13 +16,13 @@ IDS = torch.randint(2, 64, (3, 17), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
+def _no_gradients():
     with torch.inference_mode():
         yield
 
 
 @pytest.mark.parametrize("model_type", OBSERVED)
-def test_logits_are_the_stock_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_the_stock_ones(model_type, monkeypatch):
     # In every other family the experts are shared out to threads.
     monkeypatch.setattr(stock_experts, "threads_pay", lambda *_: OBSERVED.index(model_type) % 2 == 1)
     model = tiny_mixture(model_type)
@@ -43,7 +41,7 @@ def test_logits_are_the_stock_ones(model_type: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe", "nemotron_h", "deepseek_v3"])
-def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None:
+def test_norms_are_those_of_every_expert_on_every_token(model_type):
     model = tiny_mixture(model_type)
     model.set_experts_implementation("eager")
     calls = expert_calls(model, expert_modules(model), input_ids=IDS)
@@ -58,11 +56,11 @@ def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None
         torch.testing.assert_close(use.norms, norms.T.gather(1, use.experts), rtol=1e-5, atol=1e-6)
 
 
-def test_observers_and_implementation_are_gone_after_a_failure() -> None:
+def test_observers_and_implementation_are_gone_after_a_failure():
     model = tiny_mixture("mixtral")
     before = model.get_experts_implementation()
 
-    def fail() -> None:
+    def fail():
         with own_experts(model) as modules:
             for module in modules.values():
                 module.observer = print
@@ -75,7 +73,7 @@ def test_observers_and_implementation_are_gone_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize("model_type", TAPPED)
-def test_families_with_experts_of_another_kind_are_refused(model_type: str) -> None:
+def test_families_with_experts_of_another_kind_are_refused(model_type):
     model = tiny_mixture(model_type)
     with pytest.raises(UnsupportedModelError, match=type(model).__name__), own_experts(model):
         pass

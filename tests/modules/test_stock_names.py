@@ -41,11 +41,11 @@ def assert_as_stored(folder: Path, absent: set[str] = frozenset()) -> None:
 @pytest.mark.parametrize(
     "model_type", ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "nemotron_h", "phimoe"]
 )
-def test_every_family(tmp_path: Path, model_type: str) -> None:
+def test_every_family(tmp_path, model_type):
     assert_as_stored(saved(tmp_path, model_type))
 
 
-def test_layers_for_further_tokens_stay_as_they_are(tmp_path: Path) -> None:
+def test_layers_for_further_tokens_stay_as_they_are(tmp_path):
     """In types that the model does not run in, too."""
     folder = saved(tmp_path, "qwen3_next")
     tensors = load_file(folder / WEIGHTS)
@@ -76,7 +76,7 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
-def test_a_family_of_two_layouts_keeps_its_own(tmp_path: Path) -> None:
+def test_a_family_of_two_layouts_keeps_its_own(tmp_path):
     folder = saved(tmp_path, "qwen3_5_moe_text")
     made = stacked(load_file(folder / WEIGHTS))
     assert sum("experts" in name for name in made) == 6
@@ -84,13 +84,13 @@ def test_a_family_of_two_layouts_keeps_its_own(tmp_path: Path) -> None:
     assert_as_stored(folder)
 
 
-def test_a_tied_output_is_not_stored(tmp_path: Path) -> None:
+def test_a_tied_output_is_not_stored(tmp_path):
     folder = saved(tmp_path, "gpt_oss", tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(folder / WEIGHTS)
     assert_as_stored(folder)
 
 
-def test_what_would_be_written_otherwise_is_refused(tmp_path: Path) -> None:
+def test_what_would_be_written_otherwise_is_refused(tmp_path):
     model = load_model(saved(tmp_path / "one", "qwen3_moe"), device="cpu")
     narrow = saved(tmp_path / "other", "qwen3_moe", moe_intermediate_size=16)
     with open_model(narrow) as source, pytest.raises(UnsupportedModelError, match="otherwise than it writes"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -23,13 +22,13 @@ FAMILIES = [
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
+def _no_gradients():
     with torch.inference_mode():
         yield
 
 
 @pytest.mark.parametrize(("model_type", "config"), FAMILIES)
-def test_logits_are_those_of_the_stock_class(model_type: str, config: dict[str, int]) -> None:
+def test_logits_are_those_of_the_stock_class(model_type, config):
     model, inputs = tiny_mixture(model_type, **config), _inputs(model_type)
     stock = model(**inputs).logits
     with observed_experts(model):
@@ -40,7 +39,7 @@ def test_logits_are_those_of_the_stock_class(model_type: str, config: dict[str, 
 
 @pytest.mark.parametrize("model_type", ["llama4_text", "qwen3_moe"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_round_as_often_as_stock(dtype: torch.dtype, model_type: str) -> None:
+def test_half_types_round_as_often_as_stock(dtype, model_type):
     model = tiny_mixture(model_type).to(dtype)
     stock = model(IDS).logits
     with observed_experts(model):
@@ -50,7 +49,7 @@ def test_half_types_round_as_often_as_stock(dtype: torch.dtype, model_type: str)
 
 
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_llama_4s_outputs_are_what_they_add_over_their_weight(top_k: int) -> None:
+def test_llama_4s_outputs_are_what_they_add_over_their_weight(top_k):
     model = tiny_mixture("llama4_text", num_experts_per_tok=top_k)
     blocks = block_inputs(model, "Llama4TextMoe", input_ids=IDS)
     uses = observed(model, input_ids=IDS)
@@ -64,7 +63,7 @@ def test_llama_4s_outputs_are_what_they_add_over_their_weight(top_k: int) -> Non
 
 
 @pytest.mark.parametrize("capacity", [2, 64])
-def test_switchs_tokens_beyond_the_capacity_are_not_routed(capacity: int) -> None:
+def test_switchs_tokens_beyond_the_capacity_are_not_routed(capacity):
     model = tiny_mixture("switch_transformers", expert_capacity=capacity)
     inputs = _inputs("switch_transformers")
     blocks = block_inputs(model, "SwitchTransformersSparseMLP", **inputs)
@@ -85,11 +84,11 @@ def test_switchs_tokens_beyond_the_capacity_are_not_routed(capacity: int) -> Non
 
 
 @pytest.mark.parametrize("model_type", ["llama4_text", "switch_transformers"])
-def test_taps_are_gone_after_a_failure(model_type: str) -> None:
+def test_taps_are_gone_after_a_failure(model_type):
     model = tiny_mixture(model_type)
-    seen: list[ExpertUse] = []
+    seen = []
 
-    def fail() -> None:
+    def fail():
         with observed_experts(model) as modules:
             for module in modules.values():
                 module.observer = seen.append

@@ -221,10 +221,10 @@ Make = Callable[..., tuple[Any, Any]]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory):
     """(family, special tokens) -> its tokenizer with these, or with "hen", and the model without."""
 
-    def made(family: str, /, cls: str | None = None, **special: str) -> tuple[Any, Any]:
+    def made(family, /, cls=None, **special):
         changes = {} if cls is None else {"architectures": [cls], "num_labels": 2}
         path = tiny_family(tmp_path_factory.mktemp("models") / family, family, **changes)
         tokenizer = load_tokenizer(path)
@@ -238,7 +238,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture(scope="module")
-def searching(make: Make) -> tuple[Any, Any]:
+def searching(make):
     return make("m2m_100")
 
 
@@ -270,7 +270,7 @@ USES: dict[str, tuple[str, str | None, Use]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_an_added_token_is_refused_where_texts_are_encoded(make: Make, use: str) -> None:
+def test_an_added_token_is_refused_where_texts_are_encoded(make, use):
     family, cls, call = USES[use]
     tokenizer, model = make(family, cls)
     rows = model.config.vocab_size
@@ -291,15 +291,13 @@ def test_an_added_token_is_refused_where_texts_are_encoded(make: Make, use: str)
         ("bert", "mask_token", mlm_examples),
     ],
 )
-def test_so_is_a_special_token_that_prunecli_puts_in(
-    make: Make, family: str, special: str, use: Callable[..., Any]
-) -> None:
+def test_so_is_a_special_token_that_prunecli_puts_in(make, family, special, use):
     tokenizer, model = make(family, **{special: "[NEW]"})
     with pytest.raises(CheckpointError, match=r"gives the id \d+ \('\[NEW\]'\)"):
         use(tokenizer, model, LINES)
 
 
-def test_an_unknown_word_without_an_unknown_token_is_refused(make: Make) -> None:
+def test_an_unknown_word_without_an_unknown_token_is_refused(make):
     class Without:
         name_or_path = "here"
 
@@ -312,14 +310,14 @@ def test_an_unknown_word_without_an_unknown_token_is_refused(make: Make) -> None
 
 
 @pytest.mark.parametrize("value", [[1], -1, float("nan")])
-def test_a_length_of_texts_that_is_none_is_refused(make: Make, value: object) -> None:
+def test_a_length_of_texts_that_is_none_is_refused(make, value):
     tokenizer, model = make("gpt2")
     tokenizer.model_max_length = value
     with pytest.raises(CheckpointError, match=r"model_max_length is .*, not a number of tokens"):
         text_examples(tokenizer, model, ["the tin"])
 
 
-def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make: Make) -> None:
+def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make):
     """Many language models got a padding token later; the values of padding do not matter."""
     tokenizer, model = make("gpt2", pad_token="[PAD]")
     model.config.pad_token_id = None
@@ -337,9 +335,7 @@ def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make: Make) -> None:
         ("sequence_bias", [[[99], 1.0]]),
     ],
 )
-def test_tokens_of_the_generation_config_that_a_search_fails_over(
-    searching: tuple[Any, Any], key: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_the_generation_config_that_a_search_fails_over(searching, key, value, monkeypatch):
     tokenizer, model = searching
     monkeypatch.setattr(model.generation_config, key, value)
     with pytest.raises(CheckpointError, match=rf"generation_config.json: {key} is .*(99|'x')"):
@@ -347,7 +343,7 @@ def test_tokens_of_the_generation_config_that_a_search_fails_over(
 
 
 @pytest.mark.parametrize(("key", "value"), [("pad_token_id", -7), ("decoder_start_token_id", -1)])
-def test_negative_ids_in_config_json(make: Make, key: str, value: int) -> None:
+def test_negative_ids_in_config_json(make, key, value):
     tokenizer, model = make("m2m_100")
     setattr(model.config, key, value)
     with pytest.raises(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,12 +37,12 @@ TOKENS: dict[str, bytes | None] = {"tokenizer.json": None}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", router_bias=True, shards=2, config=HEADS)
 
 
 @pytest.fixture(scope="module")
-def units(model: Path) -> int:
+def units(model):
     with open_model(model) as checkpoint:
         return len(axes_of(checkpoint, "unit")[0].ids)
 
@@ -57,11 +57,9 @@ def kept_of(names: Collection[str], units: st.SearchStrategy[frozenset[int]]) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_outputs_are_what_a_model_of_that_structure_stores(
-    data: st.DataObject, model: Path, units: int
-) -> None:
+def test_outputs_are_what_a_model_of_that_structure_stores(data, model, units):
     """Units of several kinds are cut at once."""
-    kept: Kept = {
+    kept = {
         **data.draw(kept_of([f"{name}.experts" for name in FFNS], some_of(8, 2))),
         **data.draw(kept_of([f"{name}.heads" for name in ATTENTIONS], some_of(4, 0))),
         **data.draw(kept_of([f"{name}.units" for name in DENSE], some_of(units, 1))),
@@ -75,7 +73,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
     assert len(reduced.outputs) == len(wanted)
 
 
-def test_kinds_at_once_are_kinds_one_after_another(model: Path, tmp_path: Path, units: int) -> None:
+def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
     """Byte for byte, in both orders: names of layers in a structure count those that are kept."""
     first = {
         f"{FFNS[1]}.experts": (1, 4, 6),
@@ -87,12 +85,12 @@ def test_kinds_at_once_are_kinds_one_after_another(model: Path, tmp_path: Path, 
     layers = {"encoder.layers": (0, 2, 3), "decoder.layers": (0, 1)}
     tokens = {"tokens": tuple(range(3, VOCAB))}
 
-    def later(name: str) -> str:  # encoder layer 1 is gone
+    def later(name):  # encoder layer 1 is gone
         return name.replace("encoder.layers.2.", "encoder.layers.1.").replace(
             "encoder.layers.3.", "encoder.layers.2."
         )
 
-    def step(source: Path, kept: Mapping[str, Collection[int]], name: str) -> Path:
+    def step(source, kept, name):
         with open_model(source) as opened:
             apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
         return tmp_path / name
@@ -107,7 +105,7 @@ def test_kinds_at_once_are_kinds_one_after_another(model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "gpt2", "llama", "phi3", "t5"])
-def test_heads_of_every_family(model_type: str, tmp_path: Path) -> None:
+def test_heads_of_every_family(model_type, tmp_path):
     with open_model(tiny_family(tmp_path / "full", model_type)) as checkpoint:
         family, axes = checkpoint.require_architecture(), axes_of(checkpoint, "head")
         kept = {axis.name: ids for axis, ids in zip(axes, ((1,), (), (3, 0)), strict=False)}
@@ -125,7 +123,7 @@ def made_of(model: Path, axis: str, ids: Collection[int]) -> Rewrite:
         return cut(checkpoint, Selection({axis: ids}))
 
 
-def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
+def test_rows_of_the_inputs_and_columns_of_the_output_go(model):
     """d_model is 16: four numbers a head."""
     layer = ATTENTIONS[0]
     made = {output.name: output for output in made_of(model, f"{layer}.heads", (0, 2, 3)).outputs}
@@ -141,13 +139,13 @@ def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
     assert all(output.expression == Copy(output.name) for output in others)
 
 
-def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path) -> None:
+def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model):
     layer = ATTENTIONS[0]
     outputs = made_of(model, f"{layer}.heads", ()).outputs
     assert [output.name for output in outputs if f"{layer}." in output.name] == [f"{layer}.out_proj.bias"]
 
 
-def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
+def test_kept_experts_are_renumbered_and_rows_follow(model):
     layer = FFNS[0]
     made = {output.name: output for output in made_of(model, f"{layer}.experts", (6, 1, 4)).outputs}
     for new, old in enumerate((1, 4, 6)):
@@ -162,7 +160,7 @@ def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
     assert all(output.expression == Copy(output.name) for output in untouched)
 
 
-def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
+def test_rows_of_tables_and_columns_of_biases(tmp_path):
     ranges = ((0, 1), (2, 5), (30, 31))
     with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
         made = cut(opened, Selection({"tokens": (0, 2, 3, 4, 30)}, files=TOKENS))
@@ -181,9 +179,7 @@ def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
     width=st.integers(1, 4),
     data=st.data(),
 )
-def test_ranges_take_the_kept_units_of_every_block(
-    held: int, blocks: tuple[int, ...], width: int, data: st.DataObject
-) -> None:
+def test_ranges_take_the_kept_units_of_every_block(held, blocks, width, data):
     places = sorted(data.draw(some_of(held, 0)))
     axis = list(range(sum(blocks) * held * width))
     ranges = Carrier(0, blocks).ranges(places, len(axis), held)
@@ -212,7 +208,7 @@ def test_ranges_take_the_kept_units_of_every_block(
         ("tokens", (0, 1), "their tokenizer"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(axis: str, ids: tuple[int, ...], message: str, model: Path) -> None:
+def test_what_cannot_be_kept_is_refused(axis, ids, message, model):
     assert kind_of(axis) in ("head", "expert", "layer", "token")
     with pytest.raises(UsageError, match=message):
         made_of(model, axis, ids)

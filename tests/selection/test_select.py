@@ -34,7 +34,7 @@ def kept(model: Mapping[str, Sequence[float]], **budget: Any) -> dict[str, tuple
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
-def test_units_go_one_by_one_the_lowest_first(model: Model, least: int, data: st.DataObject) -> None:
+def test_units_go_one_by_one_the_lowest_first(model, least, data):
     free = sum(max(len(own) - least, 0) for own in model.values())
     count = data.draw(st.integers(0, free))
     exact = {name: [Fraction(value) for value in own] for name, own in model.items()}
@@ -42,9 +42,7 @@ def test_units_go_one_by_one_the_lowest_first(model: Model, least: int, data: st
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
-def test_normalised_heads_go_in_the_order_of_their_share(
-    model: Model, least: int, data: st.DataObject
-) -> None:
+def test_normalised_heads_go_in_the_order_of_their_share(model, least, data):
     exact = {name: reference.normalized(own) for name, own in model.items()}
     every = [value for own in exact.values() for value in own]
     assume(len(set(every)) == len(every))  # ties of different layers are decided by rounding
@@ -55,14 +53,14 @@ def test_normalised_heads_go_in_the_order_of_their_share(
     assert found == reference.remaining(exact, count, least)
 
 
-def test_normalisation_by_hand() -> None:
+def test_normalisation_by_hand():
     model = {"a": [3.0, 4.0], "b": [0.0, 0.0], "c": [-2.0], "d": []}
     found = normalized({name: np.array(own) for name, own in model.items()})
     expected = {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [-1.0], "d": []}
     assert {name: own.tolist() for name, own in found.items()} == expected
 
 
-def test_units_that_are_gone_leave_the_others_as_they_are() -> None:
+def test_units_that_are_gone_leave_the_others_as_they_are():
     """Steps equal one leap."""
     model = {"a": [1.0, 2.0, 9.0, 4.0], "b": [5.0, 5.5, 1.5, 6.0], "c": [1.0, 1.2, 1.1, 8.0]}
     values = {name: np.array(own) for name, own in model.items()}
@@ -76,7 +74,7 @@ def test_units_that_are_gone_leave_the_others_as_they_are() -> None:
     ("ratio", "held", "removed"),
     [(0.0, 10, 0), (0.2, 96, 20), (0.7, 10, 7), (0.1, 30, 3), (0.01, 12, 1), (0.99, 12, 12), (0.5, 0, 0)],
 )
-def test_never_less_than_the_ratio_goes(ratio: float, held: int, removed: int) -> None:
+def test_never_less_than_the_ratio_goes(ratio, held, removed):
     for scope in ("model", "axis"):
         (left,) = kept({"a": [*range(held)]}, ratio=ratio, scope=scope).values()
         assert held - len(left) == removed
@@ -88,9 +86,7 @@ def test_never_less_than_the_ratio_goes(ratio: float, held: int, removed: int) -
     step=st.sampled_from([1, 4, 16, 64]),
     data=st.data(),
 )
-def test_an_axis_keeps_the_next_lower_multiple(
-    width: int, thousandths: int, step: int, data: st.DataObject
-) -> None:
+def test_an_axis_keeps_the_next_lower_multiple(width, thousandths, step, data):
     values = data.draw(st.permutations(range(width)))
     ratio = thousandths / 1000
     (left,) = kept({"a": values}, ratio=ratio, scope="axis", least=1, multiple=step).values()
@@ -102,7 +98,7 @@ def test_an_axis_keeps_the_next_lower_multiple(
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.0, 20.0, float("nan")])
-def test_ratios_outside_of_their_range_are_refused(ratio: float) -> None:
+def test_ratios_outside_of_their_range_are_refused(ratio):
     with pytest.raises(UsageError, match="outside"):
         kept({"a": [1]}, ratio=ratio)
 
@@ -119,7 +115,7 @@ def test_ratios_outside_of_their_range_are_refused(ratio: float) -> None:
         ({"keep": {"a": 3, "b": 2}, "groups": 2}, "2 groups divide not both the 4 heads"),
     ],
 )
-def test_budgets_that_cannot_be_met_are_refused(budget: dict[str, Any], message: str) -> None:
+def test_budgets_that_cannot_be_met_are_refused(budget, message):
     with pytest.raises(UsageError, match=message):
         kept({"a": [1, 2, 3, 4], "b": [1, 2, 3, 4]}, **budget)
 
@@ -128,7 +124,7 @@ def test_budgets_that_cannot_be_met_are_refused(budget: dict[str, Any], message:
     values=st.lists(st.lists(st.integers(-20, 50), min_size=4, max_size=4), min_size=1, max_size=4),
     ratio=st.floats(0, 0.7),
 )
-def test_even_axes_keep_the_same_number_and_enough_goes(values: list[list[int]], ratio: float) -> None:
+def test_even_axes_keep_the_same_number_and_enough_goes(values, ratio):
     """The best of each axis, so many that no number between would still remove what is asked."""
     model = {f"layer {number}": own for number, own in enumerate(values)}
     able = (1, 2, 4)
@@ -143,7 +139,7 @@ def test_even_axes_keep_the_same_number_and_enough_goes(values: list[list[int]],
 
 
 @given(values=st.lists(st.integers(0, 9), min_size=12, max_size=12), groups=st.sampled_from([1, 2, 3, 4]))
-def test_each_group_keeps_its_best(values: list[int], groups: int) -> None:
+def test_each_group_keeps_its_best(values, groups):
     each = 12 // groups // 2 or 1
     (left,) = kept({"a": values}, keep={"a": each * groups}, groups=groups).values()
     size = 12 // groups
@@ -152,7 +148,7 @@ def test_each_group_keeps_its_best(values: list[int], groups: int) -> None:
         assert [unit for unit in left if start <= unit < start + size] == sorted(order[:each])
 
 
-def test_places_are_compared_together_alone_or_by_group() -> None:
+def test_places_are_compared_together_alone_or_by_group():
     axes = [
         Axis("m.0.heads", "head", (2, 0), 3, "encoder", 0, "encoder"),
         Axis("m.1.heads", "head", (0, 1), 3, "decoder", 1, "cross"),

@@ -85,7 +85,7 @@ NLLB = model(6, 6, 128)
         (0.98, "3:1", 3, 2),  # 30 stay: 3 x 1 would leave the decoder below the router's 2
     ],
 )
-def test_paper_and_corner_budgets(ratio: float, balance: str, encoder: int, decoder: int) -> None:
+def test_paper_and_corner_budgets(ratio, balance, encoder, decoder):
     counts = layer_counts(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
     assert list(counts.values()) == [encoder] * 6 + [decoder] * 6
 
@@ -97,9 +97,7 @@ balances = st.sampled_from(
 
 
 @given(shapes, st.integers(0, 1000), balances, st.sampled_from([2, 4]))
-def test_layer_counts_are_those_of_trying_every_number(
-    shape: tuple[int, int, int], thousandths: int, balance: Fraction, minimum: int
-) -> None:
+def test_layer_counts_are_those_of_trying_every_number(shape, thousandths, balance, minimum):
     encoder, decoder, width = shape
     held = (encoder + decoder) * width
     ratio = min(thousandths, 999) / 1000
@@ -118,9 +116,7 @@ def test_layer_counts_are_those_of_trying_every_number(
 
 
 @given(st.lists(st.integers(2, 12), min_size=2, max_size=6), st.data(), balances)
-def test_counts_of_uneven_layers_stay_within_them(
-    widths: list[int], data: st.DataObject, balance: Fraction
-) -> None:
+def test_counts_of_uneven_layers_stay_within_them(widths, data, balance):
     layers = [
         experts(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", range(width))
         for n, width in enumerate(widths)
@@ -141,8 +137,8 @@ def language_model(layers: int, width: int) -> list[Axis]:
 
 @given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
 def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
-    layers: int, width: int, step: int, minimum: int, thousandths: int
-) -> None:
+    layers, width, step, minimum, thousandths
+):
     keep = keep_count(thousandths / 1000, layers * width)
     fitting = [n for n in range(minimum, width + 1) if n % step == 0 and n * layers <= keep]
     if not fitting and (step > 1 or minimum <= width):
@@ -153,7 +149,7 @@ def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
         assert set(counts.values()) == {fitting[-1]}
 
 
-def test_side_counts_follow_the_balance_of_layers() -> None:
+def test_side_counts_follow_the_balance_of_layers():
     assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
     assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
     assert side_counts(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
@@ -166,9 +162,7 @@ whole_values = st.lists(
 
 
 @given(whole_values, st.data(), st.sampled_from([1, 2, 4]))
-def test_threshold_solves_equation_5_with_the_exact_count(
-    values: list[list[int]], data: st.DataObject, minimum: int
-) -> None:
+def test_threshold_solves_equation_5_with_the_exact_count(values, data, minimum):
     layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
     metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
@@ -189,9 +183,7 @@ def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndar
     st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5).filter(any), min_size=1, max_size=4),
     st.data(),
 )
-def test_the_released_threshold_is_that_of_a_slow_restatement(
-    values: list[list[int]], data: st.DataObject
-) -> None:
+def test_the_released_threshold_is_that_of_a_slow_restatement(values, data):
     # Sums of 256 make shares and their sums exact in floating point.
     values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
     layers = [experts(f"l{n}", "encoder", range(6)) for n in range(len(values))]
@@ -205,7 +197,7 @@ def test_the_released_threshold_is_that_of_a_slow_restatement(
     assert (sum(counts), theta) == (count, float(wanted))
 
 
-def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts() -> None:
+def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts():
     # Layer A has 95 % of its mass on 4 of 128 experts; layer B spreads it evenly. 150 stay, at least 4 each.
     layers = [experts("A", "encoder", range(128)), experts("B", "decoder", range(128))]
     values = {"A": np.array([23.75] * 4 + [5 / 124] * 124), "B": np.ones(128)}
@@ -224,9 +216,7 @@ def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_e
     st.lists(st.lists(st.integers(1, 60), min_size=12, max_size=12, unique=True), min_size=1, max_size=3),
     st.integers(0, 12),
 )
-def test_the_global_threshold_keeps_as_many_of_each_group(
-    groups: int, metric: list[list[int]], more: int
-) -> None:
+def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
     layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
     values = {
@@ -259,7 +249,7 @@ def test_the_global_threshold_keeps_as_many_of_each_group(
         assert set(kept[layer.name]) == best
 
 
-def test_ties_are_broken_the_same_way_for_every_count() -> None:
+def test_ties_are_broken_the_same_way_for_every_count():
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
     selections = [
@@ -270,7 +260,7 @@ def test_ties_are_broken_the_same_way_for_every_count() -> None:
     assert all(small < large for small, large in pairwise(chosen))
 
 
-def test_experts_per_layer() -> None:
+def test_experts_per_layer():
     values = random_metric(NLLB)
     budget = Budget(keep={"encoder": 36, "decoder": 12}, balance=Fraction(1))
     fixed = select(NLLB, values, budget)
@@ -293,6 +283,6 @@ def test_experts_per_layer() -> None:
         (Budget(keep={"encoder": 36, "decoder": 12}, scope="model"), "one count"),
     ],
 )
-def test_impossible_budgets_are_refused(budget: Budget, message: str) -> None:
+def test_impossible_budgets_are_refused(budget, message):
     with pytest.raises(UsageError, match=message):
         select(NLLB, random_metric(NLLB), replace(budget, balance=Fraction(1)))

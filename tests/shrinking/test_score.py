@@ -53,15 +53,15 @@ def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", OUTPUTS)
-def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
+def test_scores_are_the_gradients_of_masks(case, tmp_path):
     path = made(case, tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     is_pair = case == "nllb-moe"
-    kinds: list[Kind] = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
+    kinds = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
     kinds += ["expert"] if "moe" in case else []
     if is_pair:
         languages = ("eng_Latn", "fra_Latn")
-        text: Any = ParallelText("val", dict.fromkeys(languages, LINES))
+        text = ParallelText("val", dict.fromkeys(languages, LINES))
         data = Dataset("translation", text, (languages,))
     else:
         data = Dataset("lm", PlainText((Path("text"),), LINES))
@@ -73,7 +73,7 @@ def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
         for name, axis in axes.items()
         if axis.kind in OUTPUTS[case]
     }
-    stacks: dict[str, list[str]] = {}
+    stacks = {}
     for layer in checkpoint.layout.layers:
         stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
     down = ".fc2_weight" if is_pair else ".down_proj"
@@ -85,7 +85,7 @@ def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
     tokenizer, total = load_tokenizer(path), {}
     for line in LINES:
 
-        def loss(run: Any, line: str = line) -> Any:
+        def loss(run, line=line):
             if is_pair:
                 tokenizer.src_lang, tokenizer.tgt_lang = languages
                 rows = tokenizer(line, text_target=line, return_tensors="pt")
@@ -104,13 +104,13 @@ def test_scores_are_the_gradients_of_masks(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
-def test_channels_are_scored_by_what_norms_hand_on(case: str, tmp_path: Path) -> None:
+def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
     path = made(case, tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     data = Dataset("lm", PlainText((Path("text"),), LINES))
     alone = score_units(checkpoint, model, data, ["channel"])["channel"]
     beside = score_units(checkpoint, model, data, ["channel", "layer"])["channel"]
-    outputs: list[torch.Tensor] = []
+    outputs = []
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "model.norm")):
             module.register_forward_hook(lambda _, __, found: outputs.append(found[0]))
@@ -124,7 +124,7 @@ def test_channels_are_scored_by_what_norms_hand_on(case: str, tmp_path: Path) ->
         np.testing.assert_allclose(scores.means()["channels"], expected, rtol=1e-4)
 
 
-def test_embedding_models_have_scores_too(tmp_path: Path) -> None:
+def test_embedding_models_have_scores_too(tmp_path):
     from tests.sentence_model import sentence_model
 
     path = sentence_model(tmp_path / "model")

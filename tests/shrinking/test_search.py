@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **l
     return Search(levers, size, lambda one: one.parameters / 1000, most, 1.0, attempt)
 
 
-def test_the_cheaper_kind_gives_more() -> None:
+def test_the_cheaper_kind_gives_more():
     costs = {"units": lambda share, _: share**2, "layers": lambda share, _: 4 * share**2}
     found = search(costs, units=lever("units"), layers=lever("layers"))
     best = found.run(4)
@@ -56,7 +55,7 @@ def test_the_cheaper_kind_gives_more() -> None:
 
 
 @pytest.mark.parametrize("minutes", [2, 3, 4, 5])
-def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes: int) -> None:
+def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes):
     costs = {"layers": lambda share, _: 4 * share**2, "units": lambda share, _: share**2}
     model = search(costs, layers=lever("layers"), units=lever("units"))
     model._attempt = lambda shares, metrics, stage, attempt=model._attempt: (
@@ -68,31 +67,31 @@ def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes: int) -> Non
     assert best.shares["layers"] == pytest.approx(0.16, abs=0.07)
 
 
-def test_the_better_metric_is_taken() -> None:
+def test_the_better_metric_is_taken():
     costs = {"units": lambda share, metric: share * (1 if metric == "second" else 2)}
     best = search(costs, most=0.3, units=lever("units", metrics=("first", "second"))).run(0)
     assert best.metrics == {"units": "second"}
 
 
-def test_equal_costs_are_the_simplest_mixture() -> None:
+def test_equal_costs_are_the_simplest_mixture():
     costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
     best = search(costs, most=0.7, units=lever("units"), layers=lever("layers")).run(4)
     assert [*best.shares] == ["units"]
 
 
-def test_what_cannot_be_reached_is_refused() -> None:
+def test_what_cannot_be_reached_is_refused():
     with pytest.raises(UsageError, match="smallest mixture"):
         search({}, most=0.01, units=lever("units"), layers=lever("layers")).run(1)
     with pytest.raises(UsageError, match="No mixture that was measured"):
         search({"units": lambda share, _: share}, most=0.3, minutes=0, units=lever("units")).run(1)
 
 
-def test_a_ruined_model_is_a_point_of_no_curve() -> None:
+def test_a_ruined_model_is_a_point_of_no_curve():
     found = curve({0.0: 0.0, 0.5: 1.0, 0.25: 2.0})
     assert [found(share) for share in (0.0, 0.25, 0.5, 0.6)] == [0.0, 2.0, 2.0, float("inf")]
 
 
-def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path: Path) -> None:
+def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path):
     checkpoint = open_model(tiny_family(tmp_path / "model", "llama"))
     levers = {
         name: Lever(name, tuple(axes_of(checkpoint, kind)), (), (), lambda *_: Selection({}))

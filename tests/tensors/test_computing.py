@@ -76,7 +76,7 @@ ABC = (Copy("a"), Copy("b"), Copy("c"))
 
 @pytest.mark.parametrize("wanted", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mean_is_rounded_once(kind: str, wanted: str) -> None:
+def test_a_mean_is_rounded_once(kind, wanted):
     expression = Sum(ABC, (1 / 3,) * 3)
     found = made(expression, kind, wanted, block=20)
     whole = expected(expression, tensors_of(kind))
@@ -87,7 +87,7 @@ def test_a_mean_is_rounded_once(kind: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [3, 12])
-def test_the_mean_of_equals_is_each_of_them(kind: str, count: int) -> None:
+def test_the_mean_of_equals_is_each_of_them(kind, count):
     found = made(Sum((Copy("a"),) * count, (1 / count,) * count), kind, kind)
     assert found.tobytes() == tensors_of(kind)["a"].tobytes()
 
@@ -125,14 +125,14 @@ def trees(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]
     block=st.integers(1, 40),
 )
 @settings(max_examples=60)
-def test_any_tree_of_expressions(tree: Expression, other: Expression, axis: int, block: int) -> None:
+def test_any_tree_of_expressions(tree, other, axis, block):
     expression = Concat(axis, (tree, other, tree))
     found = made(expression, block=block)
     np.testing.assert_allclose(found, expected(expression, tensors_of()), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("wanted", ["F32", "BF16"])
-def test_scattered_slices_are_put_together_in_blocks(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattered_slices_are_put_together_in_blocks(wanted, monkeypatch):
     """The values are those of slices that are moved one by one."""
     expression = Slices("a", 1, ((0, 1), (2, 3), (4, 5), (6, 7)))
     moved = made(expression, wanted=wanted)
@@ -145,7 +145,7 @@ def test_scattered_slices_are_put_together_in_blocks(wanted: str, monkeypatch: p
     )
 
 
-def test_noise_depends_on_its_seed_alone() -> None:
+def test_noise_depends_on_its_seed_alone():
     noise = Noise((300, 500), 0.02, seed=7)
     assert noise.shape[0] * noise.shape[1] > 2 * TILE
     whole = made(noise)
@@ -156,7 +156,7 @@ def test_noise_depends_on_its_seed_alone() -> None:
     assert abs(whole.std() / 0.02 - 1) < 0.02
 
 
-def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
     with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
         found = list(values(opened, Sum(ABC, (1.0, 1.0, -1.0)), "F64"))
@@ -182,7 +182,7 @@ def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (Slices("a", 2, ((0, 2),)), "F32", "lacks some of the ranges"),
     ],
 )
-def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtype: str, fault: str) -> None:
+def test_expressions_that_cannot_be(tmp_path, expression, dtype, fault):
     with (
         open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(ValueError, match=fault),
@@ -202,14 +202,14 @@ def _broken(value: float) -> dict[str, np.ndarray]:
         (1e6, "F16", r"holds 1e\+06, too large for float16"),
     ],
 )
-def test_values_that_no_output_can_hold(tmp_path: Path, value: float, wanted: str, message: str) -> None:
+def test_values_that_no_output_can_hold(tmp_path, value, wanted, message):
     source = checkpoint(tmp_path / "in", _broken(value))
     output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), (1.0, 1.0)))
     with pytest.raises(CheckpointError, match=f"in: out {message}"):
         written(source, [output], tmp_path / "out")
 
 
-def test_moves_and_computed_tensors_side_by_side(tmp_path: Path) -> None:
+def test_moves_and_computed_tensors_side_by_side(tmp_path):
     """In any order, of several types, over several shards."""
     tensors = tensors_of()
     outputs = [

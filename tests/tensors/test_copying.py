@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
+def files(tmp_path):
     (tmp_path / "source").write_bytes(b"head" + DATA.tobytes())
     source = os.open(tmp_path / "source", os.O_RDONLY)
     target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT)
@@ -32,9 +29,7 @@ def move(files: tuple[int, int], nbytes: int = DATA.nbytes, at: int = 8) -> Move
     return Move("dir: fc1", files[0], 4, nbytes, files[1], at)
 
 
-def test_goes_on_after_short_reads_and_writes(
-    files: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goes_on_after_short_reads_and_writes(files, monkeypatch):
     read, write = os.preadv, os.pwrite
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:77]], at))
@@ -43,7 +38,7 @@ def test_goes_on_after_short_reads_and_writes(
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
-def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_make_the_whole(files, monkeypatch):
     monkeypatch.setattr(copying, "JOB_BYTES", 4096)
     parts = move(files).parts()
     assert [part.nbytes for part in parts] == [4096, 4096, 3808]
@@ -51,13 +46,13 @@ def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.Monkey
     assert os.pread(files[1], 20000, 8) == DATA.tobytes()
 
 
-def test_source_that_ends_early(files: tuple[int, int]) -> None:
+def test_source_that_ends_early(files):
     with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
         Gather((move(files, DATA.nbytes + 4),)).carry_out()
 
 
-def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> int:
+def test_full_disk(files, monkeypatch):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
@@ -65,7 +60,7 @@ def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
         Gather((move(files, at=4),)).carry_out()
 
 
-def test_more_than_the_disk_holds_is_refused_at_once(files: tuple[int, int]) -> None:
+def test_more_than_the_disk_holds_is_refused_at_once(files):
     reserve(files[1], 0)
     reserve(files[1], 1)
     if os.fstat(files[1]).st_size != 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,20 +27,20 @@ VALUES = st.recursive(
 
 
 @given(payload=st.dictionaries(st.text(), VALUES, max_size=5))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, payload: dict[str, Any]) -> None:
+def test_what_is_written_is_read(tmp_path_factory, payload):
     path = tmp_path_factory.mktemp("json") / "a.json"
     write_json(path, payload)
     assert read_json(path) == json.loads(path.read_text(encoding="utf-8")) == payload
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=str)
-def test_what_has_no_form_in_json_is_not_written(tmp_path: Path, value: Any) -> None:
+def test_what_has_no_form_in_json_is_not_written(tmp_path, value):
     with pytest.raises(PruneError, match=r"a\.json: not written"):
         write_json(tmp_path / "a.json", {"a": [value]})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+def test_an_existing_file_is_kept_without_force(tmp_path):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
     with pytest.raises(OutputError, match="exists already"):
@@ -52,11 +51,11 @@ def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
 
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", interrupted)
@@ -67,7 +66,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["pytest", "--password", "1234"])
     checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
     assert header("prunecli.gates/1", [checkpoint], 3) == {
@@ -79,7 +78,7 @@ def test_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path: Path) -> None:
+def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
     token = "hf_" + "a1B2" * 8
     words = [
         "prunecli",
@@ -110,7 +109,7 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path: P
         ("[" * 100_000, "a.json"),
     ],
 )
-def test_damaged_documents(tmp_path: Path, text: str, says: str) -> None:
+def test_damaged_documents(tmp_path, text, says):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(StatisticsError, match=says) as caught:
@@ -119,7 +118,7 @@ def test_damaged_documents(tmp_path: Path, text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("name", [".out.json.partial", ".out.json.layers", ".out.json.layers.1of2"])
-def test_what_is_no_file_where_a_state_is_kept_is_refused_early(name: str, tmp_path: Path) -> None:
+def test_what_is_no_file_where_a_state_is_kept_is_refused_early(name, tmp_path):
     for what, make in (("directory", Path.mkdir), ("link", lambda path: path.symlink_to("nowhere"))):
         make(tmp_path / name)
         refuse_unwritable(tmp_path / "other.json", force=False)

@@ -34,7 +34,7 @@ from tests.reference.casting import FORMATS, rounded
         ("float8_e4m3fn", "F8_E4M3"),
     ],
 )
-def test_names_of_types(text: str, dtype: str) -> None:
+def test_names_of_types(text, dtype):
     assert parse_dtype(text) == dtype
     assert parse_dtype(config_dtype(dtype)) == dtype
 
@@ -52,12 +52,12 @@ def test_names_of_types(text: str, dtype: str) -> None:
         ("7 B", 7),
     ],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "3XB", "nan"])
-def test_what_is_no_size(text: str) -> None:
+def test_what_is_no_size(text):
     with pytest.raises(UsageError, match="not a size"):
         parse_size(text)
 
@@ -75,7 +75,7 @@ def test_what_is_no_size(text: str) -> None:
         ("1", 1.0),
     ],
 )
-def test_shares(text: str, share: float) -> None:
+def test_shares(text, share):
     assert parse_share(text) == share
 
 
@@ -90,7 +90,7 @@ def test_shares(text: str, share: float) -> None:
         ("", "not a number"),
     ],
 )
-def test_what_is_no_share(text: str, said: str) -> None:
+def test_what_is_no_share(text, said):
     with pytest.raises(UsageError) as refused:
         parse_share(text)
     assert re.search(said, str(refused.value))
@@ -116,7 +116,7 @@ def floats(dtype: str) -> st.SearchStrategy[float]:
 @given(st.data())
 @pytest.mark.parametrize("wanted", TYPES)
 @pytest.mark.parametrize("given_type", TYPES)
-def test_rounds_once_to_the_nearest_even(given_type: str, wanted: str, data: st.DataObject) -> None:
+def test_rounds_once_to_the_nearest_even(given_type, wanted, data):
     values = data.draw(st.lists(floats(given_type), min_size=1, max_size=20))
     expected = [rounded(value, wanted) for value in values]
     array = np.array(values, dtype=np.float64).astype(numpy_dtype(given_type))
@@ -144,7 +144,7 @@ def test_rounds_once_to_the_nearest_even(given_type: str, wanted: str, data: st.
         (500.0, "F8_E4M3", "too large for float8_e4m3fn"),
     ],
 )
-def test_what_a_type_cannot_hold(value: float, wanted: str, text: str) -> None:
+def test_what_a_type_cannot_hold(value, wanted, text):
     values = np.array([0.0, value, 1.0], dtype=np.float32 if abs(value) < 1e39 else np.float64)
     with pytest.raises(CheckpointError, match=text):
         cast(values, wanted, "dir: fc1")
@@ -153,7 +153,7 @@ def test_what_a_type_cannot_hold(value: float, wanted: str, text: str) -> None:
 @given(st.lists(st.floats(-1e38, 1e38) | st.floats(-1e-36, 1e-36), min_size=1))
 @example([1 + 2**-8, 1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40, -1 - 3 * 2**-8, 0.0, -0.0])
 @example([2.0**-134 + 2.0**-170, 3 * 2.0**-134 - 2.0**-170, -(2.0**-134), 2.0**-150, 2.0**-126 - 2.0**-160])
-def test_float64_becomes_bfloat16_in_one_rounding(numbers: list[float]) -> None:
+def test_float64_becomes_bfloat16_in_one_rounding(numbers):
     """Halves of a step, and what lies so near that float32 cannot tell, among them; down to subnormals."""
     values = np.array(numbers)
     assert cast(values, "BF16", "w").astype(np.float64).tolist() == [rounded(v, "BF16") for v in numbers]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
+from prunecli.errors import CheckpointError, DataError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.plan import read_experts
 from prunecli.model.checkpoint import open_model
@@ -34,7 +32,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_whatever_is_wrong_with_a_text_is_one_error(content: bytes, tmp_path: Path) -> None:
+def test_whatever_is_wrong_with_a_text_is_one_error(content, tmp_path):
     with pytest.raises(ValueError, match=r"."):
         parsed(content)
     (tmp_path / "a.json").write_bytes(content)
@@ -45,7 +43,7 @@ def test_whatever_is_wrong_with_a_text_is_one_error(content: bytes, tmp_path: Pa
 @pytest.mark.parametrize(
     "content", [*DAMAGED.values(), b"", b"[]", b"7", b"{}", b'{"a": 5}', b'{"a": NaN}', b'{"a": "x"}']
 )
-def test_what_is_read_leniently_is_none_where_it_is_damaged(content: bytes, tmp_path: Path) -> None:
+def test_what_is_read_leniently_is_none_where_it_is_damaged(content, tmp_path):
     count = lenient(lambda path: 1 // len(read_json(path)["a"]["b"]))
     path = tmp_path / "a.json"
     assert count(path) is None
@@ -58,7 +56,7 @@ def test_what_is_read_leniently_is_none_where_it_is_damaged(content: bytes, tmp_
     assert count(tmp_path) is None
 
 
-def test_no_key_twice() -> None:
+def test_no_key_twice():
     assert parsed('{"a": {"b": 1}, "b": ":"}', unique=True) == {"a": {"b": 1}, "b": ":"}
     for text in ('{"a": 1, "a": 1}', '{"a": {"b": 1, "b": 1}}', '{"a": [{"b": {}, "b": 1}]}'):
         with pytest.raises(ValueError, match="occurs twice"):
@@ -82,9 +80,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001a
         ("flores.model", spm_file, DataError),
     ],
 )
-def test_a_pointer_is_named(
-    name: str, read: Callable[[Path], object], error: type[PruneError], tmp_path: Path
-) -> None:
+def test_a_pointer_is_named(name, read, error, tmp_path):
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file") as caught:
         read(tmp_path / name)
@@ -92,14 +88,14 @@ def test_a_pointer_is_named(
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sharded(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", shards=2)
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"]
 )
-def test_a_pointer_in_a_checkpoint_is_named(sharded: Path, name: str, tmp_path: Path) -> None:
+def test_a_pointer_in_a_checkpoint_is_named(sharded, name, tmp_path):
     made = tmp_path / "made"
     shutil.copytree(sharded, made)
     (made / name).write_text(POINTER)
@@ -108,13 +104,13 @@ def test_a_pointer_in_a_checkpoint_is_named(sharded: Path, name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model"])
-def test_a_pointer_in_place_of_a_tokenizer_is_named(name: str, tmp_path: Path) -> None:
+def test_a_pointer_in_place_of_a_tokenizer_is_named(name, tmp_path):
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer"):
         load_tokenizer(tmp_path)
 
 
-def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None:
+def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path):
     made = tiny_nllb_moe(tmp_path / "tiny")
     (made / "tokenizer.json").write_text(POINTER)
     with open_model(made) as source:

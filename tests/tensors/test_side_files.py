@@ -38,12 +38,12 @@ def added(directory: Path, before: set[str]) -> tuple[set[str], tuple[str, ...]]
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> tuple[Path, set[str]]:
+def plain(tmp_path):
     directory = tiny_family(tmp_path / "model", "bert")
     return directory, found(directory)[0]
 
 
-def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_path: Path) -> None:
+def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_path):
     directory = sentence_model(tmp_path / "model")
     put(directory, "2_Dense/.cache/x", "2_Dense/onnx/model.onnx", "2_Dense/model.onnx")
     carried, left_out = found(directory)
@@ -59,7 +59,7 @@ def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_pat
     assert not any(".cache" in name for name in carried)
 
 
-def test_other_formats_of_the_weights_are_left_out_by_name(plain: tuple[Path, set[str]]) -> None:
+def test_other_formats_of_the_weights_are_left_out_by_name(plain):
     directory, before = plain
     put(
         directory,
@@ -99,9 +99,7 @@ def test_other_formats_of_the_weights_are_left_out_by_name(plain: tuple[Path, se
     )
 
 
-def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(
-    plain: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(plain, monkeypatch):
     directory, before = plain
     along = {
         "additional_chat_templates/rag.jinja",
@@ -134,7 +132,7 @@ def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(
     assert added(directory, before) == (along, tuple(sorted({*names, "data/"})))
 
 
-def test_links_to_files_are_followed_and_links_to_folders_are_not(plain: tuple[Path, set[str]]) -> None:
+def test_links_to_files_are_followed_and_links_to_folders_are_not(plain):
     directory, before = plain
     put(directory.parent, "elsewhere/notes.txt", "blob")
     (directory / "linked.txt").symlink_to("../blob")
@@ -148,7 +146,7 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(plain: tuple[P
     assert added(directory, before) == (expected, ("around/", "broken.txt", "outside/", "pipe"))
 
 
-def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path: Path) -> None:
+def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path):
     directory = sentence_model(tmp_path / "model")
     (directory / "1_Pooling").rename(tmp_path / "pooling")
     (directory / "1_Pooling").symlink_to("../pooling")
@@ -170,12 +168,12 @@ def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path: Path) -
         ("[" * 100_000, ()),
     ],
 )
-def test_folders_that_modules_json_names(tmp_path: Path, text: str, folders: tuple[str, ...]) -> None:
+def test_folders_that_modules_json_names(tmp_path, text, folders):
     (tmp_path / "modules.json").write_text(text)
     assert folders_of(tmp_path) == folders
 
 
-def test_a_module_outside_of_the_directory_is_not_carried(plain: tuple[Path, set[str]]) -> None:
+def test_a_module_outside_of_the_directory_is_not_carried(plain):
     directory, before = plain
     put(directory.parent, "other/secret.txt")
     (directory / "modules.json").write_text('[{"path": "../other"}]')
@@ -183,7 +181,7 @@ def test_a_module_outside_of_the_directory_is_not_carried(plain: tuple[Path, set
 
 
 @pytest.mark.parametrize("has_config", [False, True])
-def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path: Path, has_config: bool) -> None:
+def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path, has_config):
     directory = sentence_model(tmp_path / "model", transformer="0_Transformer")
     if has_config:
         (directory / "config.json").write_text('{"model_type": "bert"}')
@@ -264,7 +262,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case, tmp_path):
     files, given, what, remedy = CASES[case]
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -285,7 +283,7 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case: str, tmp_path: Pat
         ("bert", {"hidden_size_of_mine": 8}, r"the tensors fit no type of the installed"),
     ],
 )
-def test_a_config_without_a_type(case: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_config_without_a_type(case, changes, said, tmp_path):
     path = tiny_family(tmp_path / "model", case)
     config = json.loads((path / "config.json").read_text())
     del config["model_type"]

@@ -25,7 +25,7 @@ def reader(name: str, dtype: str, shape: tuple[int, ...]) -> TensorReader:
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 3))
-def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
+def test_ranges_spell_out_the_rows(rows, width):
     data = bytes(range(10 * width))
     ranges = tuple((row, row + 1) for row in rows)
     output = Output("out", "U8", (len(rows), width), Slices("router", 0, ranges))
@@ -35,12 +35,12 @@ def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
     assert made == b"".join(data[row * width : (row + 1) * width] for row in rows)
 
 
-def test_neighbouring_rows_are_one_range() -> None:
+def test_neighbouring_rows_are_one_range():
     output = Output("out", "F32", (5, 4), Slices("router", 0, ((0, 1), (1, 3), (6, 8))))
     assert copied_ranges(reader("router", "F32", (8, 4)), output) == [(0, 48), (96, 128)]
 
 
-def test_columns_casts_and_many_ranges_are_computed() -> None:
+def test_columns_casts_and_many_ranges_are_computed():
     source = reader("router", "F16", (600, 8))
     scattered = Slices("router", 0, tuple((row, row + 1) for row in range(0, 600, 2)))
     for dtype, shape, expression in (
@@ -62,14 +62,12 @@ def generated_given(values: np.ndarray) -> Generated:
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_is_written_as_given(
-    shape: tuple[int, ...], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_is_written_as_given(shape, dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 64)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    asked: list[tuple[int, int]] = []
+    asked = []
 
-    def rows(start: int, stop: int) -> np.ndarray:
+    def rows(start, stop):
         asked.append((start, stop))
         return values[start:stop]
 

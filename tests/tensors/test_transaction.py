@@ -43,7 +43,7 @@ def fail(target: Path, error: BaseException, force: bool = False) -> None:
         raise error
 
 
-def test_appears_at_the_end(tmp_path: Path) -> None:
+def test_appears_at_the_end(tmp_path):
     target = tmp_path / "out"
     with new_directory(target, force=False, needed_bytes=10) as directory:
         assert directory.parent == tmp_path
@@ -56,7 +56,7 @@ def test_appears_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
 @pytest.mark.parametrize("existing", [False, True])
-def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, existing: bool) -> None:
+def test_nothing_is_left_of_a_failure(tmp_path, error, existing):
     target = tmp_path / "out"
     if existing:
         result(target)
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, exis
     assert not existing or (target / "config.json").read_text() == "old"
 
 
-def test_force_swaps_at_the_end(tmp_path: Path) -> None:
+def test_force_swaps_at_the_end(tmp_path):
     target = result(tmp_path / "out")
     (target / "stale").write_text("x")
     with new_directory(target, force=True, needed_bytes=1) as directory:
@@ -77,7 +77,7 @@ def test_force_swaps_at_the_end(tmp_path: Path) -> None:
     assert (target / "config.json").read_text() == "new"
 
 
-def test_force_replaces_only_checkpoints(tmp_path: Path) -> None:
+def test_force_replaces_only_checkpoints(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -91,7 +91,7 @@ def test_force_replaces_only_checkpoints(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["in", "in/out", ".", "other/../in", "link"])
 @pytest.mark.parametrize("force", [False, True])
-def test_output_may_not_overlap_the_input(tmp_path: Path, target: str, force: bool) -> None:
+def test_output_may_not_overlap_the_input(tmp_path, target, force):
     base = result(tmp_path / "base")
     source = result(base / "in")
     (base / "other").mkdir()
@@ -101,7 +101,7 @@ def test_output_may_not_overlap_the_input(tmp_path: Path, target: str, force: bo
     assert (source / "config.json").read_text() == "old"
 
 
-def test_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_target_that_appears_meanwhile_is_kept(tmp_path):
     with (
         pytest.raises(OutputError, match="exists already"),
         new_directory(tmp_path / "out", force=False, needed_bytes=1),
@@ -111,7 +111,7 @@ def test_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_text() == "of another process"
 
 
-def test_lack_of_room_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_room_is_seen_first(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 0, 10**9))
     with pytest.raises(OutputError, match=r"2\.81 GiB are needed, 953\.67 MiB are free"):
@@ -127,19 +127,17 @@ def test_lack_of_room_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (errno.EIO, r"out: not written: .* \(shard\)"),
     ],
 )
-def test_failures_of_the_disk(tmp_path: Path, number: int, text: str) -> None:
+def test_failures_of_the_disk(tmp_path, number, text):
     with pytest.raises(OutputError, match=text):
         fail(tmp_path / "out", OSError(number, os.strerror(number), "shard"))
     assert names(tmp_path) == []
 
 
-def test_a_rename_that_fails_gives_the_old_result_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rename_that_fails_gives_the_old_result_back(tmp_path, monkeypatch):
     target = result(tmp_path / "out")
     real = Path.rename
 
-    def rename(self: Path, to: Path) -> Path:
+    def rename(self, to):
         if self.name.endswith(".partial"):
             raise OSError(errno.EIO, "Input/output error")
         return real(self, to)
@@ -160,7 +158,7 @@ def left_by_a_killed_process(target: Path) -> Path:
     return made
 
 
-def test_leftovers_of_killed_processes_go(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_go(tmp_path):
     left_by_a_killed_process(tmp_path / "out")
     left_by_a_killed_process(tmp_path / "other").rename(tmp_path / ".other.partial")
     next(tmp_path.glob(".other.*.lock")).unlink()
@@ -171,7 +169,7 @@ def test_leftovers_of_killed_processes_go(tmp_path: Path) -> None:
     assert set(names(tmp_path)) == {".other.partial", ".out.x.partial", "out"}
 
 
-def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path: Path) -> None:
+def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path):
     """In two containers both are process 1."""
     with new_directory(tmp_path / "out", force=True, needed_bytes=0) as first:
         result(first / "mine")
@@ -183,9 +181,7 @@ def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("hours", "stays"), [(0, True), (2, False)])
-def test_what_another_machine_writes_is_left_alone_for_an_hour(
-    tmp_path: Path, hours: int, stays: bool
-) -> None:
+def test_what_another_machine_writes_is_left_alone_for_an_hour(tmp_path, hours, stays):
     own = left_by_a_killed_process(tmp_path / "out")
     foreign = own.rename(tmp_path / ".out.1-0123456789abcdef.partial")
     os.utime(foreign, (time.time() - 3601 * hours,) * 2)
@@ -193,12 +189,10 @@ def test_what_another_machine_writes_is_left_alone_for_an_hour(
     assert names(tmp_path) == ([foreign.name, "out"] if stays else ["out"])
 
 
-def test_without_locks_nothing_is_taken_for_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
 
-    def flock(_descriptor: int, _kind: int) -> None:
+    def flock(_descriptor, _kind):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(unfinished.fcntl, "flock", flock)
@@ -206,11 +200,11 @@ def test_without_locks_nothing_is_taken_for_abandoned(
     assert names(tmp_path) == [left.name, "out"]
 
 
-def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
     """Its holder removes the file at the end, after this process has opened it."""
     path, flock, calls = tmp_path / "lock", unfinished.fcntl.flock, []
 
-    def late(descriptor: int, kind: int) -> None:
+    def late(descriptor, kind):
         calls.append(kind)
         if len(calls) == 1:
             path.unlink()
@@ -224,7 +218,7 @@ def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pyte
     os.close(held)
 
 
-def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
+def test_a_killed_swap_gives_the_old_result_back(tmp_path):
     result(tmp_path / ".out.1.old")
     with pytest.raises(OutputError, match="exists already"):
         make(tmp_path / "out")
@@ -232,11 +226,11 @@ def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_text() == "old"
 
 
-def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
+def test_is_on_the_disk_before_an_old_result_goes(tmp_path, monkeypatch):
+    synced = []
     real = transaction.sync
 
-    def sync(path: Path) -> None:
+    def sync(path):
         synced.append(path.name.partition("-")[0])
         real(path)
 
@@ -251,12 +245,10 @@ def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: p
     ("number", "error"),
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
 )
-def test_signals_during_the_clean_up_wait(
-    number: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signals_during_the_clean_up_wait(number, error, tmp_path, monkeypatch):
     real = shutil.rmtree
 
-    def slow(path: Any, ignore_errors: bool = False) -> None:
+    def slow(path, ignore_errors=False):
         os.kill(os.getpid(), number)
         time.sleep(0.01)
         real(path, ignore_errors=ignore_errors)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from prunecli.tensors.unfinished import NAME, Journal, Store
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     """Two complete files, a third one that is not, a folder."""
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").write_bytes(b"")
@@ -22,7 +20,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_records_are_found_again_by_the_same_work(tmp_path: Path) -> None:
+def test_records_are_found_again_by_the_same_work(tmp_path):
     path = tmp_path / "store"
     store = Store(path, "work")
     store.put("a", {"text": "un\nchat “noir”"})
@@ -36,7 +34,7 @@ def test_records_are_found_again_by_the_same_work(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_file_does_not_grow_with_every_replaced_record(tmp_path: Path) -> None:
+def test_the_file_does_not_grow_with_every_replaced_record(tmp_path):
     store = Store(tmp_path / "store")
     for number in range(100):
         store.put("sums", [number] * 100)
@@ -46,7 +44,7 @@ def test_the_file_does_not_grow_with_every_replaced_record(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("cut", [1, 13, 33])
-def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path: Path, cut: int) -> None:
+def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path, cut):
     path = tmp_path / "store"
     Store(path).put("a", "first")
     Store(path).put("b", "second")
@@ -60,12 +58,12 @@ def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path: P
 @pytest.mark.parametrize(
     "text", ["", "null", "[]", "[" * 100_000, '{"record": ["", "a"]}', '{"record": 3}', "\0"]
 )
-def test_damage_is_nothing(directory: Path, text: str) -> None:
+def test_damage_is_nothing(directory, text):
     (directory / NAME).write_text(text)
     assert Journal(directory, "key").records == {}
 
 
-def test_a_journal_names_what_is_complete(directory: Path) -> None:
+def test_a_journal_names_what_is_complete(directory):
     journal = Journal(directory, "key")
     assert journal.nbytes == 5
     assert [journal.has(name) for name in "abc"] == [True, True, False]
@@ -75,7 +73,7 @@ def test_a_journal_names_what_is_complete(directory: Path) -> None:
     assert not (directory / NAME).exists()
 
 
-def test_a_journal_says_how_far_a_file_is(directory: Path) -> None:
+def test_a_journal_says_how_far_a_file_is(directory):
     (directory / "d").write_bytes(bytes(100))
     Journal(directory, "key").note("d", 70, 3, "layout")
     journal = Journal(directory, "key")
@@ -94,7 +92,7 @@ def test_a_journal_says_how_far_a_file_is(directory: Path) -> None:
     assert Journal(directory, "key").has("d")
 
 
-def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory: Path) -> None:
+def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory):
     (directory.parent / "outside").write_bytes(b"123")
     (directory / "link").symlink_to(directory / "a")
     store = Store(directory / NAME, "key")

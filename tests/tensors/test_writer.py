@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -84,13 +84,13 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarr
 )
 @settings(max_examples=60)
 def test_slices_are_taken_along_any_axis(
-    shape: list[int],
-    axis: int,
-    cuts: list[tuple[int, int]],
-    block: int,
-    wanted: str,
-    last: tuple[int, ...],
-) -> None:
+    shape,
+    axis,
+    cuts,
+    block,
+    wanted,
+    last,
+):
     """Along another one and, with `last`, the last one too."""
     axis %= len(shape)
     ranges = tuple(sorted(min(cut, shape[axis]) for cut in pair) for pair in cuts)
@@ -111,8 +111,8 @@ def test_slices_are_taken_along_any_axis(
     assert_same(found, {"out": expected})
 
 
-def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
-    tensors: dict[str, np.ndarray] = {
+def test_mixed_types_stay_aligned(tmp_path):
+    tensors = {
         "a": np.arange(3, dtype=np.uint8),
         "b": np.arange(5, dtype=np.int64),
         "c": np.arange(3, dtype=np.float16),
@@ -131,14 +131,14 @@ def checkpoint_of(directory: Path) -> Path:
     return directory
 
 
-def test_one_file_is_what_the_library_would_write(tmp_path: Path) -> None:
+def test_one_file_is_what_the_library_would_write(tmp_path):
     tensors = tensors_of()
     outputs = [Output(name, "F32", value.shape, Copy(name)) for name, value in tensors.items()]
     written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == save(tensors, metadata={"format": "pt"})
 
 
-def test_shards_and_index(tmp_path: Path) -> None:
+def test_shards_and_index(tmp_path):
     tensors = tensors_of()
     out = tmp_path / "out"
     found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, "F32"), out, shard_bytes=150)
@@ -162,7 +162,7 @@ def test_shards_and_index(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 100))
-def test_shards_keep_the_order_and_the_limit(sizes: list[int], limit: int) -> None:
+def test_shards_keep_the_order_and_the_limit(sizes, limit):
     outputs = [Output(str(index), "U8", (size,), Copy("x")) for index, size in enumerate(sizes)]
     shards = shards_of(outputs, limit)
     assert [output for shard in shards for output in shard] == outputs
@@ -175,9 +175,7 @@ def test_shards_keep_the_order_and_the_limit(sizes: list[int], limit: int) -> No
 
 @settings(max_examples=25)
 @given(st.data())
-def test_any_choice_of_tensors_and_rows(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_any_choice_of_tensors_and_rows(tmp_path_factory, data):
     kind = st.sampled_from(["F32", "F16", "BF16"])
     tensors = tensors_of(data.draw(st.integers(0, 5)), data.draw(kind))
     outputs, expected = [], {}
@@ -197,13 +195,13 @@ def test_any_choice_of_tensors_and_rows(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 4)), max_size=20))
-def test_joined_copies_move_the_same_bytes(byte_ranges: list[tuple[int, int, int]]) -> None:
+def test_joined_copies_move_the_same_bytes(byte_ranges):
     moves, place = [], 0
     for file, offset, nbytes in byte_ranges:
         moves.append(Move("", file, offset, nbytes, 9, place))
         place += nbytes
 
-    def spelt(some: list[Move]) -> list[tuple[int, int, int]]:
+    def spelt(some):
         return [
             (m.source, m.source_offset + byte, m.target_offset + byte)
             for m in some
@@ -215,7 +213,7 @@ def test_joined_copies_move_the_same_bytes(byte_ranges: list[tuple[int, int, int
     assert len(joined) <= len(moves)
 
 
-def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path: Path) -> None:
+def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path):
     tensors = tensors_of()
     tensors["a.weight"][0, 0] = np.nan
     source = checkpoint(tmp_path / "in", tensors)
@@ -225,13 +223,13 @@ def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path: Path) -> None:
     assert found["new.a.weight"].tobytes() == tensors["a.weight"].tobytes()
 
 
-def test_progress_counts_written_bytes(tmp_path: Path) -> None:
+def test_progress_counts_written_bytes(tmp_path):
     tensors = tensors_of()
     (tmp_path / "out").mkdir()
-    seen: list[float] = []
+    seen = []
 
     @contextmanager
-    def record(description: str, total: float | None = None, unit: str = "steps") -> Iterator[object]:
+    def record(description, total=None, unit="steps"):
         seen.append(-(total or 0))
         assert (description, unit) == ("writing", "bytes")
         yield seen.append

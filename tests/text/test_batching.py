@@ -55,7 +55,7 @@ def restored(inputs: list[int], targets: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
-def test_both_sides_together_are_the_text(length: int) -> None:
+def test_both_sides_together_are_the_text(length):
     window = [number % 900 + 2 for number in range(length)]
     inputs, targets = masked([*window, END], MARKS)
     assert inputs[-1] == targets[-1] == END
@@ -77,10 +77,10 @@ class _Tokenizer:
         return {name: number for number, name in enumerate(self._names)}
 
 
-def test_sentinels_are_the_tokenizers_in_order() -> None:
+def test_sentinels_are_the_tokenizers_in_order():
     assert marks_of(_Tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
 
 
-def test_a_tokenizer_without_sentinels_is_refused() -> None:
+def test_a_tokenizer_without_sentinels_is_refused():
     with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
         marks_of(_Tokenizer("a"))

@@ -9,12 +9,11 @@ import pytest
 from prunecli.errors import DataError, UsageError
 from prunecli.text.choice import TextChoice
 from prunecli.text.plain import PlainText, convention
-from prunecli.text.tasks import TaskName
 
 ENGLISH, FRENCH = "eng_Latn", "fra_Latn"
 
 
-def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path: Path) -> None:
+def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path):
     source, target, pair = tmp_path / "a.en", tmp_path / "a.fr", f"{ENGLISH}-{FRENCH}"
     for files in ((source, None, pair), (None, target, pair), (source, target, None)):
         choice = TextChoice(source_file=files[0], target_file=files[1], pairs=files[2])
@@ -31,7 +30,7 @@ def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path: Path) -> 
     )
 
 
-def test_each_task_reads_its_own_text(tmp_path: Path) -> None:
+def test_each_task_reads_its_own_text(tmp_path):
     plain, labelled = tmp_path / "a.txt", tmp_path / "a.tsv"
     plain.write_text("the hen\n\nno\n")
     labelled.write_text("1\tthe hen\n0\tno\n")
@@ -55,9 +54,7 @@ def test_each_task_reads_its_own_text(tmp_path: Path) -> None:
         ("feature-extraction", None, False),
     ],
 )
-def test_causal_language_models_read_whole_files_and_all_others_lines(
-    tmp_path: Path, task: TaskName, asked: bool | None, whole: bool
-) -> None:
+def test_causal_language_models_read_whole_files_and_all_others_lines(tmp_path, task, asked, whole):
     path, said = tmp_path / "a.txt", list[str]()
     path.write_text("the hen\n\nno\n")
     text, _ = TextChoice(files=(path,), whole_files=asked).text_of(task, said.append)
@@ -76,11 +73,11 @@ def test_causal_language_models_read_whole_files_and_all_others_lines(
         (TextChoice(), (), "val"),
     ],
 )
-def test_results_name_the_text(choice: TextChoice, texts: tuple[str, ...], split: str | None) -> None:
+def test_results_name_the_text(choice, texts, split):
     assert (choice.texts, choice.split_read) == (texts, split)
 
 
-def test_options_of_other_tasks_are_refused() -> None:
+def test_options_of_other_tasks_are_refused():
     choice = TextChoice(files=(Path("a"),), langs="a,b")
     with pytest.raises(UsageError, match="`langs` goes with `task=translation`, not lm"):
         choice.check_task("lm")
@@ -92,7 +89,7 @@ def test_options_of_other_tasks_are_refused() -> None:
         TextChoice().check_task("feature-extraction", also_plain=("feature-extraction",))
 
 
-def test_lines_of_whole_splits_and_files(tmp_path: Path) -> None:
+def test_lines_of_whole_splits_and_files(tmp_path):
     for name, text in {
         "val.eng": "a\n\nb\n",
         "val.fra": "c\nd\nd\n",

@@ -41,7 +41,7 @@ class Stand:
 
 
 @pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+def stand(monkeypatch):
     found = Stand(ROWS)
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=found.load_dataset))
     return found
@@ -57,7 +57,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
         ("hf://a/b:val[:5]:code", HubData("a/b", None, "val", 5, "code")),
     ],
 )
-def test_a_name_says_data_set_config_split_rows_and_column(written: str, meant: HubData) -> None:
+def test_a_name_says_data_set_config_split_rows_and_column(written, meant):
     assert is_hub_data(written)
     assert is_hub_data(Path(written))
     assert parse_hub_data(written) == parse_hub_data(Path(written)) == meant
@@ -65,12 +65,12 @@ def test_a_name_says_data_set_config_split_rows_and_column(written: str, meant: 
 
 
 @pytest.mark.parametrize("written", ["hf://a", "hf://a/b/c/d", "hf://a/b:train[5:]"])
-def test_another_form_is_refused_where_it_is_typed(written: str) -> None:
+def test_another_form_is_refused_where_it_is_typed(written):
     with pytest.raises(UsageError, match="no data set of the hub is named so"):
         parse_text_file(f"code={written}")
 
 
-def test_no_more_is_read_than_tokens_can_need(stand: Stand) -> None:
+def test_no_more_is_read_than_tokens_can_need(stand):
     documents = read_hub_data("hf://a/b:train", max_tokens=2)
     assert documents == (
         "row 0",
@@ -84,7 +84,7 @@ def test_no_more_is_read_than_tokens_can_need(stand: Stand) -> None:
     assert stand.read == 7
 
 
-def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand: Stand) -> None:
+def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand):
     one, other = read_hub_data("hf://a/b:train[:2]:turns")
     assert (
         one
@@ -93,7 +93,7 @@ def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand: Stand)
     )
 
 
-def test_names_are_the_data_sets_and_files_stand_beside_it(stand: Stand, tmp_path: Path) -> None:
+def test_names_are_the_data_sets_and_files_stand_beside_it(stand, tmp_path):
     (tmp_path / "more.txt").write_text("a line\n")
     values = ("hf://org/name.v2:train[:1]", "code=hf://org/other:train[:2]:code", f"code={tmp_path}/more.txt")
     first, second = read_corpora([parse_text_file(value) for value in values])
@@ -110,20 +110,20 @@ def test_names_are_the_data_sets_and_files_stand_beside_it(stand: Stand, tmp_pat
         ("hf://a/b:train[:0]", "no rows"),
     ],
 )
-def test_what_is_not_there_is_an_error(stand: Stand, written: str, message: str) -> None:
+def test_what_is_not_there_is_an_error(stand, written, message):
     with pytest.raises(DataError, match=message):
         read_hub_data(written)
 
 
-def test_rows_of_neither_kind_name_the_columns(stand: Stand) -> None:
+def test_rows_of_neither_kind_name_the_columns(stand):
     stand.rows = [{"question": "a", "answer": "b"}]
     with pytest.raises(DataError, match="neither text nor a chat") as caught:
         read_hub_data("hf://a/b:train[:2]")
     assert "question, answer" in str(caught.value.remedy)
 
 
-def test_what_fails_there_is_an_error_of_a_line(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_args: Any, **_more: Any) -> None:
+def test_what_fails_there_is_an_error_of_a_line(stand, monkeypatch):
+    def fail(*_args, **_more):
         raise ValueError("no such\nsplit")
 
     monkeypatch.setattr(sys.modules["datasets"], "load_dataset", fail)
@@ -131,7 +131,7 @@ def test_what_fails_there_is_an_error_of_a_line(stand: Stand, monkeypatch: pytes
         read_hub_data("hf://a/b:train[:2]")
 
 
-def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(PruneError, match="which is not installed"):
         read_hub_data("hf://a/b:train[:2]")
@@ -148,13 +148,11 @@ def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         ("runs/ratio=0.5/text.txt", "runs/ratio=0.5/text.txt", None),
     ],
 )
-def test_a_value_is_a_file_or_a_name_and_a_file(value: str, path: str, name: str | None) -> None:
+def test_a_value_is_a_file_or_a_name_and_a_file(value, path, name):
     assert parse_text_file(value) == TextFile(Path(path), name)
 
 
-def test_a_file_that_is_there_has_an_equals_sign_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_there_has_an_equals_sign_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("ratio=half.txt").write_text("a\n")
 
@@ -165,12 +163,12 @@ def test_a_file_that_is_there_has_an_equals_sign_of_its_own(
     ("value", "says"),
     [("=a.txt", "no name"), (" =a.txt", "no name"), ("code=", "no file"), ("a,b=c", "a comma")],
 )
-def test_refuses(value: str, says: str) -> None:
+def test_refuses(value, says):
     with pytest.raises(UsageError, match=says):
         parse_text_file(value)
 
 
-def test_files_without_names_go_by_their_own() -> None:
+def test_files_without_names_go_by_their_own():
     files = [parse_text_file(value) for value in ("x/wiki.jsonl.gz", "code=a.py", "code=b.py", ".hidden")]
 
     assert names_of(files) == ("wiki", "code", "code", "hidden")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,7 +114,7 @@ def test_unusable_files(tmp_path, data, message):
     assert str(bad) in caught.value.message
 
 
-def test_the_texts_of_json_lines(tmp_path: Path) -> None:
+def test_the_texts_of_json_lines(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "one\\ntwo", "id": 3}\n\n{"text": "three"}\n{"text": " "}\n', encoding="utf-8")
     assert read_plain([path]).texts == ("one\ntwo", "three")
@@ -131,7 +130,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}.{% endfor 
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Any:
+def tokenizer(tmp_path):
     write_plain_tokenizer(tmp_path)
     return load_tokenizer(tmp_path)
 
@@ -142,7 +141,7 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_files_of_one_name_are_one_text(tmp_path: Path) -> None:
+def test_files_of_one_name_are_one_text(tmp_path):
     files = [
         TextFile(write(tmp_path / "a.txt", "one", "", "two"), "code"),
         TextFile(write(tmp_path / "prose.txt", "three")),
@@ -156,7 +155,7 @@ def test_files_of_one_name_are_one_text(tmp_path: Path) -> None:
     assert (prose.name, prose.documents) == ("prose", ("three",))
 
 
-def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path: Path) -> None:
+def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path):
     plain, rows = (
         write(tmp_path / "a.py", "if x:", "    y"),
         write(tmp_path / "a.ndjson", {"text": "p"}, {"text": "q"}),
@@ -180,19 +179,19 @@ def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path: Path) -> 
         ('{"text": "\\ud800"}', "line 2: not JSON .holds text that no file could"),
     ],
 )
-def test_rows_that_are_neither_are_named(tmp_path: Path, row: object, message: str) -> None:
+def test_rows_that_are_neither_are_named(tmp_path, row, message):
     path = write(tmp_path / "rows.jsonl", {"text": "fine"}, row)
     with pytest.raises(DataError, match=message):
         read_corpora([TextFile(path)])
 
 
-def test_rows_are_what_the_tokenizer_makes(tokenizer: Any, tmp_path: Path) -> None:
+def test_rows_are_what_the_tokenizer_makes(tokenizer, tmp_path):
     texts = [f"the hen {number}" for number in range(600)]
     rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), tuple(texts))))
     assert rows == [tokenizer(text)["input_ids"] for text in texts]
 
 
-def test_chats_go_through_the_template_and_nothing_is_added(tokenizer: Any, tmp_path: Path) -> None:
+def test_chats_go_through_the_template_and_nothing_is_added(tokenizer, tmp_path):
     tokenizer.chat_template = TEMPLATE
     chat = ({"role": "user", "content": "the hen"}, {"role": "assistant", "content": "a hat"})
     rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), ("the tin", chat, "a"))))
@@ -200,7 +199,7 @@ def test_chats_go_through_the_template_and_nothing_is_added(tokenizer: Any, tmp_
     assert rows == [tokenizer("the tin")["input_ids"], expected, tokenizer("a")["input_ids"]]
 
 
-def test_a_chat_needs_a_template(tokenizer: Any) -> None:
+def test_a_chat_needs_a_template(tokenizer):
     corpus = Corpus("a", (Path("chats.jsonl"),), ("a", ({"role": "user", "content": "hen"},)))
     with pytest.raises(DataError, match=r"chats\.jsonl: chat 2: the model's tokenizer has no chat template"):
         list(token_rows(tokenizer, corpus))
@@ -209,7 +208,7 @@ def test_a_chat_needs_a_template(tokenizer: Any) -> None:
         list(token_rows(tokenizer, corpus))
 
 
-def test_a_template_reaches_nothing_of_python(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_template_reaches_nothing_of_python(tokenizer, tmp_path):
     file = tmp_path / "made"
     tokenizer.chat_template = f"{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
     with pytest.raises(DataError, match="unsafe"):

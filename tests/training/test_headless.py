@@ -50,7 +50,7 @@ def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
 @pytest.mark.parametrize(
     ("family", "name"), [("bert", "BertModel"), ("gpt2", "GPT2Model"), ("llama", "LlamaModel")]
 )
-def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, name: str) -> None:
+def test_the_distance_is_that_of_every_real_token(tmp_path, family, name):
     student = tiny_family(tmp_path / "one", family, architectures=[name])
     teacher = tiny_family(tmp_path / "two", family, architectures=[name], seed=1)
     total, count = expected_distance(student, teacher)
@@ -66,7 +66,7 @@ def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, n
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence_model(Path("model"))
     text_file(Path("text.txt"))
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_pruned_sentence_encoder_recovers(folder: Path) -> None:
+def test_a_pruned_sentence_encoder_recovers(folder):
     assert call(prune_heads, "model", "--metric", "random", "--ratio", 0.5, "-o", "pruned").status == 0
     before, count = expected_distance(Path("pruned"), Path("model"))
     result = call(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
@@ -110,7 +110,7 @@ def test_a_pruned_sentence_encoder_recovers(folder: Path) -> None:
         (("--teacher", "other"), "the teacher has a vocabulary of 99"),
     ],
 )
-def test_what_does_not_fit_is_refused(folder: Path, options: tuple[object, ...], message: str) -> None:
+def test_what_does_not_fit_is_refused(folder, options, message):
     plain(sentence_model(Path("plain")))
     tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
@@ -118,8 +118,8 @@ def test_what_does_not_fit_is_refused(folder: Path, options: tuple[object, ...],
     assert not Path("out").exists()
 
 
-def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder: Path) -> None:
-    said: list[str] = []
+def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder):
+    said = []
     assert Start(Path("model")).task(said.append) == "embedding"
     assert said.pop() == "modules.json says how texts are pooled: `task=embedding`, their vectors."
     Path("model", "modules.json").unlink()
@@ -133,7 +133,7 @@ def mean_cosine(student: str) -> float:
     )
 
 
-def test_vectors_and_hidden_states(folder: Path) -> None:
+def test_vectors_and_hidden_states(folder):
     plain(Path("model"))
     plain(sentence_model(Path("other"), seed=1))
     models = [load_model(name, device="cpu", dtype="float32").eval() for name in ("other", "model")]
@@ -157,7 +157,7 @@ def test_vectors_and_hidden_states(folder: Path) -> None:
     )
 
 
-def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder: Path) -> None:
+def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
     plain(Path("model"))
     few = ("--text", "valid.txt", "--min-count", 2)
     assert call(trim_vocabulary, "model", *few, "-o", "trimmed").status == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ def flags() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def test_one_order_within_the_block_alone() -> None:
+def test_one_order_within_the_block_alone():
     seen, said = [], list[str]()
     with repeatable(CARD, lambda: seen.append(flags()), ALONE, said.append):
         seen.append(flags())
@@ -42,7 +41,7 @@ def failing(message: str) -> None:
     raise RuntimeError(message)
 
 
-def test_what_torch_lacks_is_said_and_goes_on() -> None:
+def test_what_torch_lacks_is_said_and_goes_on():
     said = list[str]()
     lacking = "some_kernel does not have a deterministic implementation, but you set …"
     with repeatable(CARD, lambda: failing(lacking), ALONE, said.append):
@@ -50,7 +49,7 @@ def test_what_torch_lacks_is_said_and_goes_on() -> None:
     assert said[0].startswith("some_kernel adds in no fixed order on a GPU")
 
 
-def test_the_batch_beforehand_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_beforehand_leaves_nothing_behind(tmp_path, monkeypatch):
     path = tiny_family(tmp_path / "model", "m2m_100")
     made = []
     for name in ("without", "with"):
@@ -64,7 +63,7 @@ def test_the_batch_beforehand_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     assert all((made[0][tensor] == made[1][tensor]).all() for tensor in made[0])
 
 
-def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv(WORKSPACE, raising=False)

@@ -11,7 +11,7 @@ import torch
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, fit_output, refine_reduction
 from prunecli.methods.embeddings.table import Quality, Table, row_weights
 from prunecli.methods.embeddings.train import batches
-from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.define import UNIT_KINDS, UnitShape
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
@@ -42,7 +42,7 @@ def same(found: Quality, expected: Quality) -> None:
 
 
 @pytest.mark.parametrize("kind", UNIT_KINDS)
-def test_starts_no_worse_than_projective_and_improves(kind: UnitKind) -> None:
+def test_starts_no_worse_than_projective_and_improves(kind):
     array = bent_table()
     found = fit(array, replace(FAST, epochs=15), replace(SHAPE, kind=kind))
     assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
@@ -59,7 +59,7 @@ EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
 
 @pytest.mark.parametrize("kind", EXPANDING)
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_last_layer_that_ends_is_fitted_too(kind: UnitKind, shared: bool) -> None:
+def test_a_last_layer_that_ends_is_fitted_too(kind, shared):
     array = bent_table()
     expand_dim = 48 if kind == "hgt-residual" else 24
     shape = UnitShape(300, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
@@ -72,7 +72,7 @@ def test_a_last_layer_that_ends_is_fitted_too(kind: UnitKind, shared: bool) -> N
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_last_layer_is_the_best_for_its_inputs(shared: bool) -> None:
+def test_the_last_layer_is_the_best_for_its_inputs(shared):
     """Group by group, or with one block for both groups and a constant of each."""
     array = bent_table()
     shape = UnitShape(300, 8, 24, 24, 2, 2, "group-linear", shared, reduction=False)
@@ -95,7 +95,7 @@ def test_the_last_layer_is_the_best_for_its_inputs(shared: bool) -> None:
     assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
 
 
-def test_a_projective_unit_is_the_truncated_svd() -> None:
+def test_a_projective_unit_is_the_truncated_svd():
     array = bent_table()
     found = fit(array, shape=replace(SHAPE, kind="projective"))
     assert found.errors == ()
@@ -103,7 +103,7 @@ def test_a_projective_unit_is_the_truncated_svd() -> None:
     same(found.quality, found.baseline)
 
 
-def test_qualities_are_those_of_the_rows() -> None:
+def test_qualities_are_those_of_the_rows():
     array, counts = bent_table(), np.arange(300) ** 2
     found = fit(array, counts=counts)
     weights = row_weights(300, counts).astype(np.float64)
@@ -112,7 +112,7 @@ def test_qualities_are_those_of_the_rows() -> None:
     same(found.baseline, quality_of(array, truncated_svd(array, 8, weights), weights, FAST.cosine_weight))
 
 
-def test_counts_draw_the_fit_to_frequent_tokens() -> None:
+def test_counts_draw_the_fit_to_frequent_tokens():
     array = bent_table()
     counts = np.where(np.arange(300) < 30, 10_000, 0)
     rows = [torch.cat(list(fit(array, counts=given).unit.expanded())) for given in (None, counts)]
@@ -120,7 +120,7 @@ def test_counts_draw_the_fit_to_frequent_tokens() -> None:
     assert weighted < plain
 
 
-def test_a_fit_that_fails_goes_back_to_its_start() -> None:
+def test_a_fit_that_fails_goes_back_to_its_start():
     array = bent_table()
     wild = fit(array, replace(FAST, learning_rate=50.0, map_learning_rate=50.0))
     assert wild.quality == wild.start
@@ -130,7 +130,7 @@ def test_a_fit_that_fails_goes_back_to_its_start() -> None:
         assert torch.equal(value, wild.unit.state_dict()[name])
 
 
-def test_the_padding_row_stays_zero_and_counts_for_nothing() -> None:
+def test_the_padding_row_stays_zero_and_counts_for_nothing():
     array = bent_table()
     array[1] = 0
     found = fit(array, padding_idx=1)
@@ -140,7 +140,7 @@ def test_the_padding_row_stays_zero_and_counts_for_nothing() -> None:
     same(found.quality, quality_of(without, rows, np.ones(299), FAST.cosine_weight))
 
 
-def test_a_tied_output_keeps_its_share_of_the_table() -> None:
+def test_a_tied_output_keeps_its_share_of_the_table():
     array = bent_table()
     tied = fit(array, tied_output=True)
     loose = fit(array, replace(FAST, output_weight=0.0), tied_output=True)
@@ -151,7 +151,7 @@ def test_a_tied_output_keeps_its_share_of_the_table() -> None:
     assert fit(array, replace(FAST, epochs=0)).output is None
 
 
-def test_the_reduction_is_the_best_for_its_features() -> None:
+def test_the_reduction_is_the_best_for_its_features():
     array = bent_table()
     unit = fit(array).unit
     refine_reduction(unit, Table.of(array), row_weights(300))
@@ -163,7 +163,7 @@ def test_the_reduction_is_the_best_for_its_features() -> None:
     assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
 
 
-def test_batches_cover_the_table_once_in_another_order_each_time() -> None:
+def test_batches_cover_the_table_once_in_another_order_each_time():
     array = np.arange(600, dtype=np.float32).reshape(300, 2)
     orders = []
     for epoch in range(2):
@@ -176,10 +176,10 @@ def test_batches_cover_the_table_once_in_another_order_each_time() -> None:
     assert orders[0] != orders[1]
 
 
-def test_it_never_reads_more_than_slices() -> None:
+def test_it_never_reads_more_than_slices():
     array, longest = bent_table(9000, 6), 0
 
-    def read(start: int, stop: int) -> np.ndarray:
+    def read(start, stop):
         nonlocal longest
         longest = max(longest, stop - start)
         return array[start:stop]
@@ -188,12 +188,12 @@ def test_it_never_reads_more_than_slices() -> None:
     assert longest <= 4096
 
 
-def test_a_table_of_equal_rows_is_fitted() -> None:
+def test_a_table_of_equal_rows_is_fitted():
     found = fit(np.full((300, 24), 2.0, np.float32), replace(FAST, epochs=1))
     np.testing.assert_allclose(found.unit.rows(0, 300), 2, atol=1e-3)
 
 
-def test_the_projection_for_a_tied_output_solves_weighted_least_squares() -> None:
+def test_the_projection_for_a_tied_output_solves_weighted_least_squares():
     array, rng = bent_table(), np.random.default_rng(0)
     mapped = (array[:, :5] ** 2 + rng.standard_normal((300, 5))).astype(np.float32)
     weights = row_weights(300, np.arange(300))
@@ -208,7 +208,7 @@ def test_the_projection_for_a_tied_output_solves_weighted_least_squares() -> Non
     assert found.explained_variance == pytest.approx(1 - missing / whole, abs=1e-5)
 
 
-def test_columns_without_variance_are_not_used() -> None:
+def test_columns_without_variance_are_not_used():
     array = bent_table()
     mapped = start_of(array, 4).mapped(array)
     mapped[:, 2] = 0

@@ -13,7 +13,7 @@ from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.plan import EmbeddingPlan, chosen_shape, plan_embeddings
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
-from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.model.embedding import TokenTables
 from tests.families import tiny_family
 
@@ -28,7 +28,7 @@ def tables(model_dim: int) -> TokenTables:
     depth=st.integers(1, 7),
     groups=st.integers(1, 12),
 )
-def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, groups: int) -> None:
+def test_what_is_left_out_divides(model_dim, kind, depth, groups):
     options = EmbeddingOptions(kind=kind, depth=depth, max_groups=groups)
     try:
         shape = chosen_shape(tables(model_dim), options, has_unit=True)
@@ -55,13 +55,13 @@ def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, gr
         EmbeddingOptions(map_dim=0),
     ],
 )
-def test_an_output_has_a_map_alone(options: EmbeddingOptions) -> None:
+def test_an_output_has_a_map_alone(options):
     with pytest.raises(UsageError):
         chosen_shape(tables(512), options, has_unit=False)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return tiny_family(tmp_path / "source", "bart")
 
 
@@ -89,11 +89,11 @@ UNIT = InputChange("define", 4, 64, 3, 4)
         ),
     ],
 )
-def test_sides_of_a_shared_table(source: Path, options: EmbeddingOptions, change: EmbeddingChange) -> None:
+def test_sides_of_a_shared_table(source, options, change):
     assert decided(source, options).change == change
 
 
-def test_each_table_by_itself(tmp_path: Path) -> None:
+def test_each_table_by_itself(tmp_path):
     source = tiny_family(tmp_path / "source", "llama")
     assert decided(source, EmbeddingOptions()).change == EmbeddingChange(UNIT)
     both = decided(source, EmbeddingOptions(side="both"))
@@ -101,7 +101,7 @@ def test_each_table_by_itself(tmp_path: Path) -> None:
     assert (both.output_table, both.fits_both) == ("lm_head.weight", False)
 
 
-def test_the_history_says_what_was_asked(source: Path) -> None:
+def test_the_history_says_what_was_asked(source):
     step = decided(source, EmbeddingOptions(seed=3, dtype="float16", epochs=2)).step
     assert step["command"] == "factorize-embeddings"
     assert step["arguments"] == {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.embeddings.table import Table, row_weights
 
 
-def test_chunks_cover_the_table_in_float32() -> None:
+def test_chunks_cover_the_table_in_float32():
     array = np.arange(14).reshape(7, 2).astype(ml_dtypes.bfloat16)
     found = list(Table.of(array).chunks(3))
     assert [(start, stop) for start, stop, _ in found] == [(0, 3), (3, 6), (6, 7)]
@@ -21,7 +19,7 @@ def test_chunks_cover_the_table_in_float32() -> None:
     np.testing.assert_array_equal(rows, np.arange(14).reshape(7, 2))
 
 
-def test_memory_maps_are_left_unchanged(tmp_path: Path) -> None:
+def test_memory_maps_are_left_unchanged(tmp_path):
     np.save(tmp_path / "table.npy", np.ones((5, 3), np.float32))
     table = Table.of(np.load(tmp_path / "table.npy", mmap_mode="r"))
     rows = table.rows(1, 3)
@@ -29,7 +27,7 @@ def test_memory_maps_are_left_unchanged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(table.rows(0, 5), np.ones((5, 3)))
 
 
-def test_weights_follow_the_counts() -> None:
+def test_weights_follow_the_counts():
     # (8 + 1)^0.5, (0 + 1)^0.5, (3 + 1)^0.5 = 3, 1, 2: their mean is 2.
     np.testing.assert_allclose(row_weights(3, np.array([8, 0, 3])), [1.5, 0.5, 1])
     np.testing.assert_allclose(row_weights(3, np.array([8, 0, 3]), power=1), np.array([9, 1, 4]) / 14 * 3)
@@ -37,7 +35,7 @@ def test_weights_follow_the_counts() -> None:
     np.testing.assert_array_equal(row_weights(3), [1, 1, 1])
 
 
-def test_values_that_are_not_finite_are_refused() -> None:
+def test_values_that_are_not_finite_are_refused():
     array = np.zeros((6, 2), np.float16)
     array[4, 1] = np.nan
     with pytest.raises(CheckpointError, match=r"shared\.weight: row 4") as caught:

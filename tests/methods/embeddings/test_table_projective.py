@@ -9,7 +9,7 @@ from prunecli.methods.embeddings.table import Table, moments, projective, row_we
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 
 
-def test_moments_are_those_of_numpy() -> None:
+def test_moments_are_those_of_numpy():
     array = bent_table(5000, 6)  # more rows than a chunk holds
     weights = row_weights(5000, np.arange(5000))
     found = moments(Table.of(array), weights)
@@ -20,7 +20,7 @@ def test_moments_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_reconstructs_as_the_dense_svd(parts: int) -> None:
+def test_reconstructs_as_the_dense_svd(parts):
     array = bent_table()
     weights = row_weights(len(array), np.arange(len(array)))
     found = projective(moments(Table.of(array), weights), 8, parts)
@@ -28,7 +28,7 @@ def test_reconstructs_as_the_dense_svd(parts: int) -> None:
     np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
 
 
-def test_tables_of_low_rank_stay_finite() -> None:
+def test_tables_of_low_rank_stay_finite():
     array = bent_table(50, 10) * 0 + 3
     found = start_of(array.astype(np.float32), 4)
     assert np.isfinite(found.expansion).all()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from prunecli.methods.embeddings.train import initialise
-from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.modules.define import DefineEmbedding
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
 from tests.model.test_define import shapes
@@ -26,7 +26,7 @@ def start(shape: UnitShape, seed: int = 0) -> tuple[DefineEmbedding, np.ndarray,
 
 @settings(max_examples=40)
 @given(shapes())
-def test_starts_as_the_truncated_svd_whatever_the_shape(shape: UnitShape) -> None:
+def test_starts_as_the_truncated_svd_whatever_the_shape(shape):
     unit, array, carried = start(shape)
     if shape.groups[-1] == 1:
         assert carried == shape.map_dim or (shape.kind == "group-linear-shuffle" and shape.shared_blocks)
@@ -41,7 +41,7 @@ def test_starts_as_the_truncated_svd_whatever_the_shape(shape: UnitShape) -> Non
 
 @pytest.mark.parametrize("kind", [kind for kind in UNIT_KINDS if kind != "projective"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_last_layer_can_be_the_truncated_svd(kind: UnitKind, shared: bool) -> None:
+def test_the_last_layer_can_be_the_truncated_svd(kind, shared):
     expand_dim = 48 if kind == "hgt-residual" else 24
     shape = UnitShape(200, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
     unit, array, carried = start(shape)
@@ -59,7 +59,7 @@ def test_the_last_layer_can_be_the_truncated_svd(kind: UnitKind, shared: bool) -
         assert missing[0] < missing[1] < missing[2]
 
 
-def test_pairs_need_no_offset_where_there_is_room() -> None:
+def test_pairs_need_no_offset_where_there_is_room():
     unit, array, _ = start(UnitShape(200, 8, 24, 40, 3, 4))
     with torch.no_grad():
         far = unit.map.weight.detach() * 100
@@ -69,7 +69,7 @@ def test_pairs_need_no_offset_where_there_is_room() -> None:
     np.testing.assert_allclose(changed, near * 100, rtol=1e-3, atol=2e-2)
 
 
-def test_the_seed_decides_the_random_units_only() -> None:
+def test_the_seed_decides_the_random_units_only():
     shape = UnitShape(200, 8, 24, 40, 3, 4)
     first, again, other = (start(shape, seed)[0] for seed in (1, 1, 2))
     for name, value in first.state_dict().items():

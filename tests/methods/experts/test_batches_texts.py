@@ -50,7 +50,7 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     write_plain_tokenizer(folder)
     return Subject(folder)
@@ -60,7 +60,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
     assert one.to_json() == other.to_json()
 
 
-def test_sums_are_those_of_single_windows(subject: Subject) -> None:
+def test_sums_are_those_of_single_windows(subject):
     found = subject.collect()
     assert (found.mode, found.top_k, found.num_experts) == ("text", 2, 8)
     assert list(found.entries) == ["prose", "code"]
@@ -68,7 +68,7 @@ def test_sums_are_those_of_single_windows(subject: Subject) -> None:
     model.set_experts_implementation("eager")
     modules = expert_modules(model)
     for corpus in TEXTS:
-        routed: list[list[Any]] = [[] for _ in modules]
+        routed = [[] for _ in modules]
         for document in corpus.documents:
             ids = subject.tokenizer(document)["input_ids"]
             for start in range(0, len(ids), 8):
@@ -86,7 +86,7 @@ def test_sums_are_those_of_single_windows(subject: Subject) -> None:
                 )
 
 
-def test_batches_change_nothing(subject: Subject) -> None:
+def test_batches_change_nothing(subject):
     whole, single = (subject.collect(CollectOptions(batch_tokens=size, context=8)) for size in (4096, 1))
     for text, entry in whole.entries.items():
         for name in TEXT_SUMS:
@@ -95,7 +95,7 @@ def test_batches_change_nothing(subject: Subject) -> None:
             )
 
 
-def test_processes_change_no_bit(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_change_no_bit(subject, monkeypatch):
     monkeypatch.setattr(runner, "BATCHES_APART", 4)
     for found in at_once(3, lambda group: subject.collect(group=group)):
         assert not isinstance(found, BaseException), found
@@ -103,21 +103,21 @@ def test_processes_change_no_bit(subject: Subject, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="module")
-def restoring(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def restoring(tmp_path_factory):
     """An encoder with a decoder whose experts overflow, and a tokenizer with sentinels."""
     folder = tmp_path_factory.mktemp("restoring")
     write_sentinels(folder)
     return Subject(folder, "switch_transformers", vocab_size=80, expert_capacity=2)
 
 
-def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring: Subject) -> None:
+def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring):
     options = CollectOptions(batch_tokens=40, context=16)
     found = restoring.collect(options)
     assert (found.mode, found.top_k) == ("text", 1)
     assert [name.split(".")[0] for name in found.layers] == ["encoder", "encoder", "decoder", "decoder"]
     model, marks = restoring.model, marks_of(restoring.tokenizer)
     for corpus in TEXTS:
-        routed: list[list[Any]] = [[] for _ in found.layers]
+        routed = [[] for _ in found.layers]
         for window in text_windows(restoring.tokenizer, corpus, 16):
             inputs, targets = masked(window, marks)
             sides = {
@@ -138,7 +138,7 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring:
                 )
 
 
-def test_windows_do_not_overlap_and_hold_every_token(subject: Subject) -> None:
+def test_windows_do_not_overlap_and_hold_every_token(subject):
     corpus = TEXTS[0]
     rows = [subject.tokenizer(document)["input_ids"] for document in corpus.documents]
     windows = text_windows(subject.tokenizer, corpus, 5)
@@ -148,19 +148,19 @@ def test_windows_do_not_overlap_and_hold_every_token(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("most", [7, 8])
-def test_no_more_than_so_many_tokens(subject: Subject, most: int) -> None:
+def test_no_more_than_so_many_tokens(subject, most):
     every = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5) for token in window]
     some = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5, most) for token in window]
     assert some == every[:most]
 
 
-def test_a_model_that_is_no_language_model_is_refused(subject: Subject) -> None:
+def test_a_model_that_is_no_language_model_is_refused(subject):
     held = InMemory(subject.model.base_model)
     with pytest.raises(UnsupportedModelError, match="no head"):
         score(held, subject.checkpoint, subject.tokenizer, Texts(TEXTS))
 
 
-def test_the_key_is_that_of_the_texts_and_how_they_are_cut() -> None:
+def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
     keys = [
         Texts(TEXTS).key,
         Texts(TEXTS[:1]).key,

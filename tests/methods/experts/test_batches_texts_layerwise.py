@@ -41,7 +41,7 @@ def saved(folder: Path, model_type: str, **config: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("model"), "qwen3_moe")
 
 
@@ -78,7 +78,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
 @pytest.mark.parametrize(
     "model_type", ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "granitemoehybrid", "lfm2_moe"]
 )
-def test_every_family(model_type: str, tmp_path: Path) -> None:
+def test_every_family(model_type, tmp_path):
     saved(tmp_path, model_type)
     # Where a class keeps some of its weights in float32, another type than that of the files tells; but of weights
     # that lie the other way around, products in bfloat16 depend on where in memory they are.
@@ -87,7 +87,7 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "batch_tokens"), [("float32", 1), ("float16", 24), ("float32", 4096)])
-def test_in_other_types_and_batches(path: Path, dtype: str, batch_tokens: int) -> None:
+def test_in_other_types_and_batches(path, dtype, batch_tokens):
     options = CollectOptions(batch_tokens=batch_tokens, context=8)
     report = RunReport()
     assert_same(by_layer(path, options, dtype, report=report), whole(path, options, dtype))
@@ -97,7 +97,7 @@ def test_in_other_types_and_batches(path: Path, dtype: str, batch_tokens: int) -
         assert 0 < report.bytes_read <= checkpoint.total_bytes - output
 
 
-def test_a_tied_model_of_which_experts_were_removed(tmp_path: Path) -> None:
+def test_a_tied_model_of_which_experts_were_removed(tmp_path):
     source = saved(tmp_path / "whole", "mixtral", tie_word_embeddings=True)
     pruned = tmp_path / "pruned"
     with open_model(source) as opened:
@@ -108,7 +108,7 @@ def test_a_tied_model_of_which_experts_were_removed(tmp_path: Path) -> None:
     assert found.entries["code"].routed[0].nonzero()[0].tolist() == [1, 2, 4, 7]
 
 
-def test_layers_that_predict_further_tokens_are_not_run(tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
     source = saved(tmp_path, "deepseek_v3")
     expected = in_memory(source)
     tensors = load_file(source / "model.safetensors")
@@ -118,7 +118,7 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path: Path) -> None:
     assert by_layer(source).to_json()["entries"] == expected.to_json()["entries"]
 
 
-def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_from_its_last_layer(path, tmp_path):
     with pytest.raises(_StopError):
         by_layer(path, progress=stopping(8), snapshots=Snapshots(tmp_path / "states", {}, 0.0))
     report = RunReport()
@@ -128,7 +128,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, tmp_path: Pa
         assert report.bytes_read < 0.8 * checkpoint.total_bytes
 
 
-def test_an_expert_that_no_token_goes_to_is_not_read(path: Path) -> None:
+def test_an_expert_that_no_token_goes_to_is_not_read(path):
     found, report = whole(path, CollectOptions(max_tokens=1)), RunReport()
     by_layer(path, CollectOptions(max_tokens=1), report=report)
     with open_model(path) as checkpoint:
@@ -144,7 +144,7 @@ def test_an_expert_that_no_token_goes_to_is_not_read(path: Path) -> None:
     assert report.bytes_read == expected
 
 
-def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path, tmp_path):
     deeper = saved(tmp_path, "qwen3_moe")
     config = json.loads((path / "config.json").read_text())
     (deeper / "config.json").write_text(

@@ -53,12 +53,12 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(tmp_path_factory):
     return Subject(tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def searched(tmp_path_factory):
     """The model with few positions, at which endless searches end."""
     path = tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny")
     config = path / "config.json"
@@ -67,7 +67,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_lost_sums_are_no_silence(subject: Subject, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_sums_are_no_silence(subject, count, monkeypatch):
     """A pass without sums, and sums without a pass."""
     monkeypatch.setattr(InMemory, "forward", lambda *_, reduce, **__: reduce([{}] * count))
     with pytest.raises(ValueError, match="argument 2 is"):
@@ -96,7 +96,7 @@ def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.n
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_forced_sums_are_those_of_single_sentences(subject: Subject, pair: tuple[str, str]) -> None:
+def test_forced_sums_are_those_of_single_sentences(subject, pair):
     found = subject.collect(MODES[0]).entries["-".join(pair)]
     for index, gates in enumerate(forced_by_hand(subject, *pair)):
         for name, want in reference.sums(gates).items():
@@ -104,7 +104,7 @@ def test_forced_sums_are_those_of_single_sentences(subject: Subject, pair: tuple
 
 
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
-def test_batches_change_nothing(subject: Subject, searched: Subject, options: CollectOptions) -> None:
+def test_batches_change_nothing(subject, searched, options):
     subject = searched if options.mode == "beam" else subject
     single = options.model_copy(update={"batch_tokens": 1})
     ours, alone = subject.collect(options).entries, subject.collect(single).entries
@@ -113,10 +113,10 @@ def test_batches_change_nothing(subject: Subject, searched: Subject, options: Co
             np.testing.assert_allclose(getattr(sums, name), getattr(alone[pair], name), rtol=1e-5, atol=1e-5)
 
 
-def test_beam_search_counts_every_step_of_every_beam(subject: Subject) -> None:
+def test_beam_search_counts_every_step_of_every_beam(subject):
     """One sentence alone: the tokens of the decoder are the steps that `generate` makes, times the beams."""
     text = ParallelText("val", {name: lines[:1] for name, lines in TEXT.sentences.items()})
-    steps: list[int] = []
+    steps = []
     decoder = subject.model.get_decoder()
     hook = decoder.register_forward_hook(lambda _m, _a, out: steps.append(out.last_hidden_state.shape[0]))
     runner = InMemory(subject.model)
@@ -126,8 +126,8 @@ def test_beam_search_counts_every_step_of_every_beam(subject: Subject) -> None:
     assert set(steps) == {3}
 
 
-def test_the_encoder_runs_once_whatever_the_number_of_targets(subject: Subject) -> None:
-    seen: list[int] = []
+def test_the_encoder_runs_once_whatever_the_number_of_targets(subject):
+    seen = []
     hook = subject.model.get_encoder().register_forward_hook(
         lambda _m, _a, out: seen.append(out.last_hidden_state.shape[0])
     )
@@ -144,17 +144,15 @@ class _StopError(Exception):
 
 
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    subject: Subject, searched: Subject, options: CollectOptions, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_bytes(subject, searched, options, tmp_path):
     subject = searched if options.mode == "beam" else subject
-    batches: list[State] = []
+    batches = []
     whole = subject.collect(options, save=batches.append).to_json()
     assert len(batches) > 2
     for stop in {1, len(batches) // 2, len(batches) - 1}:
         path, key = tmp_path / f"{stop}.partial", {"run": 1}
 
-        def save(state: State, stop: int = stop, path: Path = path, key: dict[str, int] = key) -> None:
+        def save(state, stop=stop, path=path, key=key):
             write_state(path, key, state)
             if state.batches == stop:
                 raise _StopError
@@ -166,8 +164,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         assert subject.collect(options, state=state).to_json() == whole
 
 
-def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) -> None:
-    states: list[State] = []
+def test_a_state_that_lacks_a_pair_is_refused(subject, tmp_path):
+    states = []
     subject.collect(MODES[0], save=states.append)
     torn = State(
         states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != "-".join(PAIRS[1])}
@@ -178,7 +176,7 @@ def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) 
     assert read_state(tmp_path / "deep", {}) == State()
 
 
-def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -> None:
+def test_an_unknown_language_is_refused_before_anything_runs(subject):
     text = ParallelText("val", {**TEXT.sentences, "eng_Cyrl": ("a",) * 5})
     with pytest.raises(DataError, match="eng_Cyrl"):
         score(
@@ -189,10 +187,10 @@ def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -
         )
 
 
-def test_observers_are_gone_afterwards_even_after_a_failure(searched: Subject) -> None:
+def test_observers_are_gone_afterwards_even_after_a_failure(searched):
     subject = searched
 
-    def broken(_: State) -> None:
+    def broken(_):
         raise _StopError
 
     with pytest.raises(_StopError):
@@ -207,12 +205,10 @@ def end_early(run: PartialRun) -> None:
         raise PruneError("another process has ended")
 
 
-def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(tmp_path, monkeypatch):
     write, said = collect.write_json, list[str]()
 
-    def disturbed(*arguments: object, **options: object) -> None:
+    def disturbed(*arguments, **options):
         signal.raise_signal(signal.SIGTERM)
         write(*arguments, **options)
 
@@ -228,7 +224,7 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
 
 
 @pytest.mark.parametrize("batches", [-1, 4, None])
-def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path: Path, batches: object) -> None:
+def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path, batches):
     path = tmp_path / "state"
     collect.write_state(path, {"a": 1}, State(3, {}))
     assert collect.read_state(path, {"a": 1}) == State(3, {})
@@ -236,10 +232,8 @@ def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path: Path, batche
     assert collect.read_state(path, {"a": 1}) == State()
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begun(*_: object, **__: object) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    def begun(*_, **__):
         raise AssertionError("the model is run, and its result would be lost")
 
     monkeypatch.setattr(collect, "score", begun)

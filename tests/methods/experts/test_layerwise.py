@@ -14,7 +14,7 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.batches import CollectOptions, Translation
-from prunecli.methods.experts.collect import State, score
+from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
@@ -36,7 +36,7 @@ PLENTY = 64 << 30
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
 
 
@@ -71,7 +71,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
             assert (getattr(sums, name) == getattr(other.entries[pair], name)).all(), (pair, name)
 
 
-def test_the_same_statistics(path: Path) -> None:
+def test_the_same_statistics(path):
     options = CollectOptions(mode="forced", batch_tokens=20)
     report = RunReport()
     assert_same(by_layer(path, options, report=report), whole(path, options))
@@ -80,7 +80,7 @@ def test_the_same_statistics(path: Path) -> None:
         assert 0 < report.bytes_read <= checkpoint.total_bytes
 
 
-def test_experts_shared_out_to_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_shared_out_to_threads(path, monkeypatch):
     monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
     monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
     before = torch.get_num_threads()
@@ -91,7 +91,7 @@ def test_experts_shared_out_to_threads(path: Path, monkeypatch: pytest.MonkeyPat
         torch.set_num_threads(before)
 
 
-def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
+def test_a_pruned_model(path, tmp_path):
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     with open_model(path) as opened:
         rewrite = cut(opened, kept_experts(kept))
@@ -106,7 +106,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -
     monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
-def test_states_in_a_file(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_states_in_a_file(path, monkeypatch, tmp_path):
     no_room(monkeypatch, 3000)
     report = RunReport()
     assert_same(by_layer(path, report=report, spill=tmp_path), whole(path))
@@ -115,7 +115,7 @@ def test_states_in_a_file(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_where_there_is_no_room_for_all(path, monkeypatch):
     no_room(monkeypatch, 30_000, 0)
     report, seen = RunReport(), []
     assert_same(by_layer(path, report=report, save=seen.append), whole(path))
@@ -123,11 +123,11 @@ def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.M
     assert [state.batches for state in seen] == sorted({state.batches for state in seen})
 
 
-def test_an_interrupted_run_goes_on_from_its_last_group(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_from_its_last_group(path, monkeypatch):
     no_room(monkeypatch, 30_000, 0)
-    seen: list[State] = []
+    seen = []
 
-    def stop(state: State) -> None:
+    def stop(state):
         seen.append(state)
         raise _StopError
 
@@ -164,12 +164,12 @@ def stopping(after: int) -> Progress:
 
 
 @pytest.mark.parametrize("after", [10, 23])
-def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_from_its_last_layer(path, after, tmp_path):
     key = {"run": [1, (2, 3)]}
     with pytest.raises(_StopError):
         by_layer(path, progress=stopping(after), snapshots=Snapshots(tmp_path / "states", key, 0.0))
     left = Snapshots(tmp_path / "states", key)
-    steps: list[float] = []
+    steps = []
     report = RunReport()
     again = by_layer(path, snapshots=left, report=report, progress=recording(steps))
     assert_same(again, whole(path))
@@ -177,7 +177,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
         with open_model(path) as checkpoint:
             assert report.bytes_read < 0.95 * checkpoint.total_bytes
         assert steps[0] > 1
-    plain: list[float] = []
+    plain = []
     by_layer(path, progress=recording(plain))
     assert sum(steps) == sum(plain) == len(plain)
 
@@ -187,7 +187,7 @@ def recording(steps: list[float]) -> Progress:
     return lambda *_: nullcontext(steps.append)
 
 
-def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
+def test_states_of_another_run_are_not_used(path, tmp_path):
     with pytest.raises(_StopError):
         by_layer(path, progress=stopping(30), snapshots=Snapshots(tmp_path / "states", {"run": 1}, 0.0))
     other = Snapshots(tmp_path / "states", {"run": 2})
@@ -195,7 +195,7 @@ def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
     assert_same(by_layer(path, snapshots=other), whole(path))
 
 
-def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:
+def test_a_shard_cut_short_meanwhile(path, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(path, copy)
     file = copy / "model.safetensors"
@@ -204,8 +204,8 @@ def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:
         by_layer(copy, progress=lambda *_: nullcontext(lambda _amount: os.truncate(file, 30_000)))
 
 
-def test_memory_and_file_are_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[StateStore] = []
+def test_memory_and_file_are_given_back_after_a_failure(path, monkeypatch):
+    closed = []
     real = StateStore.close
     monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
     with pytest.raises(_StopError):

@@ -79,7 +79,7 @@ def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateSt
 
 @pytest.mark.parametrize("name", OF_GATES)
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 6))
-def test_metrics_are_those_of_the_paper(name: str, seed: int, tokens: int, experts: int) -> None:
+def test_metrics_are_those_of_the_paper(name, seed, tokens, experts):
     layers = routed(seed, tokens, experts), routed(seed + 1, tokens + 3, experts)
     values = METRICS[name].values(sums_of(*layers))
     for row, gates in zip(values, layers, strict=True):
@@ -88,16 +88,14 @@ def test_metrics_are_those_of_the_paper(name: str, seed: int, tokens: int, exper
 
 @pytest.mark.parametrize("name", METRICS)
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(3, 7))
-def test_metrics_of_language_models_are_those_of_the_raw_routing(
-    name: str, seed: int, tokens: int, experts: int
-) -> None:
+def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tokens, experts):
     layers = tokens_of(seed, tokens, experts), tokens_of(seed + 1, tokens + 3, experts)
     values = METRICS[name].values(text_sums_of(experts, *layers))
     for row, raw in zip(values, layers, strict=True):
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
 
-def test_importance_by_hand() -> None:
+def test_importance_by_hand():
     # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
     gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
     values = METRICS["importance"].values(sums_of(gates))[0]
@@ -105,7 +103,7 @@ def test_importance_by_hand() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
-def test_adding_sums_of_texts_is_counting_both(seed: int, first: int, second: int) -> None:
+def test_adding_sums_of_texts_is_counting_both(seed, first, second):
     a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
     added, together = text_sums_of(5, a) + text_sums_of(5, b), text_sums_of(5, a + b)
     assert (added.routed == together.routed).all()
@@ -114,12 +112,12 @@ def test_adding_sums_of_texts_is_counting_both(seed: int, first: int, second: in
         assert_allclose(METRICS[name].values(added), METRICS[name].values(together), rtol=1e-12)
 
 
-def test_a_layer_without_tokens_gives_zeros() -> None:
+def test_a_layer_without_tokens_gives_zeros():
     for metric in METRICS.values():
         assert (metric.values(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
-def test_random_values_repeat_with_the_seed() -> None:
+def test_random_values_repeat_with_the_seed():
     axes = [Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)]
     first, again, other = (random_values(axes, seed) for seed in (1, 1, 2))
     assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in "ab")
@@ -127,7 +125,7 @@ def test_random_values_repeat_with_the_seed() -> None:
     assert all((values > 0).all() for values in first.values())
 
 
-def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() -> None:
+def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work():
     sums = sums_of(routed(0, 9, 3))
     statistics = changed(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
     with pytest.raises(
@@ -137,7 +135,7 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
     assert refused.value.remedy == "Choose `metric=top1 or top2`."
 
 
-def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
+def test_the_default_metric_goes_by_the_kind_of_statistics():
     sums = text_sums_of(3, tokens_of(0, 9, 3))
     statistics = statistics_of(sums)
     assert default_metric(statistics) == "importance"
@@ -166,9 +164,7 @@ def drawn(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block", [7, 1 << 18])
-def test_an_expert_of_its_own_tensors(
-    dtype: torch.dtype, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expert_of_its_own_tensors(dtype, block, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", block)
     tensors = {name: drawn(seed, shape).to(dtype) for seed, (name, shape) in enumerate(SHAPES.items())}
     with reader_of(tmp_path, tensors) as reader:
@@ -178,7 +174,7 @@ def test_an_expert_of_its_own_tensors(
         assert_allclose(inverse_aimer(reader, parts), 1 / wanted, rtol=1e-13)
 
 
-def test_experts_in_stacked_tensors(tmp_path: Path) -> None:
+def test_experts_in_stacked_tensors(tmp_path):
     tensors = {
         "gate_up_proj": drawn(0, (4, 10, 8)),
         "down_proj": drawn(1, (4, 8, 5)),
@@ -191,7 +187,7 @@ def test_experts_in_stacked_tensors(tmp_path: Path) -> None:
             assert_allclose(inverse_aimer(reader, parts), 1 / weights.aimer(own), rtol=1e-13)
 
 
-def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path: Path) -> None:
+def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path):
     even, spiky = torch.full((4, 4), 0.5), torch.zeros(4, 4)
     even[0] = -0.5
     spiky[1, 2] = 3.0
@@ -203,9 +199,7 @@ def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path: Path) -
     assert found["zero"] == 0 < found["even"] < found["normal"] < found["spiky"]
 
 
-def test_values_stand_at_original_ids_and_threads_change_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_stand_at_original_ids_and_threads_change_no_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         layers = checkpoint.require_mixtures()
@@ -223,7 +217,7 @@ def test_values_stand_at_original_ids_and_threads_change_no_bit(
                 assert_allclose(values[expert], 1 / weights.aimer(own), rtol=1e-13)
 
 
-def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+def test_quantised_weights_are_refused(tmp_path):
     with (
         reader_of(tmp_path, {"up_proj.weight": torch.ones(4, 4).to(torch.uint8)}) as reader,
         pytest.raises(StatisticsError, match=r"up_proj.weight is quantised"),
@@ -232,7 +226,7 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan")])
-def test_what_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
+def test_what_is_no_number_is_refused(value, tmp_path):
     tensor = torch.ones(4, 4)
     tensor[2, 2] = value
     with (
@@ -275,7 +269,7 @@ AXES = statistics().axes
 
 @pytest.mark.parametrize("texts", [(), ("web", "code")])
 @pytest.mark.parametrize("metric", ["reap", "frequency", "importance"])
-def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], metric: str) -> None:
+def test_values_are_those_of_the_tokens_of_the_texts(texts, metric):
     measured = measure_texts(statistics(), texts)
     assert measured.granularity is None
     values = metric_values(metric, measured.sums, measured.statistics)
@@ -285,7 +279,7 @@ def test_values_are_those_of_the_tokens_of_the_texts(texts: tuple[str, ...], met
         np.testing.assert_allclose(values[f"{name}.experts"], wanted, rtol=1e-12)
 
 
-def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
+def test_experts_that_saw_little_are_found_among_those_that_are_held():
     axes = [replace(axis, ids=ids) for axis, ids in zip(AXES, ((0, 1, 2, 4), (0, 1, 2, 3)), strict=True)]
     measured = measure_texts(statistics(), ("code",))
     assert measured.few(axes, 10) == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
@@ -297,12 +291,12 @@ def test_experts_that_saw_little_are_found_among_those_that_are_held() -> None:
             assert few.get(name, ()) == tuple(e for e in range(EXPERTS) if seen[e] < least)
 
 
-def test_an_unknown_text_is_refused_with_near_names() -> None:
+def test_an_unknown_text_is_refused_with_near_names():
     with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
         measure_texts(statistics(), ("cod",))
     assert refused.value.remedy == "Did you mean code?"
 
 
-def test_an_unknown_metric_is_refused() -> None:
+def test_an_unknown_metric_is_refused():
     with pytest.raises(UsageError, match="No metric 'entropy'"):
         metric_named("entropy")

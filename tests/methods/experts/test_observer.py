@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ MASK = torch.tensor([[1] * 13, [1] * 9 + [0] * 4, [1] * 2 + [0] * 11])
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
+def _no_gradients():
     with torch.inference_mode():
         yield
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "mixtral"])
-def test_sums_are_those_of_each_token_alone(model_type: str) -> None:
+def test_sums_are_those_of_each_token_alone(model_type):
     model = tiny_mixture(model_type)
     observer = StockObserver(_layers(model))
     taken = _run(observer, model, IDS, MASK)
@@ -44,7 +44,7 @@ def test_sums_are_those_of_each_token_alone(model_type: str) -> None:
     assert observer.take() == {}
 
 
-def test_passes_add_up_and_the_largest_norm_stays() -> None:
+def test_passes_add_up_and_the_largest_norm_stays():
     model = tiny_mixture("qwen3_moe")
     observer = StockObserver(_layers(model))
     parts = [_run(observer, model, IDS[row : row + 1], None)[1] for row in range(3)]
@@ -59,7 +59,7 @@ def test_passes_add_up_and_the_largest_norm_stays() -> None:
     assert whole.norm_max.max() == max(part.norm_max.max() for part in parts)
 
 
-def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
+def test_equal_weights_are_ranked_by_the_number_of_the_expert():
     model = tiny_mixture("mixtral")
     for module in expert_modules(model).values():
         module.register_forward_pre_hook(lambda _module, args: (*args[:2], torch.full_like(args[2], 0.5)))
@@ -72,7 +72,7 @@ def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
         assert taken[index].top1[0].tolist() == torch.bincount(lowest, minlength=8).tolist()
 
 
-def test_pruned_experts_have_their_original_numbers() -> None:
+def test_pruned_experts_have_their_original_numbers():
     model = tiny_mixture("qwen3_moe")
     kept = (0, 2, 3, 5, 6, 8, 9, 11)
     found = _run(StockObserver(_layers(model, kept, 12)), model, IDS, MASK)[0]
@@ -82,7 +82,7 @@ def test_pruned_experts_have_their_original_numbers() -> None:
     assert found.routed.sum() == 24 * 2
 
 
-def test_an_output_that_is_not_finite_is_an_error() -> None:
+def test_an_output_that_is_not_finite_is_an_error():
     model = tiny_mixture("qwen3_moe")
     next(iter(expert_modules(model).values())).down_proj[:] = 1e38
     with pytest.raises(PruneError, match=r"model\.layers\.0\.mlp: the output of an expert is not finite"):
@@ -126,7 +126,7 @@ def _brute_force(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[dict
     return found
 
 
-def test_layers_that_the_model_does_not_run_are_refused() -> None:
+def test_layers_that_the_model_does_not_run_are_refused():
     model = tiny_mixture("qwen3_moe")
     observer = StockObserver(_layers(model)[:1])
     with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):

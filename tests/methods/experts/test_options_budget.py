@@ -36,7 +36,7 @@ def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
 
 
 @pytest.mark.parametrize("text", ["3", "0:1", "1:0", "nan:1"])
-def test_a_balance_that_is_none_is_refused(text: str) -> None:
+def test_a_balance_that_is_none_is_refused(text):
     if text in ("3", "3:"):
         assert parse_balance(text) == 3
         return
@@ -45,9 +45,7 @@ def test_a_balance_that_is_none_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
-def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(
-    width: int, balance: int
-) -> None:
+def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(width, balance):
     layers = [
         experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
         for side in ("encoder", "decoder")
@@ -70,9 +68,7 @@ def can_route(kept_per_group: int, top_k: int, picked: int, at_least: int) -> bo
 
 
 @given(st.integers(1, 12), st.integers(1, 8), st.data(), st.sampled_from([1, 2]))
-def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
-    top_k: int, groups: int, data: st.DataObject, at_least: int
-) -> None:
+def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(top_k, groups, data, at_least):
     picked = data.draw(st.integers(1, groups))
     found = least_experts(top_k, Groups(groups, picked, at_least))
     wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
@@ -84,7 +80,7 @@ EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", vocab=64)
 
 
@@ -96,7 +92,7 @@ def fit(
         return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
 
 
-def test_the_parts_are_those_counted_by_hand(model: Path) -> None:
+def test_the_parts_are_those_counted_by_hand(model):
     found = fit(model, 10**9, batch=2, beam=3, length=10)
     weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
     assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
@@ -110,7 +106,7 @@ def test_the_parts_are_those_counted_by_hand(model: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_one_step_less_would_not_fit(strategy: str, dtype: str, model: Path) -> None:
+def test_one_step_less_would_not_fit(strategy, dtype, model):
     full = fit(model, 10**9, strategy, dtype=dtype)
     each = full.experts // full.held
     for keep in range(8, 33):
@@ -126,7 +122,7 @@ def test_one_step_less_would_not_fit(strategy: str, dtype: str, model: Path) -> 
         assert 32 - math.ceil(exact_share(found.ratio, "experts", 0.8) * 32) == found.keep
 
 
-def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model: Path) -> None:
+def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model):
     with pytest.raises(UsageError, match=r"No ratio fits in 9\.77 KiB: with 2 experts per layer") as refused:
         fit(model, 10_000)
     assert "`fit_batch`" in str(refused.value.remedy)

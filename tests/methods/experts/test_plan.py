@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan, plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
@@ -23,7 +23,7 @@ PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     return tiny_nllb_moe(tmp_path / "model", experts=8, layers=4)
 
 
@@ -48,7 +48,7 @@ def planned(model: Path, **options: object) -> ExpertPlan:
 
 
 @pytest.mark.parametrize("granularity", ["language", "pair"])
-def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model: Path, granularity: str) -> None:
+def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
     gates = statistics(model)
     both = planned(
         model, gates=gates, sources=("eng", "deu"), targets=("fra", "ces"), granularity=granularity
@@ -71,7 +71,7 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model: Path, granula
     )
 
 
-def test_lists_by_language_say_who_names_an_expert(model: Path, tmp_path: Path) -> None:
+def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
     (tmp_path / "ids.json").write_text(
         json.dumps({"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]})
     )
@@ -126,18 +126,18 @@ def save(path: Path, content: Any) -> Path:
     ],
 )
 def test_expert_ids(
-    content: Any,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    encoder: Sequence[int],
-    decoder: Sequence[int],
-    tmp_path: Path,
-) -> None:
+    content,
+    sources,
+    targets,
+    encoder,
+    decoder,
+    tmp_path,
+):
     kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
     assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
 
-def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> None:
+def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
     axes = axes_with((1, 3), (0, 2))
     path = save(tmp_path / "experts.json", [1, 3, 4, 6])
     assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
@@ -156,7 +156,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> Non
         ({NAMES[0]: [0], NAMES[1]: [4]}, "keeps expert 4 of model.decoder.layers.1.ffn"),
     ],
 )
-def test_a_selection_that_does_not_fit_is_refused(kept: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_selection_that_does_not_fit_is_refused(kept, message, tmp_path):
     with pytest.raises(StatisticsError, match=message):
         read_experts(save(tmp_path / "experts.json", {"kept": kept}), AXES)
 
@@ -181,12 +181,12 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
     ],
 )
 def test_expert_files_that_do_not_fit_are_refused(
-    content: Any,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    kind: type[PruneError],
-    message: str,
-    tmp_path: Path,
-) -> None:
+    content,
+    sources,
+    targets,
+    kind,
+    message,
+    tmp_path,
+):
     with pytest.raises(kind, match=message):
         read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)

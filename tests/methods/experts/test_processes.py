@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import PruneError
 from prunecli.methods.experts.batches import CollectOptions, Translation
-from prunecli.methods.experts.collect import State, score
+from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
@@ -32,12 +32,12 @@ BEAM = CollectOptions(mode="beam", beam=2, batch_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
 
 
 @pytest.fixture(scope="module")
-def whole(path: Path) -> GateStatistics:
+def whole(path):
     """Statistics of one process, forced."""
     return in_memory(path)
 
@@ -60,18 +60,16 @@ def assert_same(found: list[Any], whole: GateStatistics) -> None:
 
 
 @pytest.mark.parametrize(("options", "count", "apart"), [(FORCED, 9, 4), (BEAM, 2, 2)])
-def test_in_memory(
-    path: Path, options: CollectOptions, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_memory(path, options, count, apart, monkeypatch):
     monkeypatch.setattr(runner, "BATCHES_APART", apart)
     assert_same(at_once(count, lambda group: in_memory(path, options, group)), in_memory(path, options))
 
 
-def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
+def test_each_batch_is_run_once(path, monkeypatch):
+    ran = []
     real = InMemory.forward
 
-    def counting(held: InMemory, passes: Any, **more: Any) -> None:
+    def counting(held, passes, **more):
         ran.append(len(passes))
         real(held, passes, **more)
 
@@ -83,13 +81,11 @@ def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(ran) == alone
 
 
-def test_another_number_of_processes_goes_on(
-    path: Path, whole: GateStatistics, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_number_of_processes_goes_on(path, whole, monkeypatch):
     monkeypatch.setattr(runner, "BATCHES_APART", 1)
-    states: list[State] = []
+    states = []
 
-    def begin(group: ProcessGroup) -> Any:
+    def begin(group):
         return in_memory(path, group=group, save=states.append if group.is_main else lambda _state: None)
 
     at_once(3, begin)
@@ -99,7 +95,7 @@ def test_another_number_of_processes_goes_on(
     assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
 
 
-def test_by_layer(path: Path, whole: GateStatistics) -> None:
+def test_by_layer(path, whole):
     assert_same(at_once(3, lambda group: by_layer(path, group)), whole)
 
 
@@ -131,9 +127,7 @@ def begun_again(
     return at_once(count, go_on), works, sizes
 
 
-def test_an_interrupted_run_goes_on_from_its_last_layer(
-    path: Path, whole: GateStatistics, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_from_its_last_layer(path, whole, tmp_path):
     interrupted(path, tmp_path, 14)
     found, works, sizes = begun_again(path, tmp_path)
     assert_same(found, whole)
@@ -143,9 +137,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(
     assert all(work.bytes_read < plain.bytes_read for work in works)
 
 
-def test_a_kill_between_the_files_of_two_processes_loses_no_layer(
-    path: Path, whole: GateStatistics, tmp_path: Path
-) -> None:
+def test_a_kill_between_the_files_of_two_processes_loses_no_layer(path, whole, tmp_path):
     """One file has taken its place, the other has not yet."""
     interrupted(path, tmp_path, 5)
     early = (tmp_path / "states.1of2").read_bytes()
@@ -157,12 +149,10 @@ def test_a_kill_between_the_files_of_two_processes_loses_no_layer(
     assert_same(found, whole)
 
 
-def test_one_that_cannot_write_keeps_the_others_from_it(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_write_keeps_the_others_from_it(path, tmp_path, monkeypatch):
     real = snapshot.write_snapshot
 
-    def write(path: Path, *more: Any) -> None:
+    def write(path, *more):
         if "1of2" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, *more)
@@ -172,8 +162,8 @@ def test_one_that_cannot_write_keeps_the_others_from_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_one_ends_the_others(path: Path) -> None:
-    def failing(group: ProcessGroup) -> Any:
+def test_a_failure_of_one_ends_the_others(path):
+    def failing(group):
         if not group.is_main:
             raise PruneError("a shard has vanished")
         return by_layer(path, group)

@@ -94,7 +94,7 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
-def test_real_tokens_alone_count(case: str, tmp_path: Path) -> None:
+def test_real_tokens_alone_count(case, tmp_path):
     directory = tiny(tmp_path / "model", case)
     model = load(directory)
     both = model.config.is_encoder_decoder
@@ -106,7 +106,7 @@ def test_real_tokens_alone_count(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
 
 
-def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
+def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
     """Over the tokens of all layers, which are each of one side."""
     source = tiny(tmp_path / "source", "m2m_100")
     options = FfnOptions(preset="SharedEncDec", init="first")
@@ -126,7 +126,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
     np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
 
 
-def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
+def test_activations_that_are_no_numbers(tmp_path):
     source = tiny(tmp_path / "source", "llama")
     held = weights(source)
     held["model.layers.1.mlp.up_proj.weight"][0] = np.nan

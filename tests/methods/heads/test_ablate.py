@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=6)
 
 
 @pytest.fixture(scope="module", params=("bart", "gpt2", "bert"))
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(request, tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
 
 
@@ -48,7 +47,7 @@ def single_losses(subject: Subject) -> list[float]:
     return [found[index] for index in sorted(found)]
 
 
-def test_losses_without_each_head(subject: Subject) -> None:
+def test_losses_without_each_head(subject):
     masks = masks_of(subject.layers, "ablation")
     measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
@@ -61,7 +60,7 @@ def test_losses_without_each_head(subject: Subject) -> None:
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
 
 
-def test_nothing_stays_behind(subject: Subject) -> None:
+def test_nothing_stays_behind(subject):
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
     broken = subject.batches(1000)[0]
     measurements = batch_measurements(subject.model, {"val": [broken]}, "loss")
@@ -77,7 +76,7 @@ def test_nothing_stays_behind(subject: Subject) -> None:
     assert not any("forward" in vars(module) for module in subject.model.modules())
 
 
-def test_translations_without_each_head(tmp_path: Path) -> None:
+def test_translations_without_each_head(tmp_path):
     text = ParallelText("val", {language: lines[1:4] for language, lines in TEXT.sentences.items()})
     for model_type in ("nllb-moe", "m2m_100", "t5"):
         subject = Subject(tmp_path / model_type, model_type)
@@ -86,7 +85,7 @@ def test_translations_without_each_head(tmp_path: Path) -> None:
         _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
         sources = text.sentences[PAIR[0]]
 
-        def whole(subject: Subject = subject, sources: Any = sources) -> list[str]:
+        def whole(subject=subject, sources=sources):
             made = translate(subject.model, subject.tokenizer, sources, PAIR, DECODING)
             return [translation.text for translation in made]
 
@@ -96,7 +95,7 @@ def test_translations_without_each_head(tmp_path: Path) -> None:
                 assert texts == whole(), mask.layer.name
 
 
-def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
+def test_only_one_head_of_a_layer(tmp_path):
     subject = Subject(tmp_path / "m", "bert")
     masks = masks_of(subject.layers, "all-but-one")
     assert len(masks) == 12
@@ -113,9 +112,9 @@ def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
 
 
-def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path) -> None:
+def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
     subject = Subject(tmp_path / "m", "m2m_100")
-    calls: list[int] = []
+    calls = []
     lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
     hooks = [
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))

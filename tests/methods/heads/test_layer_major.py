@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.checkpoint import open_model
-from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import runner as machinery
@@ -51,9 +49,9 @@ def assert_close(found: HeadSums, wanted: HeadSums) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "bert", "gpt2", "gemma2"])
-def test_every_family(model_type: str, tmp_path: Path) -> None:
+def test_every_family(model_type, tmp_path):
     subject = Subject(tmp_path / "model", model_type)
-    per: Per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"
+    per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"
     batches, wanted = subject.batches(40), subject.score(40, per)
     assert len(batches) > 1
     found, work = layered(subject, batches, per=per)
@@ -64,7 +62,7 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
     assert work.bytes_read < 2 * subject.checkpoint.total_bytes
 
 
-def test_classes(tmp_path: Path) -> None:
+def test_classes(tmp_path):
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
@@ -73,7 +71,7 @@ def test_classes(tmp_path: Path) -> None:
     assert_close(layered(subject, batches)[0], wanted)
 
 
-def test_what_is_reckoned_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reckoned_is_what_is_kept(tmp_path, monkeypatch):
     """The predicted memory of a group is enough, and little of it is left over."""
     subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
     real = Layerwise.groups
@@ -84,7 +82,7 @@ def test_what_is_reckoned_is_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert 0.4 * states < work.spilled_bytes < 1.05 * states + 4096
 
 
-def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_before_it_is_known_to_do(tmp_path, monkeypatch):
     subject = Subject(tmp_path / "model", "bert")
     monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
     with pytest.raises(UsageError, match="memory=1MiB` is too little: the smallest that works is"):
@@ -94,10 +92,10 @@ def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: p
         layered(subject, subject.batches(40))
 
 
-def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
+def test_a_shard_cut_short_meanwhile(tmp_path):
     subject, left = Subject(tmp_path / "model", "m2m_100"), [14]
 
-    def advance(_amount: float) -> None:
+    def advance(_amount):
         left[0] -= 1
         if left[0] == 0:
             os.truncate(tmp_path / "model" / "model.safetensors", 10_000)
@@ -106,7 +104,7 @@ def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
         layered(subject, subject.batches(40), progress=lambda *_: nullcontext(advance))
 
 
-def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path):
     subject = Subject(tmp_path / "m", "bert")
     batches = subject.batches(1)
     batches[1].labels[:] = IGNORED
@@ -114,9 +112,9 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
         runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
-        seen: list[Any] = []
+        seen = []
 
-        def hurt(_module: Any, _inputs: Any, output: Any) -> Any:
+        def hurt(_module, _inputs, output):
             seen.append(output)
             return output * float("nan") if len(seen) == 2 else output
 

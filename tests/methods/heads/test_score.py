@@ -81,7 +81,7 @@ SUBJECTS = (*own_layouts(FAMILIES), "gemma2")
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(request, tmp_path_factory):
     return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
 
 
@@ -110,7 +110,7 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
 
 
 @torch.no_grad()
-def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
+def test_it_is_the_derivative_by_the_mask(subject):
     found, model = subject.score(), copy.deepcopy(subject.model).double()
     losses, exact = losses_of(subject, model), not CASES[model.config.model_type].float32_parts
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
@@ -126,7 +126,7 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
 
 @pytest.mark.parametrize("subject", own_layouts(FAMILIES), indirect=True)
 @torch.no_grad()
-def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
+def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
     model = copy.deepcopy(subject.model).double()
     batch = sorted(subject.batches(1), key=lambda batch: batch.inputs["input_ids"].numel())[1]
     found = gradient_importance(InMemory(subject.model), subject.layers, {"val": [batch]}, per="token")
@@ -147,13 +147,13 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Su
 
 
 @pytest.mark.parametrize("per", ["example", "token"])
-def test_batches_change_nothing(subject: Subject, per: Per) -> None:
+def test_batches_change_nothing(subject, per):
     together, alone = subject.score(1000, per), subject.score(1, per)
     for name, values in together.items():
         np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
 
 
-def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject: Subject) -> None:
+def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):
     asking = [parameter.requires_grad for parameter in subject.model.parameters()]
     hooks = [len(m._forward_pre_hooks) for m in subject.model.modules()]
     subject.score()
@@ -162,7 +162,7 @@ def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject: 
     assert [len(m._forward_pre_hooks) for m in subject.model.modules()] == hooks
 
 
-def test_classes(tmp_path: Path) -> None:
+def test_classes(tmp_path):
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
@@ -171,7 +171,7 @@ def test_classes(tmp_path: Path) -> None:
 
     model = copy.deepcopy(subject.model).double()
 
-    def loss(index: int) -> float:
+    def loss(index):
         ids = torch.tensor([subject.tokenizer(LINES[index])["input_ids"]])
         return -float(torch.log_softmax(model(input_ids=ids).logits[0], -1)[index % 3])
 
@@ -183,7 +183,7 @@ def test_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan")])
-def test_a_loss_that_is_not_finite_names_the_example(value: float, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_names_the_example(value, tmp_path):
     subject = Subject(tmp_path / "m", "bert")
     batches = subject.batches(1)
     hurt = batches[1]
@@ -230,14 +230,14 @@ class VectorSubject:
 
 
 @pytest.fixture(scope="module")
-def embedding_subject(tmp_path_factory: pytest.TempPathFactory) -> VectorSubject:
+def embedding_subject(tmp_path_factory):
     return VectorSubject(tmp_path_factory.mktemp("embedding"))
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 30])
-def test_the_slope_along_a_random_direction(embedding_subject: VectorSubject, memory: int | None) -> None:
+def test_the_slope_along_a_random_direction(embedding_subject, memory):
     drawn = [np.random.default_rng(number).standard_normal(8, np.float32) for number in range(len(TEXTS))]
-    losses: list[Callable[[], float]] = [
+    losses = [
         lambda number=number: float(drawn[number] @ embedding_subject.unit(number))
         for number in range(len(TEXTS))
     ]
@@ -247,7 +247,7 @@ def test_the_slope_along_a_random_direction(embedding_subject: VectorSubject, me
         np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
 
 
-def test_the_cosine_without_each_head(embedding_subject: VectorSubject) -> None:
+def test_the_cosine_without_each_head(embedding_subject):
     whole = [embedding_subject.unit(number) for number in range(len(TEXTS))]
     found = embedding_subject.scores(metric="ablation")
     for layer in embedding_subject.layers:

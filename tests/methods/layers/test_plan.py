@@ -11,7 +11,7 @@ from prunecli.methods.layers.plan import best_runs, parse_layers
 DEPTHS = {"encoder": 6, "decoder": 4}
 
 
-def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
+def test_a_run_is_the_one_whose_ends_are_nearest():
     """Runs of two layers have the distances 0.4 (0 to 2), 0.2 (1 to 3), 0.3 (2 to 4)."""
     distances = np.zeros((5, 5))
     distances[0, 2], distances[1, 3], distances[2, 4] = 0.4, 0.2, 0.3
@@ -25,11 +25,11 @@ def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
         ("decoder:3,encoder:1,1, 0", {"decoder": (3,), "encoder": (0, 1)}),
     ],
 )
-def test_numbers_of_layers_are_read(text: str, expected: dict) -> None:
+def test_numbers_of_layers_are_read(text, expected):
     assert parse_layers("--remove", text, DEPTHS) == expected
 
 
-def test_a_side_need_not_be_named_where_there_is_one() -> None:
+def test_a_side_need_not_be_named_where_there_is_one():
     assert parse_layers("--remove", "3,1", {"decoder": 4}) == {"decoder": (1, 3)}
 
 
@@ -43,6 +43,6 @@ def test_a_side_need_not_be_named_where_there_is_one() -> None:
         ("", "no number"),
     ],
 )
-def test_other_texts_are_refused(text: str, message: str) -> None:
+def test_other_texts_are_refused(text, message):
     with pytest.raises(UsageError, match=message):
         parse_layers("--remove", text, DEPTHS)

@@ -23,7 +23,7 @@ from transformers import (
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.layers.plan import plan_layers
-from prunecli.methods.layers.replace import RIDGE, Maps, cut_replaced
+from prunecli.methods.layers.replace import RIDGE, cut_replaced
 from prunecli.methods.options import LayerOptions, NarrowOptions
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
@@ -79,9 +79,7 @@ def least_squares(made: Any, moved: Any) -> Any:
         ("falcon", "h.0.mlp", "transformer.h.0.mlp.dense_4h_to_h", 1),
     ],
 )
-def test_the_map_is_the_least_squares_solution(
-    case: str, ffn: str, stored: str, scale: float, tmp_path: Path
-) -> None:
+def test_the_map_is_the_least_squares_solution(case, ffn, stored, scale, tmp_path):
     tiny_family(tmp_path / "model", case if case == "gpt2" else "llama")
     if case == "falcon":
         sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -108,7 +106,7 @@ def test_the_map_is_the_least_squares_solution(
     assert all(torch.equal(after[name], before[name]) for name in others)
 
 
-def test_the_result_is_nearer_to_the_model_than_without_maps(tmp_path: Path) -> None:
+def test_the_result_is_nearer_to_the_model_than_without_maps(tmp_path):
     tiny_family(tmp_path / "model", "llama", num_hidden_layers=4)
     replaced(tmp_path / "model", tmp_path / "out", "1,3")
     before, after = seen(tmp_path / "model", "layers.0.mlp")[1], seen(tmp_path / "out", "layers.0.mlp")[1]
@@ -116,7 +114,7 @@ def test_the_result_is_nearer_to_the_model_than_without_maps(tmp_path: Path) -> 
     assert np.square(after[1] - before[2]).sum() < 0.9 * np.square(before[1] - before[2]).sum()
 
 
-def test_hidden_units_go_with_the_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_units_go_with_the_map(tmp_path, monkeypatch):
     """At once, or first the layers and then the units: the same tensors."""
     tiny_family(tmp_path / "model", "gpt2")
     replaced(tmp_path / "model", tmp_path / "shorter", "1")
@@ -126,7 +124,7 @@ def test_hidden_units_go_with_the_map(tmp_path: Path, monkeypatch: pytest.Monkey
         units = plan_widths(source, narrow)
         layers = plan_layers(source, LayerOptions(remove="1"))
         choice = TextChoice(files=(text,), whole_files=False)
-        known: Maps = {}
+        known = {}
         cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
         monkeypatch.setattr("prunecli.methods.layers.replace.model_and_batches", None)  # the map is known
         rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
@@ -139,7 +137,7 @@ def test_hidden_units_go_with_the_map(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(torch.allclose(once[name], twice[name], atol=1e-6) for name in once)
 
 
-def test_layers_at_the_beginning_have_no_map(tmp_path: Path) -> None:
+def test_layers_at_the_beginning_have_no_map(tmp_path):
     tiny_family(tmp_path / "model", "gpt2")
     replaced(tmp_path / "model", tmp_path / "out", "0")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out"))
@@ -149,9 +147,7 @@ def test_layers_at_the_beginning_have_no_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_that_normalise_their_output_are_refused(
-    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_normalise_their_output_are_refused(dtype, tmp_path, monkeypatch):
     monkeypatch.setattr("prunecli.modules.fitting.fitting_dtype", lambda *_, **__: dtype)
     tiny_family(tmp_path / "other", "gpt2")
     replaced(tmp_path / "other", tmp_path / "shorter", "1")  # rounding does not look like a norm

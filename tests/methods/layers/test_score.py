@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
+def test_scores_are_those_of_the_states(tmp_path, case):
     source = tiny_family(tmp_path / "source", case)
     model = load(source)
     states = states_by_hand(model, case)
@@ -90,7 +89,7 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
     assert not cka.distances
 
 
-def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path):
     source = tiny_family(tmp_path / "source", "gpt2")
     model, batches = load(source), [batch_of((0, 1), False)]
     with open_model(source) as opened:
@@ -105,7 +104,7 @@ def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("case", ["t5", "gpt2"])
-def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path, case: str) -> None:
+def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path, case):
     source = tiny_family(tmp_path / "source", case)
     model = load(source)
     both = model.config.is_encoder_decoder
@@ -126,11 +125,11 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
 
 
-def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path) -> None:
+def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
     source = sentence_model(tmp_path / "source")
     pooling, batches = read_pooling(source), [batch_of((0, 1), False), batch_of((2,), False)]
 
-    def vectors_of(model: Any) -> list[list[float]]:
+    def vectors_of(model):
         """Mean pooling, the dense layer and its tanh, one text at a time."""
         weights = load_file(source / "2_Dense" / "model.safetensors")
         found = []
@@ -173,7 +172,7 @@ def loss_of(model: Any, batches: list[Batch]) -> float:
     return sum(losses) / len(losses)
 
 
-def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_states_that_are_not_finite_are_refused(tmp_path):
     source = tiny_family(tmp_path / "source", "gpt2")
     model = load(source)
     with torch.no_grad():

@@ -79,7 +79,7 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
         ),
     ],
 )
-def test_groups(request_: Any, groups: list[str], removed: str) -> None:
+def test_groups(request_, groups, removed):
     found = arrange(model(), *request_, {})
     assert members(found) == groups
     assert " ".join(found.removed) == removed
@@ -88,7 +88,7 @@ def test_groups(request_: Any, groups: list[str], removed: str) -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(get_args(Order)))
-def test_orders_are_those_of_takase_and_kiyono(groups: int, times: int, order: Any) -> None:
+def test_orders_are_those_of_takase_and_kiyono(groups, times, order):
     found = group_numbers(groups * times, groups, order)
     if order == "cycle-reverse" and times == 1:  # all of their own: the names of the groups do not matter
         assert sorted(found) == list(range(groups))
@@ -100,7 +100,7 @@ def test_orders_are_those_of_takase_and_kiyono(groups: int, times: int, order: A
 @pytest.mark.parametrize(
     ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
 )
-def test_groups_that_do_not_divide(layers: int, groups: int, divisors: str, order: Any) -> None:
+def test_groups_that_do_not_divide(layers, groups, divisors, order):
     with pytest.raises(UsageError, match=f"groups={groups}`: {layers} FFNs to share") as caught:
         group_numbers(layers, groups, order)
     assert f"Choose one of {divisors}." in str(caught.value)
@@ -124,11 +124,11 @@ ENCODER = tuple(ALL_E.split())
         ({"width": "match", "init": "last"}, Group(ENCODER, ("e5",), "last", 8, 96)),
     ],
 )
-def test_widths_and_initialisations(options: dict[str, Any], group: Group) -> None:
+def test_widths_and_initialisations(options, group):
     assert arrange(model(), *asked("share", "drop", **options), {}).groups == (group,)
 
 
-def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
+def test_a_matching_width_has_as_many_hidden_units_as_before():
     layers = model(4, 2)
     for request, widths in (
         (asked("share", width="match"), [32]),
@@ -143,7 +143,7 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
         assert sum(group.width for group in found.groups) == 48
 
 
-def test_different_widths_have_no_mean() -> None:
+def test_different_widths_have_no_mean():
     layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
         arrange(layers, *asked("share", "share", across=True), {})
@@ -157,7 +157,7 @@ def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
     return [ffn(layer.name, owner=owners.get(layer.name, layer.name)) for layer in layers]
 
 
-def test_what_shares_already_counts_once() -> None:
+def test_what_shares_already_counts_once():
     layers = shared(model(4, 2), {"e1": "e0", "e3": "e2"})
     (group,) = arrange(layers, *asked("share", "drop", init="concat"), {}).groups
     assert (group.members, group.sources) == (("e0", "e1", "e2", "e3"), ("e0", "e2"))
@@ -167,7 +167,7 @@ def test_what_shares_already_counts_once() -> None:
     assert not any(group.is_merged for group in kept.groups)
 
 
-def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
+def test_an_owner_that_goes_leaves_its_tensors_to_the_next():
     layers = shared(model(2, 2), {"e1": "e0", "d0": "e0", "d1": "e0"})
     (group,) = arrange(layers, *asked("drop"), {}).groups
     assert (group.owner, group.members, group.sources) == ("d0", ("d0", "d1"), ("e0",))
@@ -178,7 +178,7 @@ def mixed() -> list[FfnLayer]:
     return [ffn(f"e{n}", is_sparse=n % 2 == 1) for n in range(4)] + model(0, 2)
 
 
-def test_experts_are_left_alone_only_when_told() -> None:
+def test_experts_are_left_alone_only_when_told():
     for request in (asked("share"), asked("drop")):
         with pytest.raises(
             UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
@@ -191,13 +191,13 @@ def test_experts_are_left_alone_only_when_told() -> None:
     assert arrange(mixed(), *asked("drop", dense_only=True), {}).removed == ("e0", "e2")
 
 
-def test_nothing_left_to_share() -> None:
+def test_nothing_left_to_share():
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
         arrange(layers, *asked(decoder="share"), {})
 
 
-def test_layers_that_share_are_not_parted() -> None:
+def test_layers_that_share_are_not_parted():
     layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
     for request in (
         asked("share"),

@@ -12,7 +12,7 @@ NAMES = tuple(known.name for known in CONFIGURATIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_found_in_any_writing(name: str) -> None:
+def test_names_are_found_in_any_writing(name):
     for written in (name, name.lower(), name.upper(), name.replace("Shared", "Share"), f" {name} "):
         assert find_configuration(written, BOTH).name == name
 
@@ -32,7 +32,7 @@ def test_names_are_found_in_any_writing(name: str) -> None:
         ("decoder", "onewide", ("keep", "share")),
     ],
 )
-def test_models_with_one_stack(side: str, name: str, treatments: tuple[str, str]) -> None:
+def test_models_with_one_stack(side, name, treatments):
     found = find_configuration(name, (side,))  # type: ignore[arg-type]
     assert (found.encoder, found.decoder) == treatments
     assert found.match == (found.name == "OneWide")
@@ -47,7 +47,7 @@ def test_models_with_one_stack(side: str, name: str, treatments: tuple[str, str]
         ("encoder", "SharedEncNoDec"),
     ],
 )
-def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
+def test_what_a_model_with_one_stack_cannot_hold(side, name):
     with pytest.raises(UsageError, match=f"{name}`: the model has only an? {side}") as caught:
         find_configuration(name, (side,))  # type: ignore[arg-type]
     assert "Shared, No, OneWide" in str(caught.value)
@@ -56,6 +56,6 @@ def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"), [("SharedEnk", "Did you mean SharedEnc"), ("NoDek", "NoDec"), ("OneWied", "OneWide")]
 )
-def test_unknown_names_with_near_ones(name: str, hint: str) -> None:
+def test_unknown_names_with_near_ones(name, hint):
     with pytest.raises(UsageError, match=f"{name}`: no such configuration.*{hint}"):
         find_configuration(name, BOTH)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,7 +17,7 @@ from tests.reference import ffn as reference
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5-gated", "gpt2", "llama"])
 @pytest.mark.parametrize("init", ["first", "mean", "concat"])
-def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms(case, init, tmp_path, monkeypatch):
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 100)
     layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)
     held, names = weights(source), tuple(layout.names)[:2]
@@ -40,7 +37,7 @@ def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path: Path, value: float) -> None:
+def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path, value):
     source = tiny(tmp_path / "source", "bert")
     held = weights(source)
     held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value

@@ -47,7 +47,7 @@ def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, r
 
 
 @pytest.fixture(params=OWN_SHAPES)
-def case(request: pytest.FixtureRequest) -> str:
+def case(request):
     return str(request.param)
 
 
@@ -62,7 +62,7 @@ def run(ffn: reference.Ffn, act: Any = np.tanh) -> np.ndarray:
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS)
-def test_a_concatenation_computes_the_sum_or_the_mean(case: str, act: str, tmp_path: Path) -> None:
+def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
     """Exactly, whatever the activation; a gated FFN's too."""
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
@@ -78,7 +78,7 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case: str, act: str, tmp_p
 
 
 @pytest.mark.parametrize("init", ["mean", "first", "last"])
-def test_one_of_them_or_their_mean(case: str, init: str, tmp_path: Path) -> None:
+def test_one_of_them_or_their_mean(case, init, tmp_path):
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
     (name, found), *_ = shared(source, tmp_path / "out", case, init=init).items()
@@ -87,7 +87,7 @@ def test_one_of_them_or_their_mean(case: str, init: str, tmp_path: Path) -> None
     assert name == next(iter(LAYOUTS[case].names))
 
 
-def test_wider_keeps_the_function(case: str, tmp_path: Path) -> None:
+def test_wider_keeps_the_function(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
     width = len(before[0].units) + 13
@@ -100,7 +100,7 @@ def test_wider_keeps_the_function(case: str, tmp_path: Path) -> None:
     assert drawn.std() == pytest.approx(0.02, rel=0.2)
 
 
-def test_new_units_repeat_with_the_seed(tmp_path: Path) -> None:
+def test_new_units_repeat_with_the_seed(tmp_path):
     source = tiny(tmp_path / "source", "llama")
     found = []
     for number, seed in enumerate((1, 1, 2)):
@@ -115,7 +115,7 @@ def test_new_units_repeat_with_the_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [30])
 @pytest.mark.parametrize("init", ["mean", "concat", "last"])
-def test_narrower_keeps_the_best(case: str, init: str, width: int, tmp_path: Path) -> None:
+def test_narrower_keeps_the_best(case, init, width, tmp_path):
     if case == "nllb-moe":
         width = min(width, 20)
     source = tiny(tmp_path / "source", case)
@@ -150,7 +150,7 @@ N_ENC, N_DEC, D_MODEL, D_FF = 3, 2, 32, 48
     ],
 )
 @pytest.mark.parametrize("case", ["m2m_100", "t5"])
-def test_parameters_saved_are_those_of_the_paper(case: str, config: str, saved: int, tmp_path: Path) -> None:
+def test_parameters_saved_are_those_of_the_paper(case, config, saved, tmp_path):
     """T5 has no biases; its norms have one vector, which goes with a dropped FFN."""
     before, after = parameters(tiny(tmp_path / "source", case), config)
     gone = sum(N for N, name in ((N_ENC, "NoEnc"), (N_DEC, "NoDec")) if name in config) + (
@@ -176,7 +176,7 @@ def parameters(source: Path, config: str) -> tuple[int, int]:
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
 
 
-def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Path) -> None:
+def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path):
     source = tiny(tmp_path / "source", "m2m_100")
     with open_model(source) as opened:
         made = made_of(opened, FfnOptions(preset="SharedEncNoDec", init="first", groups=(1,)))
@@ -189,7 +189,7 @@ def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Pa
     assert made.structure.removed == {layer("decoder", number) for number in (0, 1)}
 
 
-def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp_path: Path) -> None:
+def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     held = weights(source)
     out = written(
@@ -215,7 +215,7 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
     assert not ffns_of(none, case)
 
 
-def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Path) -> None:
+def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path):
     source = tiny(tmp_path / "source", "t5")
     both = written(
         source, lambda opened: made_of(opened, FfnOptions(preset="SharedEncDec")), tmp_path / "both"
@@ -228,7 +228,7 @@ def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Pat
         assert {layer.owner for layer in opened.layout.ffns if not layer.removed} == {heir}
 
 
-def test_integers_are_not_merged(tmp_path: Path) -> None:
+def test_integers_are_not_merged(tmp_path):
     source = tiny(tmp_path / "source", "bert")
     held = {
         name: value.astype(np.int8) if ".dense." in name else value for name, value in weights(source).items()

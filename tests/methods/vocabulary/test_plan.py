@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, load_trimmed
@@ -40,13 +40,13 @@ def new_tokenizer(source: Path, made: Selection) -> Any:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sources")
     return {name: maker(directory / name) for name, maker in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]) -> None:
+def test_every_token_that_stays_has_a_reason(kind, sources):
     """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
     made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
     vocabulary = read_vocabulary(tokenizer, "here")
@@ -67,9 +67,7 @@ def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]
 @given(
     words=st.lists(st.sampled_from(" ".join(TEXT).split()), min_size=1, max_size=12), sign=st.text(max_size=3)
 )
-def test_any_text_falls_into_the_same_tokens(
-    kind: str, sources: dict[str, Path], words: list[str], sign: str
-) -> None:
+def test_any_text_falls_into_the_same_tokens(kind, sources, words, sign):
     line = " ".join([*words, sign]).replace("\n", " ").replace("\r", " ") or "a"
     made = trimmed(sources[kind], (line,))
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], made)
@@ -78,7 +76,7 @@ def test_any_text_falls_into_the_same_tokens(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path]) -> None:
+def test_rare_tokens_fall_into_smaller_ones(kind, sources):
     full, fewer = trimmed(sources[kind]), trimmed(sources[kind], min_count=3)
     assert set(fewer.kept["tokens"]) < set(full.kept["tokens"])
     compared = fewer.details["compared"]
@@ -94,7 +92,7 @@ def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path])
         ]
 
 
-def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
+def test_ids_of_the_config_move_with_their_tokens(sources):
     source = sources["byte_bpe"]
     with open_model(source) as opened:
         opened.config |= {"pad_token_id": 5, "eos_token_id": -1}
@@ -106,9 +104,7 @@ def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> N
     assert made.kept["tokens"][-1] == load_tokenizer(source).convert_tokens_to_ids(END)
 
 
-def test_ids_left_to_the_class_are_written_out_where_they_move(
-    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_left_to_the_class_are_written_out_where_they_move(sources, monkeypatch):
     """Such as GPT-2's eos_token_id, 50256, which comes last."""
     source = sources["byte_bpe"]
     end = load_tokenizer(source).convert_tokens_to_ids(END)
@@ -120,7 +116,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     assert "unk_token_id" not in config
 
 
-def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Path) -> None:
+def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path):
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers.models import Unigram
 
@@ -143,7 +139,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     assert len(kept) == len(made.kept["tokens"]) < len(pieces)
 
 
-def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
+def test_one_that_would_cut_otherwise_is_left_out(tmp_path):
     """A model of other words under the name of this one's."""
     source = KINDS["unigram"](tmp_path / "in")
     (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
@@ -182,16 +178,14 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_what_cannot_be_trimmed_is_refused(
-    damage: Callable[[Path], None], error: type[PruneError], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_trimmed_is_refused(damage, error, message, tmp_path):
     source = tiny_family(tmp_path / "in", "gpt2")
     damage(source)
     with pytest.raises(error, match=message):
         trimmed(source, ("the hat",))
 
 
-def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path):
     """ByT5 knows bytes alone."""
     source = tiny_family(tmp_path / "in", "t5", vocab_size=384)
     (source / "tokenizer.json").rename(source / "vocab.json")  # which it does not read
@@ -200,7 +194,7 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Pa
         trimmed(source)
 
 
-def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
+def test_tokenizers_that_differ_are_refused(sources):
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
     assert check_same((old, old), same, SEEN, "here")["sentences"] == 3
@@ -211,7 +205,7 @@ def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
         check_same((old, old), same, SEEN, "here")
 
 
-def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_cut_otherwise_is_refused(sources, monkeypatch):
     """Without what leads to the seen tokens, they are not found again."""
     monkeypatch.setattr(Vocabulary, "closure", lambda self, tokens: set(tokens))
     with pytest.raises(CheckpointError, match="into other tokens\nNothing was written"):
@@ -231,7 +225,7 @@ COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
+def checkpoint(tmp_path_factory):
     path = tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
     with open_model(path) as opened:
         yield opened
@@ -253,7 +247,7 @@ def tokens(plan: Selection) -> list[str]:
     return [TOKENS[number] for number in plan.kept["tokens"]]
 
 
-def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
+def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
     made = decided(checkpoint)
     assert tokens(made) == [token for token in TOKENS if token != "da"]
     assert made.details["parts"] == {
@@ -265,25 +259,25 @@ def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Ch
     assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
 
 
-def test_rarer_tokens_go(checkpoint: Checkpoint) -> None:
+def test_rarer_tokens_go(checkpoint):
     made = decided(checkpoint, min_count=3)
     assert tokens(made) == [token for token in TOKENS if token not in ("da", "bc")]
     assert made.details["text"]["share_kept"] == 6 / 8
 
 
-def test_of_no_text_only_what_always_stays(checkpoint: Checkpoint) -> None:
+def test_of_no_text_only_what_always_stays(checkpoint):
     made = decided(checkpoint, {})
     assert tokens(made) == ["<s>", "a", "b", "c", "d", "<mask>"]
     assert made.details["text"]["share_kept"] == 1
 
 
-def test_tokens_asked_for_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
+def test_tokens_asked_for_stay_with_what_makes_them(checkpoint):
     made = decided(checkpoint, {}, keep=("cd",))
     assert tokens(made) == ["<s>", "a", "b", "c", "d", "cd", "<mask>"]
     assert decided(checkpoint, {}, keep=("abcd",)).details["parts"]["on the way to them"] == 2
 
 
-def test_ids_that_configs_name_stay(checkpoint: Checkpoint) -> None:
+def test_ids_that_configs_name_stay(checkpoint):
     """Even those of no token: rows beyond the tokenizer's."""
     made = decided(checkpoint, {}, needed=[9, 20, 0, VOCAB, -1])
     assert made.kept["tokens"] == (0, 1, 2, 3, 4, 9, 10, 20)
@@ -291,31 +285,31 @@ def test_ids_that_configs_name_stay(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(("multiple", "count"), [(1, 6), (4, 8), (11, 11)])
-def test_up_to_a_multiple(multiple: int, count: int, checkpoint: Checkpoint) -> None:
+def test_up_to_a_multiple(multiple, count, checkpoint):
     made = decided(checkpoint, {}, multiple_of=multiple)
     assert len(made.kept["tokens"]) == count
     kept = set(tokens(made))
     assert VOCABULARY.closure(kept) == kept
 
 
-def test_an_unknown_token_is_refused(checkpoint: Checkpoint) -> None:
+def test_an_unknown_token_is_refused(checkpoint):
     with pytest.raises(DataError, match="no token 'ba'"):
         decided(checkpoint, keep=("a", "ba"))
 
 
-def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint: Checkpoint) -> None:
+def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint):
     larger = replace(VOCABULARY, ids={"a": 0, "z": VOCAB})
     with pytest.raises(CheckpointError, match=f"'z' the id {VOCAB}, its embeddings have {VOCAB} rows"):
         select_tokens(checkpoint, larger, LINES, COUNTS, VocabularyOptions())
 
 
-def test_tokens_of_the_chat_template_stay_however_rare(checkpoint: Checkpoint) -> None:
+def test_tokens_of_the_chat_template_stay_however_rare(checkpoint):
     made = decided(checkpoint, template={"da"}, min_count=3)
     assert made.details["parts"]["chat template"] == 1
     assert "da" in tokens(made)
 
 
-def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch):
     monkeypatch.setattr(measure, "PIECE", 10)
     monkeypatch.setattr(measure, "OVERLAP", 2)
     document = "\n".join(map(str, range(20)))

@@ -21,7 +21,7 @@ def rewritten(name: str, content: Any) -> Any:
     return made.decode() if isinstance(content, bytes) else json.loads(made)
 
 
-def test_bpe_loses_merges_with_their_tokens() -> None:
+def test_bpe_loses_merges_with_their_tokens():
     vocab = {"<s>": 0, "b": 1, "a": 2, "c": 3, "ab": 4, "ac": 5}
     model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["a", "c"], ["ab", "c"]]}
     found = rewritten("tokenizer.json", {"model": model, "added_tokens": [{"id": 0, "content": "<s>"}]})
@@ -29,14 +29,14 @@ def test_bpe_loses_merges_with_their_tokens() -> None:
     assert found["model"]["merges"] == [["a", "c"]]
 
 
-def test_unigram_and_its_unknown_token() -> None:
+def test_unigram_and_its_unknown_token():
     vocab = [["<s>", 0.0], ["b", -1.0], ["a", -2.0], ["<unk>", -3.0], ["ab", -4.0], ["</s>", -5.0]]
     found = rewritten("tokenizer.json", {"model": {"type": "Unigram", "vocab": vocab, "unk_id": 3}})
     assert found["model"]["vocab"] == [["<s>", 0.0], ["a", -2.0], ["<unk>", -3.0], ["</s>", -5.0]]
     assert found["model"]["unk_id"] == 2
 
 
-def test_ids_around_the_model() -> None:
+def test_ids_around_the_model():
     template = {"special_tokens": {"</s>": {"id": "</s>", "ids": [5], "tokens": ["</s>"]}}}
     document = {
         "model": {"vocab": {"a": 2}},
@@ -55,7 +55,7 @@ def test_ids_around_the_model() -> None:
     assert second == {"sep": ["</s>", 3], "cls": ["<s>", 0]}
 
 
-def test_slow_files() -> None:
+def test_slow_files():
     assert rewritten("vocab.json", {"<s>": 0, "b": 1, "c": 3}) == {"<s>": 0, "c": 2}
     assert rewritten("added_tokens.json", {"</s>": 5}) == {"</s>": 3}
     assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>\n") == "<s>\na\nc\n</s>\n"
@@ -72,7 +72,7 @@ def test_slow_files() -> None:
 @pytest.mark.parametrize(
     "name", ["tekken.json", "vocab.bpe", "o200k.tiktoken", "tokenizer.model", "source.spm"]
 )
-def test_vocabularies_that_cannot_be_shortened_are_left_out(name: str) -> None:
+def test_vocabularies_that_cannot_be_shortened_are_left_out(name):
     assert tokenizer_files({name: b"no protocol buffer"}, CHANGE) == {name: None}
 
 
@@ -88,7 +88,7 @@ def test_vocabularies_that_cannot_be_shortened_are_left_out(name: str) -> None:
         ("merges.txt", b"\xff"),
     ],
 )
-def test_damaged_files_are_refused(name: str, data: bytes) -> None:
+def test_damaged_files_are_refused(name, data):
     with pytest.raises(CheckpointError, match=f"{name}: damaged"):
         tokenizer_files({name: data}, CHANGE)
 
@@ -101,7 +101,7 @@ def test_damaged_files_are_refused(name: str, data: bytes) -> None:
         {"model": {"vocab": [["a", 0.0]], "unk_id": 1}},
     ],
 )
-def test_a_special_token_that_would_go_is_refused(document: Any) -> None:
+def test_a_special_token_that_would_go_is_refused(document):
     with pytest.raises(UsageError, match="is special, and would go"):
         rewritten("tokenizer.json", document)
 
@@ -129,11 +129,11 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
         ("num_labels", 5, 5),
     ],
 )
-def test_renumbered(key: str, value: Any, wanted: Any) -> None:
+def test_renumbered(key, value, wanted):
     assert renumbered({key: value}, IDS) == {key: wanted}
 
 
-def test_configs_inside_are_entered_but_not_labels_or_history() -> None:
+def test_configs_inside_are_entered_but_not_labels_or_history():
     document = {
         "decoder": {"pad_token_id": 5},
         "prunecli": {"pad_token_id": 5},
@@ -144,7 +144,7 @@ def test_configs_inside_are_entered_but_not_labels_or_history() -> None:
     assert list(named_ids(document)) == [5]
 
 
-def test_named_ids_are_those_that_must_stay() -> None:
+def test_named_ids_are_those_that_must_stay():
     document = {
         "eos_token_id": [2, 5],
         "decoder_start_token_id": 9,
@@ -156,6 +156,6 @@ def test_named_ids_are_those_that_must_stay() -> None:
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "forced_eos_token_id", "force_words_ids"])
-def test_an_id_that_would_go_is_refused(key: str) -> None:
+def test_an_id_that_would_go_is_refused(key):
     with pytest.raises(UsageError, match="id 3 is special, and would go"):
         renumbered({key: [3] if key.endswith("ids") else 3}, IDS)

@@ -25,7 +25,7 @@ from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("abcd", "e"): 4}
 
 
-def test_products_by_hand() -> None:
+def test_products_by_hand():
     """a b c d e -> ab c d e -> ab cd e -> abcd e -> abcde; b c never meet."""
     rank = lambda left, right: RANKS.get((left, right))  # noqa: E731
     assert products("abcde", rank) == ["ab", "cd", "abcd", "abcde"]
@@ -56,9 +56,7 @@ def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
 
 @settings(max_examples=60)
 @given(bpes(), st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=4))
-def test_with_the_closure_alone_words_fall_into_the_same_tokens(
-    bpe: tuple[dict[str, int], list[tuple[str, str]]], words: list[str]
-) -> None:
+def test_with_the_closure_alone_words_fall_into_the_same_tokens(bpe, words):
     vocab, merges = bpe
     full = backend(vocab, merges)
     seen = {token for word in words for token in full.encode(word).tokens}
@@ -74,7 +72,7 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(
 
 @settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
-def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[str, str]]], word: str) -> None:
+def test_the_closure_holds_nothing_idle(bpe, word):
     """The closure holds the parts of each of its tokens, down to single letters."""
     vocab, merges = bpe
     full = backend(vocab, merges)
@@ -86,7 +84,7 @@ def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[st
         assert full.encode(token).tokens == [token]
 
 
-def test_sentencepiece_merges_by_score() -> None:
+def test_sentencepiece_merges_by_score():
     from sentencepiece import SentencePieceProcessor
 
     data = sentencepiece_model(TEXT, "bpe", 120)
@@ -100,7 +98,7 @@ def test_sentencepiece_merges_by_score() -> None:
             assert len(made) > 1 or len(piece.text) == 2
 
 
-def test_unigram_keeps_the_least_likely_piece() -> None:
+def test_unigram_keeps_the_least_likely_piece():
     """An unknown character costs 10 more than it."""
     from tokenizers import Tokenizer
     from tokenizers.models import Unigram
@@ -111,7 +109,7 @@ def test_unigram_keeps_the_least_likely_piece() -> None:
     assert vocabulary.closure(["ab"]) == {"ab"}
 
 
-def test_wordpiece_keeps_letters_at_the_beginning_and_inside() -> None:
+def test_wordpiece_keeps_letters_at_the_beginning_and_inside():
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
 
@@ -140,13 +138,13 @@ class Backend:
         ({}, 'of the kind "None"'),
     ],
 )
-def test_models_of_other_kinds_are_refused(model: dict[str, Any], message: str) -> None:
+def test_models_of_other_kinds_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
         of_backend(Backend(**model), "here")
 
 
 @pytest.mark.parametrize(("kind", "number"), [("unigram", UNIGRAM), ("bpe", BPE)])
-def test_reads_what_the_library_reads(kind: str, number: int) -> None:
+def test_reads_what_the_library_reads(kind, number):
     from sentencepiece import SentencePieceProcessor
 
     data = sentencepiece_model(TEXT, kind, 70)
@@ -160,7 +158,7 @@ def test_reads_what_the_library_reads(kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_the_others_stay_in_their_order(kind: str) -> None:
+def test_the_others_stay_in_their_order(kind):
     from sentencepiece import SentencePieceProcessor
 
     full = sentencepiece_model(TEXT, kind, 70)
@@ -186,6 +184,6 @@ def test_the_others_stay_in_their_order(kind: str) -> None:
         sentencepiece_model(TEXT, "bpe", 60)[:-3],
     ],
 )
-def test_other_files_are_refused(data: bytes) -> None:
+def test_other_files_are_refused(data):
     with pytest.raises((ValueError, TypeError, LookupError)):
         read_model(data)

@@ -22,20 +22,20 @@ MIB, GIB = 1 << 20, 1 << 30
 DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activations=300 * MIB)
 
 
-def test_what_is_left_is_for_states() -> None:
+def test_what_is_left_is_for_states():
     plan = plan_memory(8 * GIB, DEMAND)
     assert plan.buffers == 3
     assert plan.states == 8 * GIB - (400 + 2048 + 3 * 256 + 300) * MIB - WORKSPACE
 
 
-def test_a_buffer_less_where_three_find_no_room() -> None:
+def test_a_buffer_less_where_three_find_no_room():
     fixed = (400 + 2048 + 300) * MIB + WORKSPACE + MIN_STATES
     assert plan_memory(fixed + 3 * 256 * MIB, DEMAND).buffers == 3
     assert plan_memory(fixed + 3 * 256 * MIB - 1, DEMAND).buffers == 2
 
 
 @given(st.tuples(*[st.integers(0, 1 << 38)] * 4))
-def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes: tuple[int, ...]) -> None:
+def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes):
     demand = Demand(*sizes)
     with pytest.raises(UsageError) as caught:
         plan_memory(1, demand)
@@ -49,5 +49,5 @@ def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes: tuple[
 
 
 @given(st.integers(1, 1 << 41))
-def test_sizes_are_rounded_up_and_read_back(size: int) -> None:
+def test_sizes_are_rounded_up_and_read_back(size):
     assert size <= parse_size(size_text(size)) <= max(size + MIB, size * 1.011)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -34,7 +31,7 @@ from tests.tiny import tiny_nllb_moe
         *((model_type, memory) for model_type in ("bart", "gpt2") for memory in (1 << 20, 0)),
     ],
 )
-def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> None:
+def test_every_dense_family(model_type, memory, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     found, _ = by_layer(path, memory)
     assert_same(found, in_memory(path))
@@ -44,7 +41,7 @@ def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> Non
     "model_type",
     ["granite", "falcon"],
 )
-def test_families_that_are_found(model_type: str, tmp_path: Path) -> None:
+def test_families_that_are_found(model_type, tmp_path):
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
     with open_model(path) as checkpoint:
@@ -53,7 +50,7 @@ def test_families_that_are_found(model_type: str, tmp_path: Path) -> None:
     assert_same(found, in_memory(path))
 
 
-def test_layers_that_hand_on_more_than_their_output(tmp_path: Path) -> None:
+def test_layers_that_hand_on_more_than_their_output(tmp_path):
     path = tmp_path / "model"
     tiny.build("gemma3n_text").save_pretrained(path)
     with open_model(path) as checkpoint:
@@ -61,7 +58,7 @@ def test_layers_that_hand_on_more_than_their_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 4992, 0], ids=["in memory", "in both", "in a file"])
-def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
+def test_a_mixture_of_experts(memory, tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
     found, _ = by_layer(path, memory)
     assert_same(found, in_memory(path))
@@ -77,20 +74,20 @@ def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
         ("gpt2", {"architectures": ["GPT2Model"]}),
     ],
 )
-def test_other_forms_of_a_family(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_forms_of_a_family(case, changes, tmp_path):
     path = tiny_family(tmp_path / "model", case, **changes)
     found, _ = by_layer(path)
     assert_same(found, in_memory(path))
 
 
 @pytest.mark.parametrize("computed", ["float32", "bfloat16", "float16"])
-def test_types(computed: str, tmp_path: Path) -> None:
+def test_types(computed, tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", dtype="BF16")
     found, _ = by_layer(path, dtype=getattr(torch, computed))
     assert_same(found, in_memory(path, computed))
 
 
-def test_uneven_experts(tmp_path: Path) -> None:
+def test_uneven_experts(tmp_path):
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
     with open_model(source) as opened:
@@ -101,20 +98,20 @@ def test_uneven_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
+def test_uneven_heads(model_type, tmp_path):
     pruned = without_heads(tmp_path, model_type)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
+def test_shared_and_removed_ffns(case, tmp_path):
     path = with_shared_ffns(tmp_path, case)
     found, _ = by_layer(path, 0)
     assert_same(found, in_memory(path))
 
 
-def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path):
     path = tiny_family(tmp_path / "model", "bert")
     config = path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))

@@ -12,7 +12,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.filling import block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
+from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stages import EmptyModel
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
@@ -55,7 +55,7 @@ def routed(path: Path) -> dict[str, set[int]]:
     return found
 
 
-def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_path: Path) -> None:
+def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", experts=32)
     used = routed(path)
     with open_model(path) as checkpoint:
@@ -72,7 +72,7 @@ def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_pa
         assert all(run.reads[name] == checkpoint.info(name).nbytes for name in expected)
 
 
-def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
+def test_layers_are_entered_in_order_by_all_batches(tmp_path):
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
         for stage in run.skeleton.stages:
@@ -86,14 +86,14 @@ def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
         assert seen == [name for name in names for _ in range(3)]
 
 
-def test_routers_are_observed_once_per_batch(tmp_path: Path) -> None:
+def test_routers_are_observed_once_per_batch(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model")
 
-    def gates(model: Any, run: Any) -> dict[str, list[Any]]:
-        seen: dict[str, list[Any]] = {}
+    def gates(model, run):
+        seen = {}
 
-        def observer(name: str) -> Any:
-            def observe(routing: Routing) -> None:
+        def observer(name):
+            def observe(routing):
                 seen.setdefault(name, []).append(routing.gates.clone())
 
             return observe
@@ -106,7 +106,7 @@ def test_routers_are_observed_once_per_batch(tmp_path: Path) -> None:
     with open_model(path) as checkpoint:
         subject, whole = Run(checkpoint), load_model(path, device="cpu", dtype="float32")
 
-        def all_at_once() -> None:
+        def all_at_once():
             with torch.inference_mode():
                 for ids in BATCHES:
                     whole(**inputs(whole, ids))
@@ -129,7 +129,7 @@ def assert_clean(skeleton: EmptyModel) -> None:
             assert all(getattr(stage.mixture.module, part).is_meta for part in EXPERT_PARTS)
 
 
-def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
+def test_nothing_is_left_in_the_model(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         run.run()
@@ -142,12 +142,12 @@ class _StopError(Exception):
 
 
 @pytest.mark.parametrize("stop", range(0, 20, 7))
-def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
+def test_a_failure_anywhere_leaves_nothing_either(stop, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         left = [stop]
 
-        def fail(*_: Any) -> None:
+        def fail(*_):
             left[0] -= 1
             if left[0] < 0:
                 raise _StopError
@@ -157,13 +157,13 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
         assert_clean(run.skeleton)
 
 
-def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
+def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model")
     with open_model(path) as checkpoint:
         run = Run(checkpoint)
         file = checkpoint.files[0]
 
-        def cut(*_: Any) -> None:
+        def cut(*_):
             with file.open("r+b") as opened:
                 opened.truncate(file.stat().st_size // 2)
 
@@ -172,7 +172,7 @@ def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
         assert_clean(run.skeleton)
 
 
-def test_blocks_are_what_is_said(tmp_path: Path) -> None:
+def test_blocks_are_what_is_said(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", d_model=16, ffn=32)
     with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint)

@@ -14,7 +14,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.running.layerwise.forward import LayerPasses, Outputs
+from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves
@@ -118,7 +118,7 @@ def assert_same(found: Found, wanted: Found, rtol: float = 2e-5) -> None:
         *((model_type, memory) for model_type in ("bart", "gpt2") for memory in (1 << 22, 0)),
     ],
 )
-def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> None:
+def test_every_dense_family(model_type, memory, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     # With a decoder behind it, an encoder's gradients are summed in another order.
     is_exact = model_type in ("gpt2", "llama", "bert", "roberta", "qwen2")
@@ -126,30 +126,30 @@ def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("memory", [1 << 22, 9984, 0], ids=["in memory", "in both", "in a file"])
-def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
+def test_a_mixture_of_experts(memory, tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
     assert_same(by_layer(path, memory), in_memory(path))
 
 
-def test_other_forms_of_a_family(tmp_path: Path) -> None:
+def test_other_forms_of_a_family(tmp_path):
     path = tiny_family(tmp_path / "model", "t5-gated")
     assert_same(by_layer(path), in_memory(path))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
+def test_uneven_heads(model_type, tmp_path):
     """Attentions without heads have no gradient; the others have theirs."""
     pruned = without_heads(tmp_path, model_type)
     assert_same(by_layer(pruned), in_memory(pruned))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
+def test_shared_and_removed_ffns(case, tmp_path):
     path = with_shared_ffns(tmp_path, case)
     assert_same(by_layer(path, 0), in_memory(path))
 
 
-def test_bfloat16(tmp_path: Path) -> None:
+def test_bfloat16(tmp_path):
     path = tiny_family(tmp_path / "model", "t5", dtype="BF16")
     found, wanted = by_layer(path, dtype=torch.bfloat16), in_memory(path, "bfloat16")
     for name, gradients in wanted.items():
@@ -157,7 +157,7 @@ def test_bfloat16(tmp_path: Path) -> None:
             assert torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.99
 
 
-def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_path: Path) -> None:
+def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_path):
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run = Run(checkpoint)
         run.run()
@@ -168,7 +168,7 @@ def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_p
         assert not {place.name for place in run.skeleton.resident} & set(run.reads)
 
 
-def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
+def test_only_the_experts_that_tokens_go_to_are_read(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", experts=32)
     used = routed(path)
     with open_model(path) as checkpoint:
@@ -184,7 +184,7 @@ def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
     assert any(len(experts) < 32 for experts in used.values())
 
 
-def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
+def test_layers_are_gone_through_in_order_and_back(tmp_path):
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
         for stage in run.skeleton.stages:
@@ -195,7 +195,7 @@ def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
-def test_nothing_is_left_in_the_model(model_type: str, tmp_path: Path) -> None:
+def test_nothing_is_left_in_the_model(model_type, tmp_path):
     with open_model(tiny_family(tmp_path / "model", model_type)) as checkpoint:
         run = Run(checkpoint)
         run.run()
@@ -210,11 +210,11 @@ class _StopError(Exception):
 
 
 @pytest.mark.parametrize("stop", range(0, 46, 9))
-def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
+def test_a_failure_anywhere_leaves_nothing_either(stop, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run, left = Run(checkpoint), [stop]
 
-        def fail(*_: Any) -> None:
+        def fail(*_):
             left[0] -= 1
             if left[0] < 0:
                 raise _StopError
@@ -225,11 +225,11 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at", [1, 30], ids=["forwards", "back"])
-def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> None:
+def test_a_file_cut_short_in_the_middle_of_a_run(at, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run, left, file = Run(checkpoint), [at], checkpoint.files[0]
 
-        def cut(*_: Any) -> None:
+        def cut(*_):
             left[0] -= 1
             if left[0] == 0:
                 os.truncate(file, 10_000)
@@ -239,11 +239,11 @@ def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> Non
         assert_clean(run.skeleton)
 
 
-def test_what_a_layer_hands_on_is_stored_once(tmp_path: Path) -> None:
+def test_what_a_layer_hands_on_is_stored_once(tmp_path):
     """T5's layers hand on the position bias."""
     with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
         skeleton = skeleton_of(checkpoint)
-        outputs: Outputs = {}
+        outputs = {}
         with (
             Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader,
             StateStore(1 << 16) as states,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +16,7 @@ from tests.tiny import tiny_nllb_moe
 
 
 @pytest.fixture(params=[1, 4])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -27,7 +24,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> None:
+def test_values_and_order(dtype, threads, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_model(checkpoint, CPU, dtype)
         blocks = [stage.block for stage in skeleton.stages]
@@ -48,7 +45,7 @@ def test_values_and_order(dtype: torch.dtype, threads: int, tmp_path: Path) -> N
             assert reader.bytes_read == sum(checkpoint.info(s.names[0]).nbytes for b in blocks for s in b)
 
 
-def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
+def test_no_more_is_held_than_there_are_buffers(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_model(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
@@ -62,7 +59,7 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
                     assert third[0].data_ptr() == second[0].data_ptr()
 
 
-def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
+def test_the_thread_ends_with_blocks_unread(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_model(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
@@ -71,7 +68,7 @@ def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
         assert not any(thread.is_alive() for thread in reader._pool._threads)
 
 
-def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
+def test_a_failure_comes_to_who_waits(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         block = (Spec(("no.such.tensor",), (3, 4), torch.float32),)
         with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:

@@ -24,7 +24,7 @@ MIB, PLENTY = 1 << 20, 1 << 34
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tiny_family(tmp_path / "model", "llama")
 
 
@@ -45,29 +45,27 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
     monkeypatch.setattr(module, "disk_room", lambda _directory: disk)
 
 
-def test_others_are_cut_in_their_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_cut_in_their_order(path, monkeypatch):
     no_room(monkeypatch, 60, 50)
     found = groups(layers_of(path), *((0, states) for states in (100, 10, 1, 80, 30, 109)))
     assert [(group.start, len(group.batches)) for group in found] == [(0, 2), (2, 2), (4, 1), (5, 1)]
     assert [group.cost.states for group in found] == [(110,), (81,), (30,), (109,)]
 
 
-def test_the_fullest_phase_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fullest_phase_counts(path, monkeypatch):
     no_room(monkeypatch, 60, 50)
     batches = [BatchCost(0, (100, 1)), BatchCost(0, (1, 100)), BatchCost(0, (1, 10))]
     found = list(layers_of(path).groups(iter(batches), lambda _layers, batch: batch, start=7))
     assert [(group.start, group.cost.states) for group in found] == [(7, (101, 101)), (9, (1, 10))]
 
 
-def test_one_batch_that_finds_no_room_anywhere(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_batch_that_finds_no_room_anywhere(path, tmp_path, monkeypatch):
     no_room(monkeypatch, 60, 50)
     with pytest.raises(OutputError, match=rf"{tmp_path}: no room for the states of one batch"):
         groups(layers_of(path, spill=tmp_path), (0, 10), (0, 111))
 
 
-def test_too_little_memory_names_the_smallest_that_works(path: Path) -> None:
+def test_too_little_memory_names_the_smallest_that_works(path):
     with pytest.raises(UsageError, match="memory=1MiB` is too little") as caught:
         groups(layers_of(path, MIB), (1, 10), (300 * MIB, 10))
     named = re.search(r"smallest that works is (\S+)", caught.value.message)
@@ -82,7 +80,7 @@ def ids_through(layers: Layerwise, run: Run) -> None:
     run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
 
 
-def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path: Path) -> None:
+def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
     report = RunReport()
     layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
     (group,) = groups(layers, (0, 1000))
@@ -101,12 +99,12 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path:
         assert threading.active_count() == threads
 
 
-def test_an_interrupted_run_gives_everything_back_too(path: Path) -> None:
+def test_an_interrupted_run_gives_everything_back_too(path):
     report, threads = RunReport(), threading.active_count()
     layers = layers_of(path, report=report)
     (group,) = groups(layers, (0, 1000))
 
-    def interrupted() -> None:
+    def interrupted():
         with layers.running(group) as run:
             ids_through(layers, run)
             raise KeyboardInterrupt
@@ -117,7 +115,7 @@ def test_an_interrupted_run_gives_everything_back_too(path: Path) -> None:
     assert threading.active_count() == threads
 
 
-def test_sizes_of_a_model(tmp_path: Path, path: Path) -> None:
+def test_sizes_of_a_model(tmp_path, path):
     shape = layers_of(path).shape
     assert (shape.d_model, shape.ffn_dim, shape.heads, shape.experts, shape.itemsize) == (32, 48, 8, 0, 4)
     shape = layers_of(tiny_nllb_moe(tmp_path / "moe", experts=6)).shape
@@ -127,9 +125,7 @@ def test_sizes_of_a_model(tmp_path: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("to_spare", [0, PLENTY])
-def test_few_blocks_are_read_ahead_however_small_they_are(
-    path: Path, monkeypatch: pytest.MonkeyPatch, to_spare: int
-) -> None:
+def test_few_blocks_are_read_ahead_however_small_they_are(path, monkeypatch, to_spare):
     layers, asked = layers_of(path, module.resident_now() + 320 * MIB + to_spare), list[int]()
 
     class Counted(module.Reader):

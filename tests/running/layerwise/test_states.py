@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +29,10 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
+def test_whatever_is_put_comes_back(data):
     memory = data.draw(st.sampled_from((0, 64, 500, 1000, 4096)))
     with StateStore(memory) as states:
-        kept: dict[Stored, torch.Tensor] = {}
+        kept = {}
         for _ in range(data.draw(st.integers(1, 25))):
             if kept and data.draw(st.booleans()):
                 gone = data.draw(st.sampled_from(sorted(kept, key=repr)))
@@ -52,7 +51,7 @@ def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("memory", [1 << 16, 0])
-def test_rows_are_read_and_replaced(memory: int) -> None:
+def test_rows_are_read_and_replaced(memory):
     want = torch.arange(60.0).view(12, 5)
     with StateStore(memory) as states:
         held = states.put(want)
@@ -63,7 +62,7 @@ def test_rows_are_read_and_replaced(memory: int) -> None:
         assert torch.equal(states.get(held), want)
 
 
-def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path: Path) -> None:
+def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path):
     with StateStore(4096, tmp_path) as states:
         states.put(torch.zeros(1024))
         assert states.spilled_bytes == 0
@@ -72,7 +71,7 @@ def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path: Path) -> No
         assert list(tmp_path.iterdir()) == []
 
 
-def test_room_is_used_again() -> None:
+def test_room_is_used_again():
     with StateStore(0) as states:
         for _ in range(50):
             held = [states.put(torch.ones(100)) for _ in range(3)]
@@ -81,8 +80,8 @@ def test_room_is_used_again() -> None:
         assert states.spilled_bytes == 2 * 448 + 400
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: Any) -> None:
-    def full(*_: Any) -> None:
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
@@ -94,7 +93,7 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("way", ["missing", "a file"])
-def test_a_directory_that_is_none(way: str, tmp_path: Path) -> None:
+def test_a_directory_that_is_none(way, tmp_path):
     path = tmp_path / "nowhere"
     if way == "a file":
         path.write_text("")
@@ -115,7 +114,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def written(tmp_path):
     path = tmp_path / ".gates.json.layers"
     with StateStore(64) as states:
         held = map_tree(TREE, states.put, torch.Tensor)
@@ -124,7 +123,7 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("memory", [0, 100, 1 << 16])
-def test_a_snapshot_comes_back(written: Path, memory: int) -> None:
+def test_a_snapshot_comes_back(written, memory):
     assert read_header(written) == {"stage": 3}
     with StateStore(memory) as states:
         tree = read_snapshot(written, states)
@@ -133,19 +132,19 @@ def test_a_snapshot_comes_back(written: Path, memory: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 30])
-def test_a_file_that_was_cut_short_is_none(written: Path, cut: int) -> None:
+def test_a_file_that_was_cut_short_is_none(written, cut):
     written.write_bytes(written.read_bytes()[:cut])
     assert read_header(written) is None
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b""])
-def test_another_file_is_none(content: bytes, tmp_path: Path) -> None:
+def test_another_file_is_none(content, tmp_path):
     (tmp_path / "file").write_bytes(content)
     assert read_header(tmp_path / "file") is None
     assert read_header(tmp_path / "missing") is None
 
 
-def test_a_full_disk_leaves_the_last_one(written: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_leaves_the_last_one(written, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100, 100, 10))
     with StateStore(1 << 12) as states:
         held = states.put(torch.zeros(100))

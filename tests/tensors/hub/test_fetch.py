@@ -15,7 +15,7 @@ from prunecli.errors import HubError, OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import commit_of, local_directory
 from prunecli.tensors.hub.names import HubName
-from tests.hub_server import MAIN_COMMIT, HubServer, hub, point_at
+from tests.hub_server import MAIN_COMMIT, hub, point_at
 from tests.tiny import tiny_nllb_moe
 
 __all__ = ["hub"]
@@ -264,7 +264,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"x"}
 
 
 @pytest.fixture
-def answers_model(hub: HubServer) -> HubServer:
+def answers_model(hub):
     hub.add("org/tiny", FILES)
     return hub
 
@@ -284,33 +284,29 @@ def refused(tmp_path: Path, message: str) -> None:
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
 @pytest.mark.parametrize("value", ['"../../../out"', '"/tmp/out"', 'W/"a/b"', '".."', "a" * 300])
-def test_names_of_contents_are_no_paths(
-    answers_model: HubServer, tmp_path: Path, header: str, value: str
-) -> None:
+def test_names_of_contents_are_no_paths(answers_model, tmp_path, header, value):
     answers_model.headers["config.json"] = {header: value}
     refused(tmp_path, f"config.json: 127.0.0.1.* answers with (?i:{header})")
 
 
-def test_nor_are_commits(answers_model: HubServer, tmp_path: Path) -> None:
+def test_nor_are_commits(answers_model, tmp_path):
     answers_model.headers["config.json"] = {"X-Repo-Commit": "../../out"}
     refused(tmp_path, "answers with X-Repo-Commit '../../out'")
 
 
-def test_a_page_to_log_in_describes_no_model(answers_model: HubServer, tmp_path: Path) -> None:
+def test_a_page_to_log_in_describes_no_model(answers_model, tmp_path):
     answers_model.description = b"<html>Log in</html>"
     refused(tmp_path, "describes no model")
     assert answers_model.fetched() == []
 
 
 @pytest.mark.parametrize("name", ["../../../../out", "../../../../../out"])
-def test_names_of_files_do_not_lead_out_of_the_cache(
-    answers_model: HubServer, tmp_path: Path, name: str
-) -> None:
+def test_names_of_files_do_not_lead_out_of_the_cache(answers_model, tmp_path, name):
     index = json.dumps({"weight_map": {"a": name}}).encode()
     answers_model.add("org/tiny", {"config.json": b"{}", "model.safetensors.index.json": index, name: b"x"})
     refused(tmp_path, "")
 
 
-def test_a_size_that_huggingface_hub_does_not_fetch(answers_model: HubServer, tmp_path: Path) -> None:
+def test_a_size_that_huggingface_hub_does_not_fetch(answers_model, tmp_path):
     answers_model.headers["model.safetensors"] = {"X-Linked-Size": str(10**11)}
     refused(tmp_path, "model.safetensors: it cannot be fetched .*too large")
