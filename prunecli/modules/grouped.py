@@ -172,7 +172,6 @@ def has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
     """
     return (
         tokens.dtype == torch.bfloat16
-        and hasattr(functional, "grouped_mm")
         and all(size * tokens.element_size() % 16 == 0 for size in weight.shape[1:])
         and multiplies_groups(tokens.device)
     )
