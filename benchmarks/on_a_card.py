@@ -127,7 +127,7 @@ def main() -> None:
             "prune": f"{run} prune-experts {whole} --gates {gates} --ratio 0.8 --dtype float16 -o {pruned} --force",
             "evaluate": f"{run} evaluate {pruned} {few} --max-sentences 64 --max-new-tokens 32 "
             f"-o {work}/evaluation.json --force",
-            "latency": f"{run} bench-latency {pruned} {few} --beam 5 --batch-size 1,8,32 --sentences 32 "
+            "latency": f"{run} bench-latency {pruned} {few} --beam 5 --batch-size 1,8 --sentences 8 "
             f"--runs 2 -o {work}/latency.json --force",
         }
         for title in options.steps.split(","):

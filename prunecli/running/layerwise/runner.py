@@ -37,7 +37,7 @@ from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, c
 B = TypeVar("B")
 
 ROOMY = 1 << 30
-"""Bytes to spare that no weights are read ahead into."""
+"""Bytes to spare that no weights are read ahead into, and no states of a GPU's batches are in."""
 
 AHEAD = 1 << 30
 """Bytes to spare that weights may take beyond the next blocks, so that experts are read while attentions compute."""
@@ -361,7 +361,7 @@ class Layerwise:
         spare = plan.states - wanted
         ahead = min(MOST_AHEAD, max(0, min(spare - ROOMY, AHEAD)) // self.skeleton.widest_bytes)
         memory, where = min(self.room.in_memory(plan), wanted), torch.device("cpu")
-        if spare >= 0 and not self._on_cpu:  # all states find room on the GPU
+        if spare >= ROOMY and not self._on_cpu:  # all states find room on the GPU
             memory, where = wanted, self.device
         with (
             limited(self._resources.device, self._resources.memory),
