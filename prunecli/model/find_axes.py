@@ -105,14 +105,14 @@ def _channels(checkpoint: Checkpoint) -> Axis:
     Raises:
         UnsupportedModelError: the model is not as its class stores it, or a small copy cannot lose any.
     """
+    with located(checkpoint.path):
+        units, carriers = checkpoint.probed.channels
     whole, shapes = checkpoint.probed.whole, {name: info.shape for name, info in checkpoint.tensors.items()}
     if odd := [name for name in shapes if whole.stored.get(name) != shapes[name]]:
         raise UnsupportedModelError(
             f"{checkpoint.path}: channels of the hidden states can be removed from a stock model alone, and its class "
             f"{whole.model_class.__name__} does not store {odd[0]} as the files do"
         )
-    with located(checkpoint.path):
-        units, carriers = checkpoint.probed.channels
     return Axis(
         CHANNELS,
         "channel",

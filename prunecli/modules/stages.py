@@ -201,6 +201,7 @@ def stock_mixtures(
 
 
 def stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+    """The layers of a model that runs in its stock class."""
     named: list[tuple[Side, str, nn.Module]]
     if mixtures:
         stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
@@ -227,6 +228,8 @@ def stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixt
 
 
 def declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
+    """The layers of a model of a declared family."""
+
     def module(name: str) -> nn.Module:
         found: nn.Module = model.get_submodule(module_name(model, name))
         return found

@@ -127,6 +127,8 @@ class ShrinkOptions(RunOptions):
             )
         if self.heal is not None and self.heal_steps is not None:
             raise UsageError("`heal` does not go with `heal_steps`.", "Give one of them.")
+        if self.teacher_logits is not None and self.heal is self.heal_steps is None:
+            raise UsageError("`teacher_logits` goes with `heal` or `heal_steps`.", "Give one of them.")
 
     @property
     def target(self) -> str:

@@ -40,6 +40,7 @@ from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.start import Start
+from prunecli.training.teacher_logits import check_logits_file
 
 WARMUP, EVERY = 20, 100
 """Updates of the warm-up and between validations, if the healing is bounded by time."""
@@ -78,6 +79,8 @@ class Shrinking:
         source.check()
         task = task_of(source)
         choice.check_task(task)
+        if options.teacher_logits is not None:
+            check_logits_file(options.teacher_logits, task)
         data = choice.read(task, say)
         if task == "embedding":
             data = replace(data, text=_plain(data))

@@ -30,6 +30,7 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import finished, sole_writer, state_directory
+from prunecli.training.teacher_logits import check_logits_file
 from prunecli.training.train import train
 from prunecli.training.watch import Keep
 
@@ -96,23 +97,6 @@ def _preview(start: Start, data: TrainingData, options: TrainingOptions, destina
     )
 
 
-def _check_logits(options: TrainingOptions, task: TrainingTask) -> None:
-    """Refuse what a file of the teacher's logits does not serve.
-
-    Raises:
-        UsageError: there is no teacher, or more is learned of it than logits, or they change from epoch to epoch.
-    """
-    if task == "mlm" or task in HEADLESS:
-        raise UsageError(
-            f"`teacher_logits` does not go with `task={task}`",
-            "Leave it out: the teacher runs with the model.",
-        )
-    if options.teacher is None or options.loss.hidden:
-        raise UsageError(
-            "`teacher_logits` needs a `teacher`, and no `hidden_weight`", "The file holds logits alone."
-        )
-
-
 def finetune(
     start: Start | Path | str,
     choice: TextChoice,
@@ -175,7 +159,11 @@ def finetune(
             )
         options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
     if options.teacher_logits is not None:
-        _check_logits(options, task)
+        check_logits_file(options.teacher_logits, task)
+        if options.teacher is None or options.loss.hidden:
+            raise UsageError(
+                "`teacher_logits` needs a `teacher`, and no `hidden_weight`", "The file holds logits alone."
+            )
     data = read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")

@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, UsageError
 from prunecli.modules.logits import Logits
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import IGNORED, Batch, Examples
+from prunecli.tensors.transaction import refuse_output
+from prunecli.text.tasks import HEADLESS, TrainingTask
 
 KEPT = 64
 """Tokens of a position that are kept: k."""
@@ -82,6 +84,21 @@ class KnownExamples(Examples):
         """See `Examples`."""
         made = self.own.batch(rows)
         return Batch({**made.inputs, **self.known.of(rows)}, made.labels, made.indices)
+
+
+def check_logits_file(path: Path, task: TrainingTask) -> None:
+    """For a command's beginning, so that long work does not end at a file that cannot be used or written.
+
+    Raises:
+        UsageError: more is learned of a teacher in `task` than logits, or they change from epoch to epoch.
+        OutputError: `path` is no file, or lies where none can be written.
+    """
+    if task == "mlm" or task in HEADLESS:
+        raise UsageError(
+            f"`teacher_logits` does not go with `task={task}`",
+            "Leave it out: the teacher runs with the model.",
+        )
+    refuse_output(path, "file", force=True)
 
 
 def digest_of_examples(examples: Examples, teacher: str) -> str:

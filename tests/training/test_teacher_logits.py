@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from prunecli import Destination, TextChoice, TrainingOptions, finetune
-from prunecli.errors import DataError, UsageError
+from prunecli import Destination, ShrinkOptions, TextChoice, TrainingOptions, finetune, shrink
+from prunecli.errors import DataError, OutputError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.training import teacher_logits, train
 from prunecli.training.loss import distillation
@@ -87,6 +87,14 @@ def test_what_a_file_does_not_serve(models, tmp_path):
         taught(models, tmp_path, "out", teacher_logits=path, teacher=None)
     with pytest.raises(UsageError, match="`task=mlm`"):
         taught(models, tmp_path, "out", teacher_logits=path, task="mlm")
+    with pytest.raises(OutputError, match="nowhere"):
+        taught(models, tmp_path, "out", teacher_logits=tmp_path / "nowhere" / "logits.safetensors")
+    model, text = models[0], TextChoice(files=(tmp_path / "text.txt",))
+    options = {"device": "cpu", "teacher_logits": tmp_path / "nowhere" / "logits.safetensors"}
+    with pytest.raises(UsageError, match="goes with `heal`"):
+        shrink(model, text, ShrinkOptions(**options))
+    with pytest.raises(OutputError, match="nowhere"):  # before anything is measured
+        shrink(model, text, ShrinkOptions(**options, heal_steps=1))
     path.write_bytes(b"none")
     with pytest.raises(DataError, match="holds no teacher's logits"):
         taught(models, tmp_path, "out", teacher_logits=path)
