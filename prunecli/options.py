@@ -55,7 +55,6 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "prune-ffn": {"--score": "--metric", "--round-to": "--multiple-of", "--per-layer": "--uneven"},
     "prune-layers": {"--layers": "--remove"},
     "compare-languages": {"--min-per-layer": "--min"},
-    "inspect": {"--round-to": "--multiple-of"},
     "share-ffn": {"--config": "--preset"},
     "share-attention": {"--config": "--preset"},
     "collect-gates": {"--dtype": "--compute-dtype"},

@@ -11,7 +11,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
 from prunecli.commands.command import OutputOptions, command, written
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.methods.options import Balance, LoadOptions
+from prunecli.methods.options import LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.names import Surmise
     from prunecli.results.inspection import Fit, Way
-    from prunecli.selection.select import Budget
 
 
 class Inspect(OutputOptions, LoadOptions):
@@ -36,18 +35,6 @@ class Inspect(OutputOptions, LoadOptions):
     dtype: str | None = option(
         None, "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE", panel=ADVANCED
     )
-    balance: Balance | None = option(
-        None,
-        "For --fit: encoder experts kept per decoder expert. Default: as in prune-experts.",
-        metavar="E:D",
-        panel=ADVANCED,
-    )
-    multiple_of: int = option(
-        1,
-        "For --fit: keep a multiple of N experts in each layer, as prune-experts does.",
-        panel=ADVANCED,
-        ge=1,
-    )
     demo_model: DemoName = DEMO
 
 
@@ -55,8 +42,7 @@ class Inspect(OutputOptions, LoadOptions):
 def inspect(options: Inspect) -> None:
     """Count a checkpoint's parameters and bytes by part, layers, experts and heads, changed FFNs and embeddings.
 
-    Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
-    matrix products are measured too, for about two seconds.
+    Only headers are read (and 16 values of each tensor for the fingerprint that --json prints).
     """
     from prunecli.model.described import describe_checkpoint
     from prunecli.model.inventory import take_inventory
@@ -64,7 +50,7 @@ def inspect(options: Inspect) -> None:
 
     stored_as = None if options.dtype is None else parse_dtype(options.dtype)
     if options.fit is None:
-        for name in ("dtype", "balance", "multiple_of", *LoadOptions.model_fields):
+        for name in ("dtype", *LoadOptions.model_fields):
             if name in options.changed:
                 raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
     table, answer = options.table, None
@@ -73,13 +59,11 @@ def inspect(options: Inspect) -> None:
     checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
     with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
         inventory = take_inventory(opened)
-        how: list[str] = []
         if options.fit is not None:
             from prunecli.evaluation.capacity import what_fits
             from prunecli.model.cost import usual_load
 
-            request, how = _request(opened, options)
-            answer = what_fits(opened, options.fit, stored_as, request, usual_load(opened, **options.load))
+            answer = what_fits(opened, options.fit, stored_as, usual_load(opened, **options.load))
         if options.as_json or table is not None:
             from prunecli.results.inspection import Inspection
 
@@ -91,30 +75,12 @@ def inspect(options: Inspect) -> None:
         _show(opened, inventory)
         if answer is not None:
             quantised = bool(inventory.quantisation)
-            words = ["prune-experts", str(options.checkpoint or opened.path), *how]
+            words = ["prune-experts", str(options.checkpoint or opened.path)]
             show_fits(answer, is_stock=opened.runs_stock, quantised=quantised)
             for line in next_steps(answer, words, stored_as, quantised=quantised):
                 console.out(line)
         if table is not None:
             console.note(written(table))
-
-
-def _request(opened: Checkpoint, options: Inspect) -> tuple[Budget, list[str]]:
-    """How prune-experts removes experts, in whatever number, and the options of prune-experts that say so."""
-    from prunecli.methods.experts.options import balance_text, check_kind, of_language_model, request_of
-    from prunecli.methods.options import ExpertOptions
-    from prunecli.selection.select import Budget
-
-    if opened.family is None or not opened.mixtures:
-        return Budget(), []
-    asked, is_text = (
-        ExpertOptions(balance=options.balance, multiple_of=options.multiple_of),
-        of_language_model(opened),
-    )
-    check_kind(asked, is_text)
-    budget = request_of(opened, asked, opened.mixtures)
-    words = [] if is_text or budget.balance is None else ["--balance", balance_text(budget.balance)]
-    return budget, words + (["--multiple-of", str(options.multiple_of)] if options.multiple_of > 1 else [])
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.command import AS_JSON, FORCE, QUIET, command
-from prunecli.errors import UsageError
+from prunecli.commands.command import FORCE, QUIET, command
 from prunecli.options import CheckpointPath, Options, argument, option
 from prunecli.tensors.documents import refuse_unwritable
 
@@ -28,15 +27,9 @@ class Report(Options):
         metavar="CHECKPOINT",
         role="checkpoint",
     )
-    output: Path | None = option(
-        None,
-        "The page; - for stdout. Default: report.html; none with --json.",
-        flag="--output -o",
-        role="output",
-    )
+    output: Path = option(Path("report.html"), "The page; - for stdout.", flag="--output -o", role="output")
     force: bool = FORCE
     quiet: bool = QUIET
-    as_json: bool = AS_JSON
 
 
 @command(Report)
@@ -48,20 +41,13 @@ def report(options: Report) -> None:
     """
     from prunecli import demo
     from prunecli.report.collect import collect, require_directory
-    from prunecli.report.facts import facts
     from prunecli.report.page import report_page
     from prunecli.tensors.quantities import counted
     from prunecli.tensors.transaction import new_file
 
-    directory, output, json, quiet = options.directory, options.output, options.as_json, options.quiet
+    directory, output, quiet = options.directory, options.output, options.quiet
     require_directory(directory)
-    if output is None and not json:
-        output = Path("report.html")
-    if output == STDOUT and json:
-        raise UsageError(
-            "`output=-` and `as_json` were both given: each writes to stdout", "Leave one of them out."
-        )
-    if output is not None and output != STDOUT:
+    if output != STDOUT:
         refuse_unwritable(output, force=options.force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
     if options.originals:
@@ -71,11 +57,9 @@ def report(options: Report) -> None:
     data = collect(directory, bundled, console.progress(quiet))
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
-    if json:
-        console.print_json(facts(data))
     if output == STDOUT:
         typer.echo(report_page(data), nl=False)
-    elif output is not None:
+    else:
         page = report_page(data)
         with new_file(output) as partial:
             partial.write_text(page, encoding="utf-8", newline="\n")

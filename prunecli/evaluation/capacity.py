@@ -49,7 +49,6 @@ from prunecli.running.layerwise.budget import (
     smallest_memory,
     state_bytes,
 )
-from prunecli.selection.select import Budget
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.tokens import load_tokenizer
@@ -66,15 +65,16 @@ LAYERS_SHARE = 0.8
 """Part of the free memory that `--memory` is advised to take."""
 
 
-def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: Budget, load: Load) -> Fit:
+def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load) -> Fit:
     """The ways to hold a model in a memory: whole in each type, without some experts, layer by layer.
+
+    Experts are removed as `prune-experts` does by default.
 
     Headers are read. If the model can run layer by layer, it is built without weights.
 
     Args:
         budget: bytes.
         dtype: type of the weights in the first place; None: as stored.
-        request: how experts are removed.
         load: what decodes.
 
     Raises:
@@ -93,7 +93,10 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: B
     targets = _dtypes(checkpoint, dtype)
     whole = [_whole(checkpoint, budget, target, load) for target in targets]
     pruned: list[Way] = []
-    ratio = nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None
+    ratio = None
+    if sparse:
+        request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
+        ratio = nearest_ratio(checkpoint, budget, load, request, dtype=dtype)
     for target, way in zip(targets, whole, strict=True):
         fits = []
         if sparse and stock and (checkpoint.quantised or target == targets[0]):

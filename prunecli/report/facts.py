@@ -1,21 +1,15 @@
-"""What a report states: how each model compares with its original, and all collected facts as JSON."""
+"""What a report states of each model: how it compares with the first of its evaluation, or with its original."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from prunecli import __version__
-from prunecli.analysis.explanation import place_rows
 from prunecli.evaluation.scoring import LEAST, too_few
 from prunecli.report.collect import CheckpointEntry, ReportData
-from prunecli.report.history import command_lines
 from prunecli.results.document import numbers, with_fingerprints
 from prunecli.results.evaluation import Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed
-
-FORMAT = "prunecli.report/1"
 
 LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
 MOST_FINDINGS = 6
@@ -174,88 +168,3 @@ def _speedup(timed: Timed | None) -> str | None:
     first = timed.timings[0]
     words = (f"{first.speedup.median:.2f}x", first.phase or "", "(noisy)" if first.is_noisy else "")
     return " ".join(filter(None, words))
-
-
-def facts(data: ReportData) -> dict[str, Any]:
-    """Everything that the page states, as JSON."""
-    return {
-        "format": FORMAT,
-        "prunecli": __version__,
-        "title": data.title,
-        "headline": [
-            {"compared": compared, **asdict(one)} for compared, found in findings(data) for one in found
-        ],
-        "models": [_model(entry, data) for entry in (*data.elsewhere, *data.checkpoints)],
-        "quality": [
-            {
-                "file": name,
-                "task": evaluation.task,
-                "data": evaluation.data,
-                "pairs": evaluation.pairs,
-                "results": [
-                    {
-                        "checkpoint": row.result.checkpoint,
-                        "model": None if row.entry is None else row.entry.name,
-                        "fingerprint": row.fingerprint or None,
-                        "parameters": row.parameters,
-                        "checkpoint_bytes": row.bytes,
-                        "scores": row.scores,
-                    }
-                    for row in rows_of(evaluation, data)
-                ],
-                "examples": [example.to_json() for example in evaluation.examples],
-            }
-            for name, evaluation in data.of(Evaluation)
-        ],
-        "speed": [
-            {
-                "file": name,
-                "measured": latency.described,
-                "device": latency.device,
-                "results": [
-                    {
-                        "checkpoint": result.checkpoint,
-                        "batch_size": timing.batch_size,
-                        "beam": timing.beam,
-                        "phase": timing.phase,
-                        "unit": timing.rate[0],
-                        "median": timing.rate[1].median,
-                        "deviation": timing.rate[1].deviation,
-                        "speedup": timing.speedup.median,
-                        "noisy": timing.is_noisy,
-                    }
-                    for result in latency.results
-                    for timing in result.timings
-                ],
-            }
-            for name, latency in data.of(Latency)
-        ],
-        "decisions": [
-            {
-                "model": entry.name,
-                "step": step,
-                "part": decision.part,
-                "metric": decision.metric,
-                "how": decision.how,
-                "places": place_rows(decision),
-            }
-            for entry in data.checkpoints
-            for step, decision in entry.decisions.items()
-        ],
-        "unreadable": [asdict(one) for one in data.unreadable],
-    }
-
-
-def _model(entry: CheckpointEntry, data: ReportData) -> dict[str, Any]:
-    inventory, size = entry.inventory, entry.checkpoint.structure.original_size
-    return {
-        "name": entry.name,
-        "fingerprint": entry.fingerprint,
-        "model_type": entry.checkpoint.model_type,
-        "parameters": inventory.total.parameters,
-        "bytes": inventory.total.bytes,
-        "original": None if size is None else {"parameters": size[0], "bytes": size[1]},
-        "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
-        "layers": {stack.side: list(stack.layers) for stack in inventory.stacks},
-        "commands": command_lines(entry, data.checkpoints),
-    }

@@ -148,7 +148,7 @@ def test_an_undeclared_family_is_counted_as_other(tmp_path, capsys):
 
 
 def test_the_smallest_ratio_that_fits(tiny, capsys):
-    load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4, "--balance", "1:1")
+    load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
     full = as_json(capsys, tiny, "--fit", "1GiB", *load)["fit"]
     needed = sum(full[f"{part}_bytes"] for part in ("dense", "expert", "cache", "activation"))
     budget = (
@@ -157,7 +157,7 @@ def test_the_smallest_ratio_that_fits(tiny, capsys):
     fit = as_json(capsys, tiny, "--fit", budget, *load)["fit"]
     assert (fit["ratio"], fit["keep"], fit["held"]) == (0.5, 16, 32)
     assert run(tiny, "--fit", budget, *load, "--dtype", "float32") == 0
-    assert "--balance 1:1 --ratio 0.5 --dtype float32" in capsys.readouterr().out
+    assert "--ratio 0.5 --dtype float32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_smallest_ratio_that_fits(tiny, capsys):
     [
         (["--fit", "much"], 2, "--fit much: not a size"),
         (["--fit", "1GiB", "--dtype", "float17"], 2, "unknown type"),
-        (["--balance", "3"], 2, "--balance goes with --fit"),
+        (["--dtype", "float16"], 2, "--dtype goes with --fit"),
     ],
 )
 def test_bad_options(tiny, capsys, arguments, status, says):

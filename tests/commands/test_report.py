@@ -1,15 +1,11 @@
 """`prunecli report` as it is typed."""
 
-import json
-import shutil
-
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from prunecli import demo
 from prunecli.commands.report import report
-from prunecli.errors import OutputError, PruneError, UsageError
+from prunecli.errors import OutputError, PruneError
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import write_json
@@ -34,35 +30,6 @@ def test_the_page_on_stdout(workplace):
     write_json(workplace / "latency.json", results.latency())
     assert Page(run("-o", "-").stdout).sections() == ["Speed and memory"]
     assert [one.name for one in workplace.iterdir()] == ["latency.json"]
-    with pytest.raises(UsageError, match="each writes to stdout"):
-        run("-o", "-", "--json")
-
-
-def test_facts_as_json(workplace):
-    write_json(workplace / "evaluation.json", results.evaluation())
-    write_json(workplace / "latency.json", results.latency())
-    (workplace / "gates.json").write_text("{")
-    shutil.copytree(demo.CHECKPOINT, workplace / "model")
-    found = json.loads(run("--json", "--quiet").stdout)
-    assert not (workplace / "report.html").exists()
-    assert found["format"] == "prunecli.report/1"
-    assert [one["name"] for one in found["unreadable"]] == ["gates.json"]
-    (model,) = found["models"]
-    assert (model["name"], model["parameters"], model["commands"]) == ("model", 2_433_728, [])
-    assert [one["scores"]["chrf++"] for one in found["quality"][0]["results"]] == [61.5, 58.25]
-    assert found["speed"][0]["results"][1] == {
-        "checkpoint": "small",
-        "batch_size": 1,
-        "beam": 5,
-        "phase": None,
-        "unit": "tokens per second",
-        "median": 150.0,
-        "deviation": 2.0,
-        "speedup": 1.5,
-        "noisy": False,
-    }
-    run("--json", "-o", "page.html")
-    assert Page((workplace / "page.html").read_text())
 
 
 def test_the_same_directory_makes_the_same_bytes_again(workplace):
