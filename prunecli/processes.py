@@ -259,7 +259,8 @@ def _letting_signals_through(wait: Callable[[], None]) -> None:
         raise failed[0]
 
 
-_TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end, as a kill and a closed terminal do."""
 
 
 @contextmanager
@@ -281,7 +282,7 @@ def undisturbed() -> Iterator[None]:
     """Ctrl-C and signals that would end this process wait until the block is through."""
     came: list[int] = []
     try:
-        with _handling(dict.fromkeys((signal.SIGINT, *_TERMINATIONS), lambda found, _: came.append(found))):
+        with _handling(dict.fromkeys((signal.SIGINT, *TERMINATIONS), lambda found, _: came.append(found))):
             yield
     finally:
         for found in came[:1]:
@@ -295,6 +296,6 @@ def terminations_as_exit() -> Iterator[None]:
     def leave(number: int, _frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    unheard = [number for number in _TERMINATIONS if signal.getsignal(number) == signal.SIG_DFL]
+    unheard = [number for number in TERMINATIONS if signal.getsignal(number) == signal.SIG_DFL]
     with _handling(dict.fromkeys(unheard, leave)):
         yield

@@ -24,7 +24,10 @@ from prunecli.commands.failures import INTERRUPTED
 from prunecli.options import present_names
 from prunecli.tensors.hub.names import expanded
 
-KILLED = "Ended by SIGTERM: no output is half-written."
+STOPPED = {130: INTERRUPTED} | {
+    128 + number: f"Ended by {number.name}: no output is half-written." for number in processes.TERMINATIONS
+}
+"""Exit status -> what is said where a signal ended the command."""
 
 PIPE_CLOSED = 141
 """128 + SIGPIPE: the status of a program that writes to a pipe without a reader, as `| head -1` leaves it."""
@@ -159,8 +162,8 @@ _CAME: list[int] = []
 
 def _again_if_lost(lost: Any) -> None:
     """A signal that arrives inside of a finaliser ends nothing: Python drops its exception. It comes once more."""
-    if issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
-        _once_more(signal.SIGINT if issubclass(lost.exc_type, KeyboardInterrupt) else signal.SIGTERM)
+    if _CAME and issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
+        _once_more(_CAME[-1])
     else:
         sys.__unraisablehook__(lost)
 
@@ -180,9 +183,12 @@ def _heed_signals() -> None:
         raise _ending(number)
 
     _CAME.clear()
-    signal.signal(signal.SIGTERM, heed)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup's, or the caller's own
-        signal.signal(signal.SIGINT, heed)
+    for number in (signal.SIGINT, *processes.TERMINATIONS):
+        if signal.getsignal(number) in (
+            signal.SIG_DFL,
+            signal.default_int_handler,
+        ):  # else nohup's, or a caller's
+            signal.signal(number, heed)
 
 
 def _ending(number: int) -> BaseException:
@@ -196,7 +202,7 @@ def _is_importing(name: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM,
+    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP,
     141 where nobody reads the output any longer.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -243,12 +249,11 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
         error = _ending(_CAME[-1])
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else 1 if error.code else 0
-        known = {130: INTERRUPTED, 128 + signal.SIGTERM: KILLED}
         # What typer said of bad usage before it ended the process.
         usage = [
             f"Error: {each.format_message()}" for each in _causes(error) if hasattr(each, "format_message")
         ]
-        text = next(iter(usage), known.get(status, f"Error: exit status {status}"))
+        text = next(iter(usage), STOPPED.get(status, f"Error: exit status {status}"))
     else:
         try:
             text, status = failures.describe(error)

@@ -219,11 +219,16 @@ def test_failures_are_json_for_those_who_ask_for_it(arguments, message, remedy, 
 
 
 @pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+    ("number", "ending", "status"),
+    [
+        (signal.SIGINT, KeyboardInterrupt, 130),
+        (signal.SIGTERM, SystemExit, 143),
+        (signal.SIGHUP, SystemExit, 129),
+    ],
 )
-def test_a_signal_waits_until_numpy_is_there(number, ending, monkeypatch):
+def test_a_signal_waits_until_numpy_is_there(number, ending, status, monkeypatch):
     """Its C code makes an ImportError of what is raised in the middle of its import: a fault in prunecli, it said."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(np.__spec__, "_initializing", True, raising=False)
     monkeypatch.setattr(app, "_CAME", [])
     try:
@@ -234,7 +239,7 @@ def test_a_signal_waits_until_numpy_is_there(number, ending, monkeypatch):
             time.sleep(10)
         with pytest.raises(SystemExit) as ended:
             app._end(ImportError("what an import made of it"), debug=False, as_json=False)
-        assert ended.value.code == {KeyboardInterrupt: 130, SystemExit: 143}[ending]
+        assert ended.value.code == status
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
