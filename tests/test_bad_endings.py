@@ -208,4 +208,4 @@ def test_disk_that_is_really_full(check, reserving, message, source, tmp_path):
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     assert " ".join(lines[:-1]).endswith(message)  # a long path may be wrapped
-    assert lines[-1] == "Free some space, or choose another --output."  # and no listing after it
+    assert lines[-1] == "Free some space, or choose another path."  # and no listing after it

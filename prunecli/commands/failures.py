@@ -37,7 +37,7 @@ REMEDIES: dict[type[PruneError], str] = {
 """Error -> what the user can do, if the error does not say what."""
 
 CHECK_PATH = "Check this path and the links in it, or give another path."
-FREE_SPACE = "Free some space or choose another `output`."
+FREE_SPACE = "Free some space or choose another path."
 CHANGE_PERMISSION = "Change the permissions of this file and its directory, or give another path."
 SYSTEM_ERRORS = {
     errno.ENOSPC: ("no space left on the disk", FREE_SPACE),

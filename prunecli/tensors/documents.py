@@ -51,14 +51,14 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
     if path.is_file() and not _is_replaceable(path):
         raise OutputError(
             f"{path}: no result of prunecli's; `force` replaces only those",
-            "Choose another `output`, or remove it.",
+            "Choose another path, or remove it.",
         )
     for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
         if kept.is_symlink() or kept.is_dir():
             what = "link" if kept.is_symlink() else "directory"
             raise OutputError(
                 f"{kept}: a {what}, where an unfinished run would keep its state",
-                "Remove it, or choose another `output`.",
+                "Remove it, or choose another path.",
             )
 
 

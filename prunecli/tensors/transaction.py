@@ -113,15 +113,13 @@ def refuse_output(path: Path, kind: str, *, force: bool) -> None:
     Raises:
         OutputError: something is there that is not replaced, or its directory is missing or cannot be written to.
     """
-    other = "Choose another `output`."
+    other = "Choose another path."
     parent = path.absolute().parent
     if kind == "file" and path.is_dir():
         raise OutputError(f"{path}: a directory, where a file is to be written", other)
     if os.path.lexists(path):
         if not force:
-            raise OutputError(
-                f"{path}: exists already", "Choose another `output`, or replace it with `force`."
-            )
+            raise OutputError(f"{path}: exists already", "Choose another path, or replace it with `force`.")
         if kind == "file" and not path.is_file():  # root may rename over a device such as /dev/null
             raise OutputError(f"{path}: not a file, which alone is replaced", other)
         is_old = path.is_dir() and not path.is_symlink()
@@ -130,7 +128,7 @@ def refuse_output(path: Path, kind: str, *, force: bool) -> None:
         ):
             raise OutputError(f"{path}: is not a checkpoint directory; `force` replaces only those", other)
     if not parent.is_dir():
-        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another `output`.")
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another path.")
     if not os.access(parent, os.W_OK):
         raise OutputError(f"{path}: nothing can be written in {parent}", other)
 
@@ -144,7 +142,7 @@ def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> N
     if source is not None:
         real, origin = target.resolve(), source.resolve()
         if real.is_relative_to(origin) or origin.is_relative_to(real):
-            raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another `output`.")
+            raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another path.")
     refuse_output(target, "directory", force=force)
 
 
@@ -159,7 +157,7 @@ def require_space(target: Path, needed_bytes: int) -> None:
         needed = bytes_text(needed_bytes + SPARE_BYTES)
         raise OutputError(
             f"{target.parent}: {needed} are needed, {bytes_text(free)} are free",
-            "Free some space, or choose another `output`.",
+            "Free some space, or choose another path.",
         )
 
 
@@ -167,10 +165,10 @@ def output_error(target: Path, error: OSError) -> OutputError:
     """Describe an error of the system in writing `target`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
-            f"{target}: the disk is full; nothing was written", "Free some space, or choose another `output`."
+            f"{target}: the disk is full; nothing was written", "Free some space, or choose another path."
         )
     of = f" ({error.filename})" if error.filename else ""
-    return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another `output`.")
+    return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another path.")
 
 
 def _publish(partial: Path, target: Path, *, force: bool) -> None:
