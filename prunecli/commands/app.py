@@ -202,8 +202,8 @@ def _is_importing(name: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP,
-    141 where nobody reads the output any longer.
+    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM,
+    129 for SIGHUP, 141 where nobody reads the output any longer.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in arguments:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -34,6 +34,8 @@ SUFFIXES = (".png", ".svg", ".html")
 """Kinds of files that --plot writes."""
 WIDTH, HEIGHT = 420, 280
 """Pixels of a chart in a PNG or SVG; on the page, charts are as wide as the page allows."""
+LETTER, LINE = 6, 13
+"""Pixels of a letter's width and of a line's height in names, about."""
 MOST_NAMED = 12
 """Largest number of points with their names beside them."""
 
@@ -305,12 +307,33 @@ def curves(
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(shape=shapes))
     places = {(point.name, point.x, point.y): point for point in points}
     if points and len({point.name for point in points}) == len(places) <= MOST_NAMED:
-        middle = max(point.x for point in points) / 2
-        for align, shift in (("left", 7), ("right", -7)):  # towards the middle
-            own = [asdict(p) for p in places.values() if (p.x <= middle) == (align == "left")]
-            names = alt.Chart(_data(own)).mark_text(align=align, dx=shift, limit=140)
-            layers += [names.encode(x=x_axis, y=y_axis, text="name:N")] if own else []
+        for point, align, lower in _named(list(places.values())):
+            names = alt.Chart(_data([asdict(point)]))
+            marks = names.mark_text(align=align, dx=7 if align == "left" else -7, dy=lower, limit=140)
+            layers.append(marks.encode(x=x_axis, y=y_axis, text="name:N"))
     return alt.layer(*layers).properties(height=HEIGHT)
+
+
+def _named(points: Sequence[Point]) -> Iterator[tuple[Point, str, int]]:
+    """Yield each point, the alignment of its name towards the middle, and the pixels by which it is below its point.
+
+    Names that would lie upon one another are moved down.
+    """
+    right, high = max(point.x for point in points) or 1.0, max(point.y for point in points)
+    height = high - min(point.y for point in points) or 1.0
+    taken: list[tuple[float, float, float]] = []
+    for point in sorted(points, key=lambda point: -point.y):
+        align = "left" if point.x <= right / 2 else "right"
+        width = LETTER * len(point.name)
+        start = WIDTH * point.x / right - (0 if align == "left" else width)
+        place, lower = HEIGHT * (high - point.y) / height, 0
+        while any(
+            start < end and begin < start + width and abs(place + lower - other) < LINE
+            for begin, end, other in taken
+        ):
+            lower += LINE
+        taken.append((start, start + width, place + lower))
+        yield point, align, lower
 
 
 @_drawn

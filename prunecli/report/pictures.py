@@ -64,37 +64,32 @@ def reduction_curves(
     is_joined: bool = True,
     references: Sequence[float] = (),
 ) -> Picture:
-    """Draw a series for each way in which models were reduced.
+    """Draw a line for each way in which models were reduced.
 
     Args:
         caption: the title.
         models: index of a model -> its point.
         lost: index of a model -> what was removed from it; models that could not be opened have no entry.
         titles: of the two axes.
-        least: a series is a line if its reduced models have at least so many different x values. A line starts at its
-            original.
-        is_joined: whether series may be lines at all.
+        least: different x values of its reduced models that a line needs; it starts at its original. Models that are on
+            no line are points of one colour.
+        is_joined: whether there are lines at all.
         references: y values of thin horizontal lines.
     """
-    members: dict[str, list[int]] = {}
-    originals = [index for index in models if index in lost and lost[index].is_original]
-    for index in models:
-        if index in lost and index not in originals:
-            members.setdefault(lost[index].lines[0] or "reduced", []).append(index)
-    joined = [
-        name
-        for name, own in members.items()
-        if is_joined and len({models[index].x for index in own}) >= least
-    ]
-    for index in originals:
-        starts = [name for line in lost[index].lines if (name := line or "reduced") in joined]
-        for name in starts or ["not reduced"]:
-            members.setdefault(name, []).append(index)
-    members["not in this directory"] = [index for index in models if index not in lost]
+    lines: dict[str, list[int]] = {}
+    for index in sorted(models, key=lambda index: (models[index].x, index)):
+        for line in lost[index].lines if index in lost else ():
+            lines.setdefault(line or "reduced", []).append(index)
+    joined = {
+        line: own
+        for line, own in lines.items()
+        if is_joined and len({models[index].x for index in own if not lost[index].is_original}) >= least
+    }
+    others = [index for index in models if not any(index in own for own in joined.values())]
     points = [
         replace(models[index], series=name)
-        for name, own in members.items()
-        for index in sorted(own, key=lambda index: (models[index].x, index))
+        for name, own in {**joined, "other models": others}.items()
+        for index in own
     ]
     return curves(caption, points, *titles, joined=joined, references=references)
 
