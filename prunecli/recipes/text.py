@@ -19,7 +19,7 @@ _PACKAGED = Path(__file__).parent / "files"
 DIRECTORY = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "recipes"
 """Holds the recipes, and the configurations that they train from random weights: of a wheel or of a checkout."""
 
-FIRST = ("quickstart", "shrink-a-llm", "moe-language-model", "nllb-for-two-languages", "embedding-model")
+FIRST = ("quickstart", "shrink", "moe-language-model", "nllb-for-two-languages")
 """Those for a model of one's own; the others repeat experiments of papers."""
 
 

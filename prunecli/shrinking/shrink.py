@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -294,7 +295,8 @@ def shrink(
     if path is not None:
         refuse_target(path, force=force, source=source.path)
         refuse_unwritable(figures_path(path), force=force)
-    run = Shrinking(source, choice, options, path, progress, say)
+    # Several models are read and run, for which the same choices are made.
+    run = Shrinking(source, choice, options, path, progress, cache(say))
     best, tried = run.search()
     if path is None:
         applied = apply(source, run.rewrite(best.shares, best.metrics))

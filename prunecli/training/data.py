@@ -240,19 +240,25 @@ def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> 
     return made
 
 
-def require_batch(examples: Examples, batch_tokens: int, batches: int) -> None:
-    """Refuse text that does not fill one update.
+def with_filled_batch(
+    options: TrainingOptions, examples: Examples, batches: int, report: Say
+) -> TrainingOptions:
+    """The options; text that does not fill one update of the default size is one update.
 
     Args:
         batches: of an update, on all processes.
 
     Raises:
-        DataError: there are fewer tokens than in that many batches.
+        DataError: the text does not fill an update of the size that was asked for, or of several batches.
     """
     tokens = sum(max(lengths) for lengths in examples.lengths)
-    if tokens < batch_tokens * batches:
+    if tokens >= options.batch_tokens * batches:
+        return options
+    if batches > 1 or "batch_tokens" in options.changed:
         of = f" x {batches} batches" if batches > 1 else ""
         raise DataError(
-            f"the training text has {tokens:,} tokens, less than one update of {batch_tokens:,}{of}",
+            f"the training text has {tokens:,} tokens, less than one update of {options.batch_tokens:,}{of}",
             "Give more text, or a smaller `batch_tokens`.",
         )
+    report(f"The training text has {tokens:,} tokens: each update takes all of it.")
+    return options.model_copy(update={"batch_tokens": tokens})

@@ -27,7 +27,7 @@ from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import in_one_line
 from prunecli.text.tokens import language_id, languages, load_tokenizer
-from prunecli.training.data import BucketSampler, TrainingData, make_examples, require_batch
+from prunecli.training.data import BucketSampler, TrainingData, make_examples, with_filled_batch
 from prunecli.training.loss import choose_attention, load_teacher
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import outputs_of, prepare, stage, trained_parameters
@@ -134,7 +134,8 @@ def train(
                 examples, objective, validation = make_examples(
                     tokenizer, model, source.path, data, options, teach, process_group, report, progress
                 )
-                require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
+                batches = options.accumulate * process_group.world_size
+                options = with_filled_batch(options, examples, batches, report)
                 steps = arguments.max_steps = _steps(examples, options, process_group)
                 if options.warmup > steps:
                     half = arguments.warmup_steps = steps // 2
