@@ -48,7 +48,6 @@ def run(options: Run) -> None:
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
     from prunecli.commands.command import parameters
-    from prunecli.recipes.closing import closing_table, needing_prunecli
     from prunecli.recipes.engine import resolve
     from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
     from prunecli.recipes.text import find_recipe, parse_override, read_recipe, shown_name
@@ -100,10 +99,8 @@ def run(options: Run) -> None:
             "once that is mended, the same command goes on with it."
         )
         raise typer.Exit(last.status)
-    if plan.report is not None and not quiet:
-        console.show(closing_table(plan.report))
-        if names := needing_prunecli(plan.report):
-            console.out(f"Open only where prunecli is installed: {'; '.join(names)}.")
+    if html is None and not quiet:
+        console.note(f"A page of all that it made: prunecli run {name} --html report.html")
 
 
 def _list() -> None:

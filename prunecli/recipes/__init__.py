@@ -1,1 +1,1 @@
-"""Recipes: their text, variables, steps, state and closing table."""
+"""Recipes: their text, variables, steps and state."""

@@ -14,16 +14,13 @@ from prunecli.options import present_name
 from prunecli.progress import Say, unsaid
 from prunecli.recipes.text import (
     RecipeText,
-    ReportText,
     Resolved,
     StepText,
     applies,
     as_text,
-    each,
     expand,
     faults_error,
     near,
-    references,
     resolve_variables,
     substitute,
 )
@@ -103,21 +100,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The closing table with every variable filled in."""
-
-    title: str
-    checkpoints: Mapping[str, Path]
-    evaluations: tuple[Path, ...] = ()
-    latency: Path | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """Steps of a recipe in order, its closing table, and the steps left out because a package is missing."""
+    """Steps of a recipe in order, and the pictures left out because a package is missing."""
 
     steps: tuple[Step, ...]
-    report: Report | None
     left_out: str | None = None
 
 
@@ -161,15 +147,12 @@ def resolve(
             steps += [] if step is None else [step]
     if not steps and not faults:
         faults.append("no step is left: no `when` holds, or every `for-each` is empty")
-    report = None if text.report is None else _resolve_report(text.report, variables, faults)
     settable = {name: value for name, value in variables.items() if name in text.variables}
     faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
-    if report is not None:
-        faults += _report_faults(report, steps)
     if faults:
         raise faults_error(path, faults)
     left_out = f"no picture of {_joined(pictures)}: {_absent('altair')}" if pictures else None
-    return Recipe(tuple(steps), report, left_out)
+    return Recipe(tuple(steps), left_out)
 
 
 def _resolve_step(
@@ -266,25 +249,6 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
     return [word for text in texts for word in (f"--{parameter.name}", text)], fault
 
 
-def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
-    def fill(name: str, value: str, seen: Mapping[str, Resolved] = variables) -> str:
-        return expanded(as_text(substitute(value, seen, f"report.{name}", faults)))
-
-    return Report(
-        title=fill("title", text.title),
-        checkpoints={
-            fill("checkpoints", name, seen): Path(fill("checkpoints", path, seen))
-            for name, path in text.checkpoints.items()
-            for seen in each(references([name, path]), variables, "report.checkpoints", faults)
-        },
-        evaluations=tuple(
-            Path(fill("evaluation", file))
-            for file in ([text.evaluation] if isinstance(text.evaluation, str) else text.evaluation)
-        ),
-        latency=None if text.latency is None else Path(fill("latency", text.latency)),
-    )
-
-
 def lies_in(path: Path, directory: Path) -> bool:
     """Whether `path` is `directory` or lies below it, by name alone."""
     inner, outer = os.path.abspath(path), os.path.abspath(directory)  # noqa: PTH100 (links are left as they are)
@@ -340,20 +304,3 @@ def _joined(names: Sequence[str]) -> str:
     if len(names) > 3:
         return f"{names[0]!r} and {len(names) - 1} more"
     return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
-
-
-def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
-    outputs = [output for step in steps for output in step.makes]
-    models = [model for step in steps for model in step.models]
-    named = [
-        *report.checkpoints.values(),
-        *report.evaluations,
-        *([] if report.latency is None else [report.latency]),
-    ]
-    return [
-        f"report: {path} does not exist, and no step makes it"
-        for path in named
-        if not path.exists()
-        and not any(lies_in(path, output) for output in outputs)
-        and hub_name(path) not in models
-    ]

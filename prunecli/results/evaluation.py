@@ -20,6 +20,7 @@ from prunecli.results.document import (
     Tables,
     first_fault,
     maybe,
+    millions,
     numbers,
     picked,
     scalars,
@@ -205,6 +206,7 @@ class Evaluation(Document):
         main = [
             {
                 "checkpoint": one.checkpoint,
+                "parameters": maybe(millions, one.parameters),
                 **self._texts({**_scores(one.main), f"{tested}_p_value": one.p_value}, scores),
                 "difference": self._test(one),
             }
@@ -348,14 +350,12 @@ class Score:
         in_percent: whether a difference is a share of the first one's score, not a number of points: perplexity
             has no natural unit.
         of_two: whether it compares with the first checkpoint already.
-        closing: whether the closing table of a recipe has it.
     """
 
     title: str
     form: str
     in_percent: bool = False
     of_two: bool = False
-    closing: bool = False
 
     def difference(self, value: float, first: float) -> str:
         """Difference of `value` from the first checkpoint's: `-0.8`, `+7.5%`."""
@@ -376,40 +376,40 @@ def percent(value: float, first: float) -> str:
 
 SCORES: Mapping[str, Mapping[str, Score]] = {
     "translation": {
-        "chrf++": Score("chrF++", ".1f", closing=True),
+        "chrf++": Score("chrF++", ".1f"),
         "chrf": Score("chrF", ".1f"),
-        "bleu": Score("BLEU", ".1f", closing=True),
-        "spbleu": Score("spBLEU", ".1f", closing=True),
-        "comet": Score("COMET", ".1f", closing=True),
+        "bleu": Score("BLEU", ".1f"),
+        "spbleu": Score("spBLEU", ".1f"),
+        "comet": Score("COMET", ".1f"),
         "length_ratio": Score("length", ".2f"),
         "over_generated": Score("over-gen.", ".1%"),
     },
     "lm": {
-        "perplexity": Score("perplexity", ",.3f", in_percent=True, closing=True),
+        "perplexity": Score("perplexity", ",.3f", in_percent=True),
         "bits_per_byte": Score("bits/byte", ".4f"),
         "bits_per_character": Score("bits/char.", ".4f"),
         "tokens": Score("tokens", ",d"),
-        "kl_divergence": Score("KL, nats", ".4f", of_two=True, closing=True),
-        "top1_agreement": Score("same top-1", ".1%", of_two=True, closing=True),
+        "kl_divergence": Score("KL, nats", ".4f", of_two=True),
+        "top1_agreement": Score("same top-1", ".1%", of_two=True),
         "tokens_until_difference": Score("same until", ".1f", of_two=True),
         "equal_tokens": Score("same tokens", ".1%", of_two=True),
     },
     "mlm": {
         "loss": Score("loss, nats", ".4f"),
-        "perplexity": Score("exp(loss)", ",.3f", in_percent=True, closing=True),
+        "perplexity": Score("exp(loss)", ",.3f", in_percent=True),
         "tokens": Score("hidden tokens", ",d"),
     },
     "classification": {
-        "accuracy": Score("accuracy", ".1%", closing=True),
-        "f1": Score("macro F1", ".3f", closing=True),
-        "matthews": Score("MCC", ".3f", closing=True),
+        "accuracy": Score("accuracy", ".1%"),
+        "f1": Score("macro F1", ".3f"),
+        "matthews": Score("MCC", ".3f"),
         "loss": Score("loss, nats", ".4f"),
     },
     "embedding": {
-        "cosine": Score("cosine to first", ".4f", of_two=True, closing=True),
+        "cosine": Score("cosine to first", ".4f", of_two=True),
         "cosine_5_percent": Score("5% below", ".4f", of_two=True),
-        "spearman": Score("Spearman", ".4f", closing=True),
-        "retrieval": Score("retrieved", ".1%", closing=True),
+        "spearman": Score("Spearman", ".4f"),
+        "retrieval": Score("retrieved", ".1%"),
         "width": Score("width", ",d"),
     },
 }

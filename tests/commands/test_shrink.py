@@ -94,7 +94,9 @@ def test_an_interrupted_search_is_resumed(model, monkeypatch):
 
 def test_a_healed_model_learns_from_the_original(model):
     result = done(model, "--text", "text.txt", "--only", "units", "--heal-steps", "2", *QUICK)
-    assert "each update takes all of it" in result.err, "a short text does not end the command after the search"
+    assert "each update takes all of it" in result.err, (
+        "a short text does not end the command after the search"
+    )
     assert result.err.count("Text: 1 file as a whole document") == 1, "a note is printed once"
     document = results.read("shrunk.shrink.json")
     assert isinstance(document, Shrunk)

@@ -28,11 +28,6 @@ def test_variables_lists_and_for_each_become_command_lines(workplace):
     )
     assert recipe.steps[3].arguments[-4:] == ("--", "base", "made/language", "made/global")
     assert [str(path) for path in recipe.steps[3].inputs] == ["base", "made/language", "made/global"]
-    assert recipe.report.title == "pruned by 0.80"
-    assert {name: str(path) for name, path in recipe.report.checkpoints.items()} == {
-        "full": "base",
-        "by language": "made/language",
-    }
 
 
 def test_a_home_directory_is_expanded_in_paths(workplace, monkeypatch):
@@ -40,10 +35,9 @@ def test_a_home_directory_is_expanded_in_paths(workplace, monkeypatch):
     recipe = resolved(workplace, RECIPE.replace("{data: text,", "{data: ~/text, langs: ~/a,"), out="~/made")
     expected = ("--data", f"{workplace}/text", "--langs", "~/a", "--output", f"{workplace}/made/gates.json")
     assert recipe.steps[0].arguments == expected
-    assert recipe.report.evaluations == (workplace / "made" / "evaluation.json",)
 
 
-def test_in_lists_and_rows_a_variable_with_a_list_stands_for_each_of_its_values(workplace):
+def test_in_lists_a_variable_with_a_list_stands_for_each_of_its_values(workplace):
     text = """\
 variables: {kinds: [a, b], sizes: [1, 2], more: ["${kinds}!", c]}
 steps:
@@ -55,15 +49,12 @@ steps:
     command: evaluate
     arguments: {checkpoints: ["${base}", "${kinds}-${sizes}"], output: e.json}
   - {name: rest, command: prune, arguments: {balance: "${sizes}", output: "of-${more}"}}
-report: {checkpoints: {full: "${base}", "${kinds}, ${sizes}": "${kinds}-${sizes}"}}
 """
     recipe = resolved(workplace, text)
     made = ["a-1", "a-2", "b-1", "b-2"]
     assert [step.name for step in recipe.steps[:-2]] == [f"make-{name}" for name in made]
     assert recipe.steps[-2].arguments == ("--output", "e.json", "--", "base", *made)
     assert recipe.steps[-1].arguments == ("--balance", "1,2", "--output", "of-a!,b!,c")
-    rows = {name.replace("-", ", "): name for name in made}
-    assert {name: str(path) for name, path in recipe.report.checkpoints.items()} == {"full": "base", **rows}
 
 
 WHEN = """\
@@ -156,7 +147,6 @@ steps:
   - {name: three, command: evaluate, arguments: {output: o.json, checkpoints: [later, nowhere]}}
   - {name: three, command: prune, arguments: {output: o.json}}
   - {name: four, command: prune, arguments: {output: later, checkpoint: later}}
-report: {checkpoints: {x: gone}}
 """
     message = refusal(workplace, text, rato="1")
     for expected in (
@@ -175,7 +165,6 @@ report: {checkpoints: {x: gone}}
         "step 'three': there are two steps of this name",
         "step 'three': its output o.json is in the way of o.json of step 'three'",
         "step 'four': its output later would replace its input",
-        "report: gone does not exist, and no step makes it",
     ):
         assert expected in message
 

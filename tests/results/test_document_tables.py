@@ -1,10 +1,11 @@
-"""Tables as CSV, Markdown and LaTeX."""
+"""Tables as CSV, Markdown and LaTeX, and how a score differs from another."""
 
 import pandas as pd
 import pytest
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.results.document import frame, stacked, write_tables
+from prunecli.results.evaluation import SCORES
 
 TABLES = {
     "by_a|b": [
@@ -72,3 +73,17 @@ def test_latex(tmp_path):
     assert text.startswith("% by_a|b\n\\begin{tabular}{lrrrr}\n\\toprule\n")
     assert f"a|b\\_c \\& 50 \\% & 0.30000000000000004 & {2**60 + 1} & True &  \\\\\n" in text
     assert text.count("\\end{tabular}") == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "first", "said"),
+    [
+        ("translation", "bleu", 60.04, 70.0, "-10.0"),
+        ("lm", "perplexity", 1075.0, 1000.0, "+7.5%"),
+        ("mlm", "perplexity", 4.0, 8.0, "-50%"),
+        ("classification", "accuracy", 0.9, 0.9125, "-1.2"),
+        ("embedding", "spearman", 0.75, 0.8, "-0.0500"),
+    ],
+)
+def test_a_difference_is_in_points_or_a_share_of_the_first_score(task, name, value, first, said):
+    assert SCORES[task][name].difference(value, first) == said
