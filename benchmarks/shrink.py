@@ -56,8 +56,9 @@ def mixtures(best: Tried, tried: list[Tried]) -> Iterator[tuple[str, Tried, Mapp
             yield f"{next(iter(one.shares))} alone", one, one.metrics
     most = max(whole, key=lambda one: (len(one.shares), -max(one.shares.values())))
     yield "even shares", most, most.metrics
-    if "tokens" not in best.shares:
-        yield "random", best, dict.fromkeys(best.metrics, "random")
+    drawn = {name: metric if name == "tokens" else "random" for name, metric in best.metrics.items()}
+    if drawn != dict(best.metrics):
+        yield "random", best, drawn
 
 
 def turned(path: Path, folder: Path, share: float) -> Path:

@@ -47,11 +47,11 @@ class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
 
 @command(BenchLatency)
 def bench_latency(options: BenchLatency) -> None:
-    """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
+    """Measure the speed of checkpoints on the same text, in turns, and compare them with the first.
 
-    Classifiers (--labelled), embedding models and masked language models (--text) are timed by examples per second,
-    language models (--text) by the tokens per second that they read of a prompt and generate after it. The first
-    checkpoint is the baseline of the ratios.
+    Translation models decode the same sentences to the same length. Classifiers (--labelled), embedding models and
+    masked language models (--text) are timed by examples per second, language models (--text) by the tokens per
+    second that they read of a prompt and generate after it.
     """
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for

@@ -74,12 +74,12 @@ class Evaluate(OutputOptions, TextChoice, EvaluationOptions):
 
 @command(Evaluate)
 def evaluate(options: Evaluate) -> None:
-    """Translate with each checkpoint and score: chrF++, chrF, BLEU, spBLEU, COMET, length, over-generation.
+    """Measure the quality of checkpoints on the same text, and compare them with the first.
 
-    Language models are measured by perplexity and by the divergence of their next tokens, masked ones by the loss of
-    hidden tokens, classifiers by accuracy, embedding models by cosine, Spearman's correlation and retrieval. The first
-    checkpoint is the baseline. The same command resumes an interrupted run; torchrun -m prunecli evaluate … splits the
-    sentences among processes.
+    Translations are scored by chrF++, chrF, BLEU, spBLEU, COMET, their length and repetitions. Language models are
+    measured by perplexity and by the divergence of their next tokens, masked ones by the loss of hidden tokens,
+    classifiers by accuracy, embedding models by cosine, Spearman's correlation and retrieval. The same command
+    resumes an interrupted run; torchrun -m prunecli evaluate … splits the sentences among processes.
     """
     if options.memory is not None:
         ask_huge_pages()  # before torch is imported
