@@ -351,6 +351,8 @@ def heal(
         batch_tokens=options.batch_tokens,
         device=options.device,
         loss=LossOptions(label_smoothing=0.0, distill=0.5),
+        # Dropout would be noise in the vectors to learn.
+        dropout=0.0 if first.task == "embedding" else None,
         context=first.context,
     )
     finetune(

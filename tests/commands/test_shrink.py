@@ -54,6 +54,7 @@ def test_a_model_is_shrunk_by_all_kinds(model):
         steps = [step["command"] for step in opened.structure.history]
     assert len(steps) == len(document.shares)
     # Each kind has its own decision, which `explain` reads.
+    assert ("falls into more tokens" in result.out) == ("tokens" in document.shares)
     kind = next(iter(document.shares))
     question = {"units": "unit 0 of layer 0", "layers": "layer 0", "heads": "head 0 of layer 0"}
     assert explain(Path("shrunk"), question.get(kind, "token hen"))
