@@ -101,7 +101,7 @@ def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         key: value
         for key, value in defaults.to_dict().items()
-        if key.endswith("_token_id") and type(value) is int and 0 <= value < size
+        if key.endswith(("_token_id", "_token_index")) and type(value) is int and 0 <= value < size
     }
 
 

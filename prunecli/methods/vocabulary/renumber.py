@@ -24,8 +24,18 @@ _PARTS = ("added_tokens", "padding", "post_processor")
 _IDS = ("id", "ids", "pad_id", "sep", "cls")
 """Parts of tokenizer.json that hold ids, and the keys of ids in them."""
 
-_NEEDED = ("_token_id", "_token_ids", "force_words_ids")
-"""Endings of keys of ids that generation puts out."""
+_NEEDED = (
+    "_token_id",
+    "_token_ids",
+    "_token_index",
+    "force_words_ids",
+    "lang_to_id",
+    "task_to_id",
+    "text_decoder_lang_to_code_id",
+)
+"""Endings of keys of ids that generation puts out, or that stand for an image; the last three: name -> id."""
+_PLACED = "forced_decoder_ids"
+"""[[place, id], …]."""
 _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
@@ -163,6 +173,8 @@ def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
     for key, value in document.items():
         if key.endswith(_NEEDED):
             yield from _numbers(value)
+        elif key == _PLACED:
+            yield from _numbers([number for _, number in value or ()])
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             yield from named_ids(value)
 
@@ -188,6 +200,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             result[key] = pairs or None
         elif key.endswith(_NEEDED):
             result[key] = _mapped(value, change)
+        elif key == _PLACED:
+            result[key] = value and [[place, _mapped(number, change)] for place, number in value]
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             result[key] = renumbered(value, change)
         else:
@@ -198,6 +212,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
 def _numbers(value: Any) -> Iterator[int]:
     if type(value) is int:
         yield value
+    elif isinstance(value, Mapping):
+        yield from _numbers([*value.values()])
     elif isinstance(value, list):
         for item in value:
             yield from _numbers(item)
@@ -210,6 +226,8 @@ def _is_kept(value: Any, change: Renumbering) -> bool:
 def _mapped(value: Any, change: Renumbering) -> Any:
     if type(value) is int:
         return change.new(value) if 0 <= value < change.size else value
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
     return [_mapped(item, change) for item in value] if isinstance(value, list) else value
 
 

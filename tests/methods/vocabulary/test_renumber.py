@@ -119,6 +119,10 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
         ("bos_token_id", None, None),
         ("pad_token_id", 10, 10),  # beyond the embeddings: no token's id
         ("force_words_ids", [[2, 5]], [[1, 2]]),
+        ("image_token_index", 9, 3),  # LLaVA, PaliGemma, Gemma 3
+        ("lang_to_id", {"<|de|>": 5, "<|en|>": 9}, {"<|de|>": 2, "<|en|>": 3}),  # Whisper
+        ("forced_decoder_ids", [[1, None], [2, 5]], [[1, None], [2, 2]]),
+        ("forced_decoder_ids", None, None),
         ("suppress_tokens", [1, 2, 3, 5], [1, 2]),
         ("begin_suppress_tokens", [1], None),
         ("suppress_tokens", [], []),
@@ -151,8 +155,11 @@ def test_named_ids_are_those_that_must_stay():
         "bos_token_id": None,
         "suppress_tokens": [1],
         "bad_words_ids": [[4]],
+        "boi_token_index": 6,
+        "task_to_id": {"transcribe": 7},
+        "forced_decoder_ids": [[1, None], [2, 8]],
     }
-    assert sorted(named_ids(document)) == [2, 5, 9]
+    assert sorted(named_ids(document)) == [2, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "forced_eos_token_id", "force_words_ids"])
