@@ -36,7 +36,7 @@ from prunecli.training.watch import Watch
 def bare(model: Any, examples: Examples, options: TrainingOptions, device: torch.device) -> None:
     """The updates of a run, written out."""
     model.train()
-    batches = loader(examples, BucketSampler(examples.lengths, options.batch_tokens, options.seed))
+    batches = loader(examples, BucketSampler(examples, options.batch_tokens, options.seed))
     objective = Objective(options.loss)
     optimizer = torch.optim.AdamW(
         model.parameters(), options.learning_rate, options.betas, weight_decay=0.0, fused=True
@@ -100,7 +100,7 @@ def main() -> None:
     made = training_arguments(options, Path(tempfile.gettempdir()), validates=False)
     model = load_model(arguments.checkpoint, device=made.device, dtype="float32")
     examples = translation_examples(load_tokenizer(arguments.checkpoint), model, text, pairs, skip_blank=True)
-    sampler = BucketSampler(examples.lengths, options.batch_tokens, options.seed)
+    sampler = BucketSampler(examples, options.batch_tokens, options.seed)
     if len(sampler) < arguments.steps:
         parser.error(f"the text has {len(sampler)} batches: fewer --steps, or a smaller --batch-tokens")
     rows = [row for _, batch in zip(range(arguments.steps), sampler, strict=False) for row in batch]

@@ -62,12 +62,20 @@ class Examples(ABC):
     def batch(self, rows: Sequence[int]) -> Batch:
         """These examples."""
 
+    def cut(self, batch_tokens: int, order: Sequence[int] | None = None) -> list[list[int]]:
+        """The examples of each batch, those of like lengths together: see `length_bucketed`.
+
+        Args:
+            order: of all examples, for those of equal lengths.
+        """
+        lengths = self.lengths
+        rows = range(len(lengths)) if order is None else order
+        found = length_bucketed([lengths[row] for row in rows], batch_tokens, self.max_rows, equal=self.equal)
+        return [[rows[place] for place in batch] for batch in found]
+
     def batches(self, batch_tokens: int) -> list[Batch]:
-        """All examples, those of like lengths together: see `length_bucketed`."""
-        return [
-            self.batch(rows)
-            for rows in length_bucketed(self.lengths, batch_tokens, self.max_rows, equal=self.equal)
-        ]
+        """All examples: see `cut`."""
+        return [self.batch(rows) for rows in self.cut(batch_tokens)]
 
     def set_epoch(self, epoch: int) -> None:  # noqa: B027
         """Which epoch the batches from now on are of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples
-from prunecli.running.runner import ignored
 from prunecli.running.windows import mlm_examples, packed_examples
-from prunecli.text.batching import length_bucketed
 from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
@@ -184,28 +182,25 @@ class BucketSampler(Sampler[list[int]]):
     not divide among the processes waits for another epoch.
 
     Args:
-        lengths: of the examples, as (input, output).
+        examples: told of each epoch before its first batch.
         batch_tokens: padded tokens of the longer side.
         seed: of the order.
         rank: number of this process.
         processes: how many there are.
-        on_epoch: told of each epoch before its first batch.
     """
 
     def __init__(
         self,
-        lengths: Sequence[tuple[int, int]],
+        examples: Examples,
         batch_tokens: int,
         seed: int,
         rank: int = 0,
         processes: int = 1,
-        on_epoch: Callable[[int], None] = ignored,
     ) -> None:
-        self.lengths, self.batch_tokens, self.seed = lengths, batch_tokens, seed
-        self.rank, self.processes = rank, processes
-        self.epoch, self.on_epoch = 0, on_epoch
+        self.examples, self.batch_tokens, self.seed = examples, batch_tokens, seed
+        self.rank, self.processes, self.epoch = rank, processes, 0
         # The cut depends on the sorted lengths, so that every epoch has as many batches.
-        self.count = len(length_bucketed(lengths, batch_tokens)) // processes
+        self.count = len(examples.cut(batch_tokens)) // processes
 
     def __len__(self) -> int:
         return self.count
@@ -213,15 +208,15 @@ class BucketSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Which order the next iteration has; the Trainer calls it."""
         self.epoch = epoch
-        self.on_epoch(epoch)
+        self.examples.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(len(self.lengths)).tolist()
-        batches = length_bucketed([self.lengths[row] for row in order], self.batch_tokens)
+        order = random.permutation(len(self.examples.lengths)).tolist()
+        batches = self.examples.cut(self.batch_tokens, order)
         shuffled = random.permutation(len(batches)).tolist()[: self.count * self.processes]
         for number in shuffled[self.rank :: self.processes]:
-            yield [order[row] for row in batches[number]]
+            yield batches[number]
 
 
 def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> Any:

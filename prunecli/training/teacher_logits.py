@@ -80,6 +80,10 @@ class KnownExamples(Examples):
         """See `Examples`."""
         return self.own.lengths
 
+    def cut(self, batch_tokens: int, order: Sequence[int] | None = None) -> list[list[int]]:
+        """See `Examples`."""
+        return self.own.cut(batch_tokens, order)
+
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
         made = self.own.batch(rows)

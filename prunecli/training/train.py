@@ -179,7 +179,7 @@ def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessG
     if options.epochs is None and options.minutes is not None:
         return NO_END
     sampler = BucketSampler(
-        examples.lengths, options.batch_tokens, options.seed, process_group.rank, process_group.world_size
+        examples, options.batch_tokens, options.seed, process_group.rank, process_group.world_size
     )
     return max(1, math.ceil((options.epochs or 1) * math.ceil(len(sampler) / options.accumulate)))
 

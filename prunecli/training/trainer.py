@@ -200,12 +200,11 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """This process's batches."""
         sampler = BucketSampler(
-            self.examples.lengths,
+            self.examples,
             self.options.batch_tokens,
             self.options.seed,
             self.process_group.rank,
             self.process_group.world_size,
-            self.examples.set_epoch,
         )
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
 

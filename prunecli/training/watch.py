@@ -23,7 +23,6 @@ from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.running.runner import ignored
-from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText
 from prunecli.training.loss import Objective
 
@@ -235,7 +234,7 @@ class Validation:
         """
         model.eval()
         total, count = 0.0, 0
-        batches = length_bucketed(self.examples.lengths, self.batch_tokens)
+        batches = self.examples.cut(self.batch_tokens)
         for first in range(0, len(batches), process_group.world_size):
             # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
             number = first + process_group.rank

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli import demo
-from prunecli.running.examples import Batch
+from prunecli.running.examples import Batch, Examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.training.data import BucketSampler, loader, read_training_data
@@ -16,11 +16,13 @@ from prunecli.training.data import BucketSampler, loader, read_training_data
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
 
 
-class Numbered:
+class Numbered(Examples):
     """Examples that say which rows they are."""
 
-    def __init__(self, lengths):
-        self.lengths = lengths
+    lengths = ()
+
+    def __init__(self, lengths, max_rows=None):
+        self.lengths, self.max_rows = lengths, max_rows
 
     def batch(self, rows):
         return Batch({"rows": torch.tensor(rows)}, torch.tensor(rows), tuple(rows))
@@ -31,7 +33,7 @@ class Numbered:
 def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, processes):
     shares = []
     for rank in range(processes):
-        sampler = BucketSampler(lengths, budget, seed, rank, processes)
+        sampler = BucketSampler(Numbered(lengths), budget, seed, rank, processes)
         sampler.set_epoch(epoch)
         shares.append(list(sampler))
         assert len(shares[-1]) == len(sampler)
@@ -44,12 +46,17 @@ def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, p
         assert len(batch) == 1 or len(batch) * longest <= budget
 
 
+def test_examples_say_how_many_go_together():
+    """One at a time where a classifier knows no padding."""
+    assert len([*BucketSampler(Numbered([(3, 3)] * 10, max_rows=1), 60, 0)]) == 10
+
+
 def test_the_order_is_of_the_epoch_and_the_seed():
     lengths = [(size % 7 + 1, size % 5 + 1) for size in range(80)]
 
     orders = []
     for seed, epoch in ((0, 1), (0, 1), (0, 2), (1, 1)):
-        sampler = BucketSampler(lengths, 20, seed)
+        sampler = BucketSampler(Numbered(lengths), 20, seed)
         sampler.set_epoch(epoch)
         orders.append(list(sampler))
     assert orders[0] == orders[1]
@@ -57,7 +64,8 @@ def test_the_order_is_of_the_epoch_and_the_seed():
 
 
 def test_a_loader_leaves_the_random_numbers_of_dropout_alone():
-    made = loader(Numbered([(3, 3)] * 10), BucketSampler([(3, 3)] * 10, 6, 0))
+    examples = Numbered([(3, 3)] * 10)
+    made = loader(examples, BucketSampler(examples, 6, 0))
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
