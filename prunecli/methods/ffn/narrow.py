@@ -98,25 +98,30 @@ def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
                 "Remove whole experts: prunecli prune-experts.",
             )
         return own
-    chosen = _owners(layers, options)
+    chosen = _owners(layers, options, checkpoint.layout.family.mixture is not None)
     return [axis for axis in axes if axis.module in chosen]
 
 
-def _owners(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
+def _owners(layers: Sequence[FfnLayer], options: NarrowOptions, has_experts: bool) -> set[str]:
     """Names of the dense FFNs that get narrower."""
     sides = [layer.side for layer in layers]
     if options.side is not None and options.side not in sides:
         raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
     own = [
-        layer for layer in layers if options.side in (None, layer.side) and (layer.is_sparse or layer.tensors)
+        layer
+        for layer in layers
+        if options.side in (None, layer.side) and (layer.tensors or (layer.is_sparse and has_experts))
     ]
     dense = [layer for layer in own if not layer.is_sparse]
     if not dense or (len(dense) < len(own) and not options.dense_only):
+        if not own:
+            raise UnsupportedModelError(
+                "No FFN was found that could get narrower, by a key of config.json for its width.",
+                "`prunecli inspect` shows what can be removed.",
+            )
         remedy = f"Add `dense_only` to narrow the other {len(dense)} and leave these."
         raise UnsupportedModelError(
-            f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts."
-            if own
-            else "The model has no FFN that could get narrower.",
+            f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts.",
             remedy if dense else "Narrow the experts with `experts`, or remove some: prunecli prune-experts.",
         )
     owners = {layer.owner for layer in dense}

@@ -95,9 +95,7 @@ def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
     why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
     raise UsageError(
         f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
-        "Remove experts, layers or tokens instead."
-        if family.must_be_stock
-        else "Leave `uniform` out: the result then opens only where prunecli is installed.",
+        "Leave `uniform` out: the result then opens only where prunecli is installed.",
     )
 
 
