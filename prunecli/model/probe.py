@@ -310,7 +310,10 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
     by_number = [
         name
         for name, value in config.items()
-        if isinstance(value, Mapping) and value and all(str(number).isdecimal() for number in value)
+        if isinstance(value, Mapping)
+        and name != "id2label"
+        and value
+        and all(str(number).isdecimal() for number in value)
     ]
     return LayerKey(
         key,

@@ -390,6 +390,8 @@ class Trial:
             with suppress(Exception):  # some have no table, or several
                 vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
+            if self.model.config.is_encoder_decoder and type(end := self.model.config.eos_token_id) is int:
+                tokens[:, -1] = end  # where classifiers look
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:
             more["decoder_input_ids"] = tokens.flip(1)
@@ -558,6 +560,8 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
             found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}
         elif kept and key.endswith(kept):
             found[key] = value
+        elif key == "pad_token_id" and value is None:  # classifiers take several texts only if they know one
+            found[key] = 0
         elif type(value) is int:
             found[key] = _small(key, value, scale)
         elif isinstance(value, list) and all(type(one) is int for one in value):
