@@ -20,8 +20,13 @@ HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
 """Tasks of models without a head, which learn from a teacher alone."""
 Task = TypeVar("Task", bound=str)
 
+ENCODER = "EncoderModel"
+"""End of the name of a class that has the encoder alone of an encoder with a decoder, as its config still says."""
 _ENDINGS: Mapping[str, TrainingTask] = {
-    "Model": "feature-extraction",
+    **dict.fromkeys(
+        ("Model", "TokenClassification", "QuestionAnswering", "MultipleChoice", "Prediction", "PreTraining"),
+        "feature-extraction",
+    ),
     "LMHeadModel": "lm",
     "WithLMHeadModel": "mlm",
     "ForSequenceClassification": "classification",
@@ -36,6 +41,7 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
     Args:
         is_pair: whether it is an encoder with a decoder.
     """
+    is_pair = is_pair and not name.endswith(ENCODER)
     task: TrainingTask = "translation" if is_pair else "lm"
     for ending, own in _ENDINGS.items():
         if name.endswith(ending) and not (is_pair and own == "feature-extraction"):
