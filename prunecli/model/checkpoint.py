@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
-from prunecli.model.declared import Sizes, counts_experts
+from prunecli.model.declared import SHARED_LAYERS, Sizes, class_names, counts_experts, depths_beyond
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from prunecli.model.probed import Probed
 
 
+_BARE = re.compile(r"(h|layers?|blocks?|encoder|decoder|embeddings|wte|(word|tok)_embeddings|embed_tokens)\.")
+"""Beginning of the names of a base model's tensors."""
+_BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
+"""End of a tensor's name -> types that it has as a buffer; the last is the mask of an attention."""
+
+
 class Checkpoint(TensorReader):
     """An open checkpoint directory; a context manager. Nothing is read but what is asked for.
 
@@ -38,6 +45,7 @@ class Checkpoint(TensorReader):
         structure: what was removed from the original model.
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
+        own_class: name of the class of transformers that stores tensors so, where config.json may name another one.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
@@ -45,6 +53,7 @@ class Checkpoint(TensorReader):
         where = str(path / "config.json")
         self.structure = Structure() if config.get(KEY) is None else Structure.from_json(config[KEY], where)
         self._is_checked = False
+        self.own_class: str | None = None
         super().__init__(path, files)
 
     @property
@@ -84,11 +93,18 @@ class Checkpoint(TensorReader):
 
         return probed(self)
 
-    @property
+    @cached_property
     def _declared(self) -> Architecture | None:
-        """The declared family; of some the experts alone are declared."""
-        model_type = self.model_type.removeprefix(REDUCED_PREFIX)
-        return FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
+        """The declared family; of some the experts alone are declared. None: the class is, which can be asked."""
+        model_type, names = self.model_type.removeprefix(REDUCED_PREFIX), class_names(self.config)
+        family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
+        if family is None or not names or not family.classes:
+            return family
+        if not {family.model_class, *(known.name for known in family.classes)}.isdisjoint(names):
+            return family
+        from prunecli.model.skeleton import class_of_type
+
+        return family if class_of_type(names, model_type) is None else None
 
     @property
     def architecture(self) -> Architecture | None:
@@ -309,13 +325,34 @@ class Checkpoint(TensorReader):
         tensors = self._by_stored_name
         family = self._declared
         if family is None:
-            return tensors
+            return self._named_by_class()
         with located(self.path):
             sizes = Sizes(family, self.config)
             is_stock = self.structure.embedding.is_stock
             tied = resolve_ties(sizes, None if is_stock else resolve_tables(sizes, self.structure))
         named = stored_names(family, tied, list(tensors), self._equal)
         return {new: tensors[old] for old, new in named.items()}
+
+    def _named_by_class(self) -> dict[str, tuple[int, Stored]]:
+        """As the class stores them, without the buffers that older classes stored."""
+        tensors = {
+            re.sub(
+                "LayerNorm.gamma$", "LayerNorm.weight", re.sub("LayerNorm.beta$", "LayerNorm.bias", name)
+            ): at
+            for name, at in self._by_stored_name.items()
+            if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ())
+        }
+        names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
+        if depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
+            return tensors
+        # To ask the class takes seconds. One without a head ends so, and its tensors have no beginning in common.
+        if not names or is_bare != names[0].endswith("Model"):
+            from prunecli.model.skeleton import class_that_fits
+
+            with suppress(PruneError):
+                self.own_class, renamed = class_that_fits(self, tensors)
+                return {renamed[name]: at for name, at in tensors.items()}
+        return tensors
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors of the files hold the same values."""

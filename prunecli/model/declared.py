@@ -20,6 +20,8 @@ LARGEST = 1 << 48
 """A config.json that names a larger size is damaged."""
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
+SHARED_LAYERS = 1000
+"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
 EXPERTS = re.compile(r"^(?!top_?k).*(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
@@ -45,13 +47,16 @@ class Sizes:
     config: Mapping[str, Any]
 
     def value(self, key: str) -> Any:
-        """A key of config.json, or transformers' default where it is left out; a null stands for a default in words.
+        """A key of config.json, or transformers' default where it is left out.
+
+        A null stands for a default in words, or for what a class that was asked made of it.
 
         Raises:
             CheckpointError: neither has it.
         """
         default, stated = self.family.attributes.get(key), value_of(self.config, key)
-        if stated is not None or (key in self.config and not isinstance(default, str)):
+        is_filled = isinstance(default, str) or (default is not None and self.family.found is not None)
+        if stated is not None or (key in self.config and not is_filled):
             return stated
         if default is not None:
             return default

@@ -121,6 +121,7 @@ def result_config(
     if not support.is_stock:
         names = source.tensors if tensors is None else tensors
         opened_by = auto_classes(family, readable(result, names), classes)
+        opened_by = opened_by or {family.auto_class: family.model_class}  # which no auto class opens
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
         config[WEIGHTS_KEY] = (
             f"{support.line} Open it where {PACKAGE} is installed, "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, kind_and_reason
-from prunecli.model.declared import class_names, depths_beyond, with_keys
+from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, with_keys
 from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.private import model_from_config, with_special_floats
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from prunecli.model.checkpoint import Checkpoint
-
-SHARED_LAYERS = 1000
-"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
 Shape = tuple[int, ...]
 Changes = Mapping[str, Any]
@@ -60,11 +57,16 @@ class Skeleton:
         import transformers
 
         stored: dict[tuple[str, str], set[str]] = {}
+        start, is_pair = self.model_class.base_model_prefix, self.effective.get("is_encoder_decoder")
         for auto, name in auto_classes_of(str(self.config.get("model_type"))):
             with suppress(Exception):  # of any kind: what a class makes of a config of another one
                 other = replace(self, model_class=getattr(transformers, name))
-                start = f"{other.model_class.base_model_prefix}."
-                stored[auto, name] = {own.removeprefix(start) for own in other.stored.keys() - other.tied}
+                # Others have the layers elsewhere, or are the decoder alone.
+                if other.model_class.base_model_prefix == start and not (
+                    is_pair and auto.endswith("CausalLM")
+                ):
+                    names = other.stored.keys() - other.tied
+                    stored[auto, name] = {own.removeprefix(f"{start}.") for own in names}
         common = set.intersection(*stored.values()) if stored else set()
         heads = {key: tuple(sorted(own - common)) for key, own in stored.items()}
         labelled = {key for key in heads if key[0].endswith(("Classification", "Answering"))}
@@ -166,6 +168,13 @@ class Skeleton:
 
     def settled(self, changes: Changes) -> dict[str, Any]:
         """config.json with these values, and with those that would follow from them as they were before."""
+        aliases = (
+            self.config_class.attribute_map.items()
+        )  # of which the class believes one, if both are stated
+        changes = {
+            **changes,
+            **{own: changes[of] for own, of in aliases if own in self.config and of in changes},
+        }
         wanted = with_keys(self.effective, changes)
         changed = with_keys(self.config, changes)
         return _stating(changed, self.config_of(changed).to_dict(), wanted)
@@ -198,29 +207,62 @@ def _stating(config: dict[str, Any], found: Mapping[str, Any], wanted: Mapping[s
 
 
 def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
-    """The class that config.json names, or the first of the model's type whose tensors are all there.
+    """The class that the tensors fit, or else that config.json names.
 
     Raises:
         UnsupportedModelError: transformers has none, or cannot build it.
         CheckpointError: config.json names no type.
     """
     require_depth(checkpoint)
-    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
-    names = class_names(checkpoint.config)[:1] or classes_of_type(checkpoint.model_type)
-    for name in names:
-        model_class = class_named(checkpoint, name)
-        config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
-        made = Skeleton(model_class, config_class(checkpoint, model_class), config)
-        with transformers_takes(checkpoint.path / "config.json"):
-            stored = made.stored
-        if class_names(checkpoint.config) or stored.keys() - made.tied <= checkpoint.tensors.keys():
-            return made
-    if names:
+    name = checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
+    made = _skeleton(checkpoint, name or class_that_fits(checkpoint, checkpoint.tensors)[0])
+    with transformers_takes(checkpoint.path / "config.json"):
+        made.stored  # noqa: B018
+    return made
+
+
+def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """The class that config.json names, or another one of the type, of whose tensors the fewest are missing.
+
+    Args:
+        names: of tensors; those of the base model may lack the first part, or have it although the class does not.
+
+    Returns:
+        Its name; and name -> name of the tensor as the class stores it.
+
+    Raises:
+        UnsupportedModelError: they fit none.
+        CheckpointError: config.json names no type.
+    """
+    classes = (*class_names(checkpoint.config)[:1], *classes_of_type(checkpoint.model_type))
+    found: dict[str, tuple[int, dict[str, str]]] = {}
+    for name in dict.fromkeys(classes):
+        with suppress(Exception), quiet():  # of any kind: what a class makes of a config of another one
+            made = _skeleton(checkpoint, name)
+            stored, start = made.stored, f"{made.model_class.base_model_prefix}."
+            renamed = {
+                own: next((one for one in (own, start + own, own.removeprefix(start)) if one in stored), own)
+                for own in names
+            }
+            missing = len(stored.keys() - made.tied - {*renamed.values()})
+            if 2 * missing < len(stored) and len({*renamed.values()}) == len(renamed):
+                found[name] = missing, renamed
+    if not classes:
+        raise class_unknown(checkpoint, "")
+    if not found:
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: names no class, and the tensors fit none of {', '.join(names)}",
+            f"{checkpoint.path}/config.json: names no class, and the tensors fit none of {', '.join(classes)}",
             'Add "architectures"; if the tensors have names of an older transformers, save the model with it first.',
         )
-    raise class_unknown(checkpoint, "")
+    name = min(found, key=lambda name: found[name][0])
+    return name, found[name][1]
+
+
+def _skeleton(checkpoint: Checkpoint, name: str) -> Skeleton:
+    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
+    config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
+    model_class = class_named(checkpoint, name)
+    return Skeleton(model_class, config_class(checkpoint, model_class), config)
 
 
 @contextmanager

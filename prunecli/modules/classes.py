@@ -66,7 +66,7 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         UnsupportedModelError: there is none, or it is of another family.
         CheckpointError: config.json names no type.
     """
-    name = name or next(iter(class_names(checkpoint.config)), None)
+    name = name or checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
     if name is None:
         if checkpoint.family is None:
             return skeleton_of(checkpoint).model_class

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from prunecli import load_model
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.heads.plan import plan_heads
+from prunecli.methods.options import HeadOptions, NarrowOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
@@ -19,6 +23,7 @@ from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
+from prunecli.text.tasks import task_of
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 
@@ -138,6 +143,21 @@ def test_embeddings_are_factorised(model_type, side, tmp_path):
     assert torch.equal(cutting.logits(unit, rows), cutting.logits(load_model(tmp_path / "again"), rows))
 
 
+def test_a_classifier_without_a_padding_token_is_found(tmp_path):
+    config = tiny.tiny_config("gpt_neox")
+    assert config.pad_token_id is None
+    transformers.GPTNeoXForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+
+
+def test_a_classifier_that_looks_at_the_end_is_found(tmp_path):
+    config = tiny.tiny_config("plbart", "seq2seq")
+    transformers.PLBartForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+
+
 @pytest.mark.parametrize("model_type", ["granite", "gte"])
 def test_tokens_are_found(model_type, tmp_path):
     cutting.saved(model_type, tmp_path)
@@ -170,6 +190,135 @@ def test_lists_of_numbers_of_layers_follow(tmp_path):
     assert json.loads((tmp_path / "cut" / "config.json").read_text())["mlp_only_layers"] == [0]
 
 
+def test_remedies_of_refusals_work(tmp_path):
+    cutting.saved("bloom", tmp_path / "bloom")
+    with open_model(tmp_path / "bloom") as checkpoint:
+        with pytest.raises(UnsupportedModelError, match="No FFN was found") as caught:
+            plan_widths(checkpoint, NarrowOptions(metric="norms"))
+        assert "experts" not in str(caught.value.remedy)
+    cutting.saved("gpt_neox", tmp_path / "gpt_neox")
+    with open_model(tmp_path / "gpt_neox") as checkpoint:
+        with pytest.raises(UsageError, match="cannot say how many heads") as caught:
+            plan_heads(checkpoint, HeadOptions(metric="random", uniform=True))
+        assert str(caught.value.remedy).startswith("Leave `uniform` out")
+        plan_heads(checkpoint, HeadOptions(metric="random"))
+
+
+def test_other_classes_of_declared_types_are_asked(tmp_path):
+    model = transformers.T5ForTokenClassification(tiny.tiny_config("t5")).eval()
+    model.save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert checkpoint.architecture is None
+        for kind, axes in cutting.axes_found(checkpoint).items():
+            assert cutting.apart(model, checkpoint, axes, tmp_path / kind, uneven=kind == "head") < 2e-4
+        assert task_of(checkpoint) == "embedding"
+
+
+def test_the_class_of_a_result_opens_where_no_auto_class_names_it(tmp_path):
+    transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        axes = cutting.axes_found(checkpoint)["head"]
+        kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
+        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / "out")
+        assert task_of(checkpoint) == "embedding"
+    opened = transformers.AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert type(opened).__name__ == "T5EncoderModel"
+
+
+def test_the_decoder_alone_opens_no_result(tmp_path):
+    cutting.saved("plbart", tmp_path / "model", "seq2seq")
+    with open_model(tmp_path / "model") as checkpoint:
+        classes = checkpoint.require_architecture().found.classes
+    assert {one.auto_class for one in classes} >= {"AutoModelForSeq2SeqLM", "AutoModel"}
+    assert "AutoModelForCausalLM" not in {one.auto_class for one in classes}
+
+
+@pytest.mark.parametrize("kind", ["layer", "head"])
+def test_a_null_is_what_the_class_makes_of_it(kind, tmp_path):
+    """Phi-1.5's config.json has a null as its number of key/value heads."""
+    model = transformers.PhiForCausalLM(tiny.tiny_config("phi")).eval()
+    config = model.config
+    config.num_key_value_heads = config.num_attention_heads
+    model = transformers.PhiForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_key_value_heads": None}))
+    with open_model(tmp_path / "model") as checkpoint:
+        axes = axes_of(checkpoint, kind)
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=kind == "head") < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("stored", "named"),
+    [
+        ("MPNetModel", ["MPNetForMaskedLM"]),  # all-mpnet-base-v2
+        ("BloomModel", ["BloomForCausalLM"]),  # bloom-560m
+        ("CamembertForMaskedLM", ["CamembertModel"]),
+        ("DebertaV2ForMaskedLM", None),  # deberta-v3-base, whose head has other names
+    ],
+)
+def test_tensors_of_another_class_than_is_named(stored, named, tmp_path):
+    model_type = getattr(transformers, stored).config_class.model_type
+    model = getattr(transformers, stored)(tiny.tiny_config(model_type)).eval()
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    if named is None:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("cls.")}
+    tensors["embeddings.position_ids"] = torch.arange(9)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"architectures": named}))
+    with open_model(tmp_path / "model") as checkpoint:
+        assert "embeddings.position_ids" not in checkpoint.tensors
+        kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
+        assert axes
+        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / "out")
+    reduced = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    whole = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
+    layers = [
+        name
+        for name, module in whole.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
+    ]
+    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting._hand_on, with_kwargs=True)
+    rows = tiny.inputs(whole)
+    with torch.no_grad():
+        assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)
+    assert load_model(tmp_path / "out").eval()
+
+
+def test_older_names_of_norms(tmp_path):
+    model = cutting.saved("electra", tmp_path / "model", "masked")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    for name in [*tensors]:
+        older = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
+        tensors[older] = tensors.pop(name)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with open_model(tmp_path / "model") as checkpoint:
+        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+
+
+def test_labels_are_no_layers(tmp_path):
+    model = transformers.ElectraForSequenceClassification(tiny.tiny_config("electra")).eval()
+    model.save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+
+
+def test_every_name_of_the_depth_follows(tmp_path):
+    """As published configs of BlenderBot, LED and others have it: transformers believes the other name."""
+    model = cutting.saved("blenderbot-small", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"num_hidden_layers": config["encoder_layers"]}))
+    with open_model(tmp_path / "model") as checkpoint:
+        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+
+
 def test_layers_that_the_depth_scales_are_refused(tmp_path):
     cutting.saved("minicpm3", tmp_path)
     with (
@@ -191,8 +340,6 @@ def test_the_class_is_found_by_the_tensors(model_type, tmp_path):
 
 
 def test_missing_tensors_are_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     cutting.saved("granite", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
