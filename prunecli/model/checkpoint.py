@@ -334,7 +334,7 @@ class Checkpoint(TensorReader):
         return {new: tensors[old] for old, new in named.items()}
 
     def _named_by_class(self) -> dict[str, tuple[int, Stored]]:
-        """As the class stores them, without the buffers that older classes stored."""
+        """The tensors as the class names them, without the buffers that older classes stored."""
         tensors = {
             re.sub(
                 "LayerNorm.gamma$", "LayerNorm.weight", re.sub("LayerNorm.beta$", "LayerNorm.bias", name)

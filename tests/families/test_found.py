@@ -288,6 +288,24 @@ def test_tensors_of_another_class_than_is_named(stored, named, tmp_path):
     assert load_model(tmp_path / "out").eval()
 
 
+def test_an_output_layer_of_its_own_stays_apart(tmp_path):
+    """Transformers leaves it apart where config.json ties it, and the files hold another one."""
+    cutting.saved("gemma", tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("tie_word_embeddings", None)  # as published, where the class's default ties them
+    path.write_text(json.dumps(config))
+    model = transformers.GemmaForCausalLM.from_pretrained(tmp_path / "model").eval()
+    with open_model(tmp_path / "model") as checkpoint:
+        axes = axes_of(checkpoint, "unit")
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=True) < 2e-4
+    opened = load_model(tmp_path / "out")
+    assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
+
+
 def test_older_names_of_norms(tmp_path):
     model = cutting.saved("electra", tmp_path / "model", "masked")
     path = tmp_path / "model" / "model.safetensors"
@@ -310,7 +328,7 @@ def test_labels_are_no_layers(tmp_path):
 
 
 def test_every_name_of_the_depth_follows(tmp_path):
-    """As published configs of BlenderBot, LED and others have it: transformers believes the other name."""
+    """Published configs of BlenderBot, LED and others have another name of it, which transformers believes."""
     model = cutting.saved("blenderbot-small", tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     config = json.loads(path.read_text())
