@@ -186,6 +186,8 @@ def probed(checkpoint: Checkpoint) -> Probed:
     except Exception as error:  # of any kind: what a class makes of its config
         raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
     if found is None:
+        if (taken := whole.model_class.main_input_name) != "input_ids":
+            raise UnsupportedModelError(f"{where}: it takes {taken}, not tokens", "Give a model of text.")
         raise UnsupportedModelError(f"{where}: no small copy of it can be made", REMEDY)
     return found
 

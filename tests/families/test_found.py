@@ -306,6 +306,16 @@ def test_an_output_layer_of_its_own_stays_apart(tmp_path):
     assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
 
 
+def test_a_model_of_sound_is_refused_as_such(tmp_path):
+    config = tiny.tiny_config("whisper")
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+    with (
+        open_model(tmp_path) as checkpoint,
+        pytest.raises(UnsupportedModelError, match="takes input_features"),
+    ):
+        checkpoint.require_architecture()
+
+
 def test_older_names_of_norms(tmp_path):
     model = cutting.saved("electra", tmp_path / "model", "masked")
     path = tmp_path / "model" / "model.safetensors"
