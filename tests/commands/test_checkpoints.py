@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.states import StateStore
 from prunecli.text.files import TextFile
-from tests.commands.calls import raising
+from tests.commands.calls import content, raising
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_json
@@ -115,12 +114,6 @@ def memory_folder(tmp_path, monkeypatch):
 def run(command: str, *arguments: str) -> Any:
     """One call of a command; its refusals are raised."""
     return raising(COMMANDS[command], *arguments, "--device", "cpu")
-
-
-def content(path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text())
-    found.pop("command", None)
-    return found
 
 
 def test_perplexity_is_the_same_to_the_last_digit(memory_folder):

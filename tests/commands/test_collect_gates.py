@@ -28,7 +28,7 @@ from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
 from prunecli.text.plain import MIXED
 from tests.commands import calls
-from tests.commands.calls import Result, call, refused
+from tests.commands.calls import Result, call, content, refused
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
@@ -201,12 +201,6 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
 
 
 CPU = torch.device("cpu")
-
-
-def content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    found.pop("command")
-    return found
 
 
 def test_the_file_is_the_same_but_for_the_command_line(folder):

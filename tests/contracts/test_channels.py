@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +17,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.families import cutting, tiny, tiny_family
 from tests.reference import channels as reference
+from tests.tiny import config_of
 
 STEP = {"command": "test"}
 
@@ -108,7 +107,7 @@ def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one(model_type, tmp_pat
     one, other = (load_file(folder / "model.safetensors") for folder in paths[-2:])
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    configs = [json.loads((folder / "config.json").read_text()) for folder in paths[-2:]]
+    configs = [config_of(folder) for folder in paths[-2:]]
     for config in configs:
         del config["prunecli"]["history"]
     assert configs[0] == configs[1]

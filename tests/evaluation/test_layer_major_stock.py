@@ -20,8 +20,9 @@ from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses
-from tests.evaluation.test_layer_major import LINES, assert_same, layered, no_room
+from tests.evaluation.test_layer_major import LINES, assert_same, layered
 from tests.methods.experts.test_layerwise import PLENTY
+from tests.running.layerwise.running import no_room
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
+from tests.tiny import change_config, config_of
 
 BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
@@ -53,14 +53,14 @@ def test_a_cut_model_is_the_masked_one(model_type, tmp_path):
         every = [axis for kind in able for axis in found[kind]]
         gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
         assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
-        config = json.loads((tmp_path / "out" / "config.json").read_text())
-        before = json.loads((tmp_path / "model" / "config.json").read_text())
+        config = config_of(tmp_path / "out")
+        before = config_of(tmp_path / "model")
         assert config["model_type"] == before["model_type"]
         assert "auto_map" not in config
         if uneven:
             axes = [axis for kind in {*uneven, *found} & {*found} for axis in found[kind]]
             assert cutting.apart(model, checkpoint, axes, tmp_path / "uneven", gone, uneven=True) < 2e-4
-            if "auto_map" in json.loads((tmp_path / "uneven" / "config.json").read_text()):
+            if "auto_map" in config_of(tmp_path / "uneven"):
                 with pytest.raises(ValueError, match="Not a stock model"):
                     type(model).from_pretrained(tmp_path / "uneven")
 
@@ -109,7 +109,7 @@ def test_every_class_opens_a_result(model_type, tmp_path):
     with open_model(tmp_path / "model") as checkpoint:
         axis, *_ = axes_of(checkpoint, "head")
         apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    opened_by = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+    opened_by = config_of(tmp_path / "out")["auto_map"]
     assert {"AutoModel"} < {*opened_by}
     rows = tiny.inputs(model)
     hidden = {}
@@ -167,7 +167,7 @@ def test_lists_of_numbers_of_layers_follow(tmp_path):
     with open_model(tmp_path / "source") as checkpoint:
         axes = axes_of(checkpoint, "layer")
         assert cutting.apart(model, checkpoint, axes, tmp_path / "cut", 0) < 2e-4
-    assert json.loads((tmp_path / "cut" / "config.json").read_text())["mlp_only_layers"] == [0]
+    assert config_of(tmp_path / "cut")["mlp_only_layers"] == [0]
 
 
 def test_layers_that_the_depth_scales_are_refused(tmp_path):
@@ -182,10 +182,7 @@ def test_layers_that_the_depth_scales_are_refused(tmp_path):
 @pytest.mark.parametrize("model_type", ["granite", "modernbert"])
 def test_the_class_is_found_by_the_tensors(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["architectures"]
-    path.write_text(json.dumps(config))
+    change_config(tmp_path, "architectures")
     with open_model(tmp_path) as checkpoint:
         assert checkpoint.require_architecture().model_class == type(model).__name__
 
@@ -204,8 +201,7 @@ def test_missing_tensors_are_named(tmp_path):
 
 def test_a_config_that_its_class_refuses_is_named(tmp_path):
     cutting.saved("granite", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "none of these"}))
+    change_config(tmp_path, hidden_act="none of these")
     with (
         open_model(tmp_path) as checkpoint,
         pytest.raises(CheckpointError, match=r"config\.json: transformers"),
@@ -254,18 +250,15 @@ def test_tensors_are_tied_where_no_key_says_so(tmp_path):
 
 def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path):
     """Published Nemotron-H say their layers in letters, which vLLM reads; transformers makes a list of these."""
-    cutting.saved("nemotron_h", tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    config = json.loads(path.read_text())
+    model = tmp_path / "model"
+    cutting.saved("nemotron_h", model)
     letters = {"linear_attention": "M", "moe": "E", "full_attention": "*", "mlp": "-"}
-    pattern = "".join(letters[kind] for kind in config.pop("layers_block_type"))
-    path.write_text(
-        json.dumps({**config, "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)})
-    )
+    pattern = "".join(letters[kind] for kind in config_of(model)["layers_block_type"])
+    change_config(model, "layers_block_type", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     with open_model(tmp_path / "model") as checkpoint:
         (axis,) = axes_of(checkpoint, "layer")
         apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config_of(tmp_path / "out")
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1
 

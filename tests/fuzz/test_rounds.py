@@ -37,7 +37,7 @@ from tests.fuzz.mutations import (
 )
 from tests.fuzz.recipes import RECIPES
 from tests.fuzz.rounds import run
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import change_config, tiny_nllb_moe
 
 FEW = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
@@ -180,8 +180,7 @@ REWRITES = (
     ],
 )
 def test_config_of_another_kind(name, key, value, command, tmp_path):
-    config = tiny_family(tmp_path / "model", name) / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
+    change_config(tiny_family(tmp_path / "model", name), **{key: value})
     (tmp_path / "text").write_text("a hen\n")
     ran = run(command, tmp_path)
     assert ran.status in (0, 1, 2), ran.trace
@@ -324,9 +323,8 @@ def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):
 
 def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_path):
     model = tiny_nllb_moe(tmp_path / "model", layers=2)
-    config = model / "config.json"
     for value in ("\x1b]0;title\x07", "x" * 100_000):
-        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": value}))
+        change_config(model, model_type=value)
         ran = run("prune-heads model --metric random --ratio 0.5 -o out", tmp_path)
         assert ran.status == 1
         assert "\x1b" not in ran.err

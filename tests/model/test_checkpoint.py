@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
-from tests.tiny import random_tensors, tiny_nllb_moe, write_json, write_weights
+from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -27,10 +27,6 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"pickled": True},
     {"pickled": True, "shards": 2, "dtype": "BF16"},
 )
-
-
-def config_of(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "config.json").read_text())
 
 
 @pytest.fixture
