@@ -187,10 +187,9 @@ class TestToBFloat16(LayerPruning, WrittenFiles, MethodContract):
     cast = "BF16"
 
 
-@pytest.mark.parametrize("changes", [{"layer_types": None}])
-def test_alternating_windows_stay_with_their_layers(tmp_path, changes):
-    """By a list or by Gemma 2's rule."""
-    with open_model(tiny_family(tmp_path / "source", "gemma2", **changes)) as opened:
+def test_alternating_windows_stay_with_their_layers(tmp_path):
+    """By Gemma 2's rule."""
+    with open_model(tiny_family(tmp_path / "source", "gemma2", layer_types=None)) as opened:
         sliding, full = "sliding_attention", "full_attention"
         assert made_of(opened, LayerOptions(remove="0")).config["layer_types"] == [full, sliding]
         assert made_of(opened, LayerOptions(remove="1")).config["layer_types"] == [sliding] * 2

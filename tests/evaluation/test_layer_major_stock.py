@@ -56,8 +56,7 @@ KINDS = (
 def test_every_kind_of_layer(model_type, tmp_path):
     path = saved(tmp_path / "model", model_type)
     found, work = layered(path, model_type)
-    if model_type != "jamba":  # the last bits of its state-space layers
-        assert_same(found, whole(path))
+    assert_same(found, whole(path))
     np.testing.assert_allclose(found.nats, whole(path, own=False).nats, rtol=1e-6)
     with open_model(path) as checkpoint:
         assert work.readings == 1

@@ -243,15 +243,13 @@ def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, chan
         load_model(tmp_path / "other", device="cpu")
 
 
-@pytest.mark.parametrize("depth", [1 << 31])
-def test_more_layers_than_there_can_be_are_not_made(tmp_path, depth):
+def test_more_layers_than_there_can_be_are_not_made(tmp_path):
     from transformers import ElectraConfig, ElectraModel
 
     ElectraModel(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "other")
-    change_config(tmp_path / "other", num_hidden_layers=depth)
-    with pytest.raises(
-        CheckpointError, match=rf"num_hidden_layers is {depth:,}, and the checkpoint has \d+ tensors"
-    ):
+    change_config(tmp_path / "other", num_hidden_layers=1 << 31)
+    message = r"num_hidden_layers is 2,147,483,648, and the checkpoint has \d+ tensors"
+    with pytest.raises(CheckpointError, match=message):
         load_model(tmp_path / "other", device="cpu")
 
 
@@ -284,7 +282,5 @@ def test_what_transformers_4_stored_once(tmp_path, case, absent, same):
 
 @pytest.mark.parametrize("device", ["banana", "meta", "cuda:99"])
 def test_devices_that_cannot_be_used(tmp_path, device):
-    if device == "mps" and torch.backends.mps.is_available():
-        pytest.skip("this machine has one")
     with pytest.raises(UsageError):
         load_model(tiny(tmp_path), device=device)
