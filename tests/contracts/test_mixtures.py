@@ -128,6 +128,9 @@ FOUND = (
 """Types beside `TINY`: stacked experts, below one another, a router of more than a matrix, attention of experts, and
 experts apart with correction biases and in groups."""
 ALIKE = {
+    "olmoe",
+    "phimoe",
+    "glm4_moe",
     "dots1",
     "solar_open",
     "glm4_moe_lite",

@@ -201,7 +201,7 @@ def test_without_validation_the_last_model_is_the_result(model, tmp_path):
 
 
 def test_chrf_chooses(model, tmp_path):
-    trained = train(model, tmp_path / "state", options(steps=4, metric="chrf++"))
+    trained = train(model, tmp_path / "state", options(steps=4, metric="chrf++"), translation(valid=2))
     scores = [row["chrf++"] for row in trained.log["validation"]]
     assert trained.log["best"]["chrf++"] == max(scores[1:])
     assert all(0 <= score <= 100 for score in scores)
