@@ -20,8 +20,8 @@ from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.metrics import METRICS
-from prunecli.methods.options import ExpertOptions
 from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import fitting

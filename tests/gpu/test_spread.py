@@ -29,7 +29,7 @@ from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
-PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64")
+PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "5")
 CARDS = [torch.device("cuda", number) for number in range(2)]
 MARGIN = 4096
 """Bytes of each pretended card beside 0.7 of the weights: batches and beams of tiny models."""
@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "collect-gates": (collect_gates, ("moe", *PAIR)),
     "collect-gates text": (collect_gates, ("mixtral", "--text", "a=lines")),
     "score-heads": (score_heads, ("m2m_100", *PAIR)),
-    "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "3", "--max-sentences", "4")),
+    "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "3")),
     "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
     "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
     "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--metric", "activation", "--text", "lines")),
