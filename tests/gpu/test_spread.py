@@ -49,13 +49,13 @@ REWRITING = ("prune-layers", "prune-ffn")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=10)
+    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=6)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 5, "decoder_layers": 5}
     tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
     made = call(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
     assert made.status == 0, made.err
     tiny_family(folder / "llama", "llama", num_hidden_layers=8, hidden_size=64, intermediate_size=256)
-    tiny_mixture("mixtral", num_hidden_layers=8).save_pretrained(folder / "mixtral")
+    tiny_mixture("mixtral", num_hidden_layers=5).save_pretrained(folder / "mixtral")
     write_plain_tokenizer(folder / "mixtral")
     (folder / "text").mkdir()
     for split in ("val", "test", "train"):
