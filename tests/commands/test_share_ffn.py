@@ -95,6 +95,12 @@ def test_the_demo_without_any_argument(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
 
 
+def test_a_reduced_checkpoint_is_reduced_further(model):
+    done(model, "--preset", "SharedEnc", "-o", "one")
+    assert "shared, as before" in done("one", "--preset", "NoDec", "-o", "two").out
+    refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
+
+
 def test_units_by_their_activations(models, tmp_path):
     (tmp_path / "text").write_text("ab cd\nefg\n")
     options = ("--width", 20, "--text", "text")
