@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.families.family import Family
 from tests.ffn_layouts import weights
 from tests.reference.define import groups
 from tests.reference.define import unit as slow_unit
+from tests.tiny import config_of
 
 SMALL: dict[str, Any] = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
 
@@ -59,11 +59,6 @@ def cached(source: Path, output: Path) -> Path:
     return output
 
 
-def config(directory: Path) -> dict[str, Any]:
-    """Its config.json."""
-    return dict(json.loads((directory / "config.json").read_text()))
-
-
 def expanded(
     held: Mapping[str, np.ndarray],
     name: str,
@@ -93,7 +88,7 @@ def replaced(model: Any, case: Family, directory: Path) -> Any:
     import torch
     from torch import nn
 
-    held, change = weights(directory), config(directory)["prunecli"]["embedding"]
+    held, change = weights(directory), config_of(directory)["prunecli"]["embedding"]
     name = case.input[0]
     table = model.get_parameter(f"{name}.weight")
     output = model.get_submodule(case.output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
-from tests.tiny import write_json, write_weights
+from tests.tiny import config_of, write_json, write_weights
 
 LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
 """Of the tiny models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
@@ -39,7 +38,7 @@ def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **
     """The checkpoint with other weights and changes to its config.json."""
     shutil.copytree(source, target)
     write_weights(target, {name: np.ascontiguousarray(value) for name, value in tensors.items()})
-    config = json.loads((source / "config.json").read_text())
+    config = config_of(source)
     write_json(target / "config.json", {**config, **changes})
     return target
 
@@ -68,6 +67,6 @@ def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, M
         if change.get("removed"):
             norms = layout.norms(name)
             held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norms)}
-    model_type = json.loads((source / "config.json").read_text())["model_type"]
+    model_type = config_of(source)["model_type"]
     structure = {"version": 1, "ffn": changes}
     return write_copy(source, target, held, model_type=f"prunecli-{model_type}", prunecli=structure)

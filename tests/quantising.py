@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.reference.quantisation import SCHEMES, mxfp4
+from tests.tiny import config_of, write_json
 
 
 def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callable[[str], bool]) -> None:
@@ -45,7 +45,5 @@ def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callab
             directory / "model.safetensors",
             metadata={"format": "pt"},
         )
-    config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = settings
-    (stored / "config.json").write_text(json.dumps(config))
+    write_json(stored / "config.json", {**config_of(source), "quantization_config": settings})
     assert any(tensor.dtype != torch.float32 for tensor in held.values())

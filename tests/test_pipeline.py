@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,15 @@ from prunecli.tensors.transaction import new_directory
 from tests.families import tiny_family
 from tests.selections import kept_heads
 from tests.structures import axes_of, kept_ids
-from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
+from tests.tiny import (
+    config_of,
+    random_tensors,
+    tensor_shapes,
+    tiny_config,
+    tiny_nllb_moe,
+    write_json,
+    write_weights,
+)
 
 ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
 
@@ -60,10 +67,6 @@ def rewritten(
     dtype = str(options.pop("dtype", "F32"))
     with open_model(path) as source:
         return apply(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
-
-
-def config_of(directory: Path) -> dict[str, object]:
-    return dict(json.loads((directory / "config.json").read_text()))
 
 
 def test_exact_listing_and_side_files(tmp_path):

@@ -280,3 +280,15 @@ def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any])
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Plain JSON with a newline at its end."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def change_config(directory: Path, *without: str, **changes: Any) -> None:
+    """Remove keys of a checkpoint's config.json, and give others new values."""
+    kept = {key: value for key, value in config_of(directory).items() if key not in without}
+    write_json(directory / "config.json", {**kept, **changes})

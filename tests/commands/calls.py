@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,13 @@ def refused(result: Result, message: str, status: int) -> None:
     assert "Traceback" not in result.err
     if "Error: " in result.err:
         assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
+
+
+def content(path: Path | str) -> dict[str, Any]:
+    """A written result, but for the command line that made it."""
+    found: dict[str, Any] = json.loads(Path(path).read_text())
+    found.pop("command", None)
+    return found
 
 
 def names(directory: Path) -> list[str]:

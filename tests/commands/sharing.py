@@ -13,18 +13,3 @@ def owners(directory: Path | str, part: str = "ffns") -> dict[str, str | None]:
         opened.check()
         layers = getattr(opened.layout, part)
         return {layer.name: None if layer.removed else layer.owner for layer in layers}
-
-
-def check_preset(name: str, found: dict[str, str | None], encoder: str, decoder: str) -> None:
-    """Check the owners in m2m_100, of three encoder and two decoder layers, against the name of a preset.
-
-    Args:
-        encoder, decoder: names of the layers' parts, with braces for the number.
-    """
-    first = {found[encoder.format(layer)] for layer in range(3)}
-    second = {found[decoder.format(layer)] for layer in range(2)}
-    assert len(first) == (3 if name in ("SharedDec", "NoDec") else 1)
-    assert len(second) == (2 if name in ("SharedEnc", "NoEnc") else 1)
-    assert (first == {None}) == name.startswith("NoEnc")
-    assert (second == {None}) == (name.endswith("NoDec") or name == "OneWide")
-    assert (first == second) == (name in ("SharedEncDec", "NoEncNoDec"))

@@ -20,17 +20,20 @@ from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.metrics import METRICS
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
+from prunecli.selection.cut import cut
 from prunecli.text.plain import MIXED
 from tests.commands import calls
-from tests.commands.calls import Result, call, refused
+from tests.commands.calls import Result, call, content, refused
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
-from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 
 MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -162,19 +165,11 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     write_sentinels(text_folder / "model")
     collected = text_run(text_folder / "model", "--text", "prose.txt", "--text", "chat=prose.txt")
     assert collected.status == 0, collected.err
-    for metric in METRICS:
-        calls.done(
-            prune_experts,
-            text_folder / "model",
-            "--metric",
-            metric,
-            "--for",
-            "prose",
-            "-o",
-            metric,
-            "--ratio",
-            "0.5",
-        )
+    gates = read_gates(text_folder / "gates.json")
+    with open_model(text_folder / "model") as checkpoint:
+        for metric in METRICS:
+            chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
+            assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
     assert (
         "is measured with the whole model in memory"
         in text_run(text_folder / "model", "--text", "prose.txt", "--memory", "1GiB", "--force").err
@@ -201,12 +196,6 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
 
 
 CPU = torch.device("cpu")
-
-
-def content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    found.pop("command")
-    return found
 
 
 def test_the_file_is_the_same_but_for_the_command_line(folder):
@@ -265,6 +254,7 @@ def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
 
 def test_a_search_that_goes_on_keeps_its_type(folder, monkeypatch):
     """Sums of two types would be added, where more memory is free the second time."""
+    change_config(folder / "model", max_position_embeddings=16)  # at which endless searches end
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
     done(*arguments, "-o", "whole.json", "--compute-dtype", "bf16")

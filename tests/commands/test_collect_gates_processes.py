@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from prunecli.commands.collect_gates import collect_gates
-from tests.commands.calls import call
+from tests.commands.calls import call, content
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
 
@@ -82,12 +80,6 @@ def assert_same(path: Path) -> None:
     """The file is that of one process, which had nothing to go on from."""
     assert "Going on" not in alone("-o", "one.json")
     assert content(path) == content(path.with_name("one.json"))
-
-
-def content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    found.pop("command")
-    return found
 
 
 def left(folder: Path) -> list[str]:

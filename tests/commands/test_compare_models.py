@@ -13,6 +13,7 @@ from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.ffn_layouts import write_changed
 from tests.pictures import pixels
+from tests.tiny import config_of
 
 LINES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 
@@ -101,7 +102,7 @@ def test_several_pairs_and_removed_ffns(folder):
 
 def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     quick = ("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
-    config = json.loads((demo.CHECKPOINT / "config.json").read_text())
+    config = config_of(demo.CHECKPOINT)
     (folder / "mine").symlink_to(_copied(folder, config))
     result = _run(*quick)
     assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.stderr

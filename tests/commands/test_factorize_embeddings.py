@@ -15,7 +15,7 @@ from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
 from tests.pictures import pixels
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe
 
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
@@ -112,7 +112,7 @@ def test_text_weighs_tokens(model, folder, options, described):
         weights(folder / "weighed")["transformer.wte.map.weight"],
         weights(folder / "plain")["transformer.wte.map.weight"],
     )
-    step = json.loads((folder / "weighed" / "config.json").read_text())["prunecli"]["history"][0]
+    step = config_of(folder / "weighed")["prunecli"]["history"][0]
     assert described.items() <= step["arguments"].items()
 
 

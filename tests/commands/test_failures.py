@@ -1,7 +1,6 @@
 """What is said of failures, those of transformers at work and of figures that cannot be among them."""
 
 import errno
-import json
 
 import pytest
 
@@ -10,6 +9,7 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.results.inspection import Way
 from tests.families import tiny_family
 from tests.fuzz.rounds import run
+from tests.tiny import change_config
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,7 @@ def test_a_figure_that_no_result_holds_is_said():
 
 def test_a_config_that_transformers_makes_and_cannot_run(tmp_path):
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""
-    config = tiny_family(tmp_path / "model", "t5") / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "relative_attention_max_distance": 0}))
+    change_config(tiny_family(tmp_path / "model", "t5"), relative_attention_max_distance=0)
     (tmp_path / "data").mkdir()
     for language in ("de", "en"):
         (tmp_path / "data" / f"val.{language}").write_text("a hen\n" * 40)

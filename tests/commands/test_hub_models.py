@@ -25,7 +25,7 @@ from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import change_config, tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -82,8 +82,7 @@ def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
 
 
 def test_a_fault_of_a_file_names_the_model_not_the_cache(folder, hub):
-    config = folder / "source" / "config.json"
-    config.write_text(config.read_text().replace('"d_model": 16', '"d_model": 18'))
+    change_config(folder / "source", d_model=18)
     hub.add("org/tiny", folder / "source", OTHER_COMMIT, "v2")
     command, options = COMMANDS["prune-heads"]
     found = call(command, "org/tiny@v2", *options)
@@ -124,8 +123,7 @@ def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_th
 @pytest.mark.parametrize("name", ["prune-experts", "prune-heads", "collect-gates"])
 def test_a_family_that_is_not_known_is_refused(folder, name):
     command, options = COMMANDS[name]
-    config = folder / "source" / "config.json"
-    config.write_text(config.read_text().replace('"nllb-moe"', '"deberta"'))
+    change_config(folder / "source", model_type="deberta")
     refused(call(command, "source", *options), '"deberta" is unknown here', 1)
 
 

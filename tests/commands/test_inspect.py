@@ -15,7 +15,7 @@ from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
 from tests.structures import axes_of
-from tests.tiny import VOCAB, random_tensors, tiny_nllb_moe
+from tests.tiny import VOCAB, change_config, config_of, random_tensors, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path, capsys):
 
 def test_json_holds_the_same_numbers(tiny, capsys):
     found = as_json(capsys, tiny)
-    tensors = random_tensors(json.loads((tiny / "config.json").read_text())).values()
+    tensors = random_tensors(config_of(tiny)).values()
     assert found["format"] == "prunecli.inspect/1"
     assert found["models"][0]["fingerprint"].startswith("sha256:")
     assert found["total"] == {
@@ -77,9 +77,8 @@ def test_heads_are_one_line_a_kind_until_some_are_removed(tiny, capsys):
     assert run(tiny) == 0
     assert re.search(r"cross +4 +2\b", capsys.readouterr().out)
     name = "model.decoder.layers.1.cross_attention"
-    path = tiny / "config.json"
     structure = Structure(axes_of("head", {name: ()}, 2)).to_json()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
+    change_config(tiny, prunecli=structure)
     assert run(tiny) == 0
     text = capsys.readouterr().out
     assert re.search(rf"{name} +1 +0 of 2\b", text)
@@ -101,9 +100,8 @@ def test_changed_ffns_are_one_line(tmp_path, capsys):
 
 
 def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
-    path = tiny / "config.json"
     structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
+    change_config(tiny, prunecli=structure)
     assert run(tiny) == 1
     lines = capsys.readouterr().err.splitlines()
     assert (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise.budget import plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import tiny_family
-from tests.tiny import random_tensors, tiny_nllb_moe
+from tests.tiny import config_of, random_tensors, tiny_nllb_moe
 
 CPU = torch.device("cpu")
 
@@ -32,9 +31,7 @@ def fit(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
 
 
 def parameters(directory: Path) -> int:
-    return sum(
-        array.size for array in random_tensors(json.loads((directory / "config.json").read_text())).values()
-    )
+    return sum(array.size for array in random_tensors(config_of(directory)).values())
 
 
 def test_the_whole_model_in_each_type(moe, capsys):

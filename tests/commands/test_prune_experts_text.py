@@ -16,6 +16,7 @@ from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
 from tests.commands.calls import call
+from tests.commands.test_prune_experts import kept
 from tests.contracts.test_mixtures import save_tiny
 from tests.gates import gate_statistics
 from tests.reference import weights
@@ -67,12 +68,6 @@ def write_statistics(path: Path, model: Path, power: int = 1) -> None:
             entries,
         )
     write_json(path, {"format": made.format, **made.to_json()})
-
-
-def kept(directory: Path) -> dict[str, tuple[int, ...]]:
-    with open_model(directory) as checkpoint:
-        checkpoint.check()
-        return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
 
 def best(model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:

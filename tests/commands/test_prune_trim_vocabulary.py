@@ -1,7 +1,5 @@
 """`prunecli trim-vocabulary` from the command line to the written directory, and every refusal."""
 
-import json
-
 import pytest
 
 from prunecli.model.checkpoint import open_model
@@ -10,7 +8,7 @@ from tests.commands.calls import names
 from tests.commands.vocabulary import done, run
 from tests.contracts.method_contract import digests
 from tests.families import tiny_family
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import config_of, tiny_nllb_moe, write_json
 
 LINES = {
     "train.eng_Latn": "the hat\na hen\n",
@@ -136,7 +134,7 @@ def test_refusals(arguments, status, message, model, folder):
 
 def test_weights_of_another_size_leave_nothing_behind(folder):
     source = tiny_nllb_moe(folder / "model")
-    config = json.loads((source / "config.json").read_text())
+    config = config_of(source)
     write_json(source / "config.json", {**config, "vocab_size": config["vocab_size"] + 1})
     result = run(source, "--data", "data")
     assert result.status == 1

@@ -41,7 +41,8 @@ def folder(tmp_path):
 @pytest.fixture
 def shallow(folder):
     """A model of one layer on each side, whose heads are soon ablated one by one while it translates."""
-    return tiny_family(folder / "shallow", "m2m_100", encoder_layers=1, decoder_layers=1)
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
+    return tiny_family(folder / "shallow", "m2m_100", **sizes)
 
 
 def run(*arguments: object) -> Any:

@@ -14,7 +14,7 @@ from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import call, done
 from tests.sentence_model import sentence_model
-from tests.tiny import write_json
+from tests.tiny import config_of, write_json
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = Path("models--org--tiny-sentences") / "snapshots" / HASH
@@ -51,7 +51,7 @@ def check(out: Path) -> None:
     for name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
         assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
     assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
-    pooling = json.loads((out / "1_Pooling" / "config.json").read_text())
+    pooling = config_of(out / "1_Pooling")
     with open_model(out) as made:
         assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
         assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
@@ -75,10 +75,10 @@ def test_modules_go_along(folder, command, options):
 
 
 def test_one_after_another_and_trained(folder):
-    config = json.loads((SOURCE / "config.json").read_text())
+    config = config_of(SOURCE)
     masked = Path("masked")  # the same with the head that training needs
     sentence_model(masked, architectures=["BertForMaskedLM"])
-    assert json.loads((masked / "config.json").read_text()) == {
+    assert config_of(masked) == {
         **config,
         "architectures": ["BertForMaskedLM"],
     }
@@ -128,7 +128,7 @@ def test_equal_runs_give_equal_cards(folder):
 
 @pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])
 def test_a_class_that_the_tensors_do_not_allow_is_said(folder, name, need):
-    config = json.loads((SOURCE / "config.json").read_text())
+    config = config_of(SOURCE)
     write_json(SOURCE / "config.json", {**config, "architectures": [name]})
     result = done(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
     assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)

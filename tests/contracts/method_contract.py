@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from prunecli.results.decisions import FILE
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
+from tests.tiny import config_of
 
 Decide = Callable[[Checkpoint], Rewrite]
 
@@ -113,6 +113,24 @@ class CachedGeneration(Method):
         torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
 
 
+class InSteps(Method):
+    """A reduction in two steps is the reduction at once."""
+
+    def steps(self) -> tuple[Decide, Decide, Decide]:
+        """Decisions of the first step, of the second, and of both at once."""
+        raise AssertionError("a contract answers this")
+
+    def test_two_steps_equal_one(self, source: Path, tmp_path: Path) -> None:
+        first, second, direct = self.steps()
+        written(source, first, tmp_path / "first")
+        two = written(tmp_path / "first", second, tmp_path / "second")
+        one = written(source, direct, tmp_path / "direct")
+        assert tensors(two) == tensors(one)
+        with open_model(two) as stepwise, open_model(one) as at_once:
+            assert replace(stepwise.structure, history=()) == replace(at_once.structure, history=())
+            assert {**stepwise.config, "prunecli": None} == {**at_once.config, "prunecli": None}
+
+
 WRITTEN = ("nllb-moe", "t5", "phi3")
 """The cases whose files are looked at: experts and two tied tables, another order of layers, fused tensors."""
 
@@ -161,7 +179,7 @@ class WrittenFiles(Method):
             weights.add("model.safetensors.index.json")
         with open_model(source) as opened:
             own = {"config.json", "README.md", *([FILE] if self.reduce(opened).decision is not None else [])}
-        if "auto_map" in json.loads((out / "config.json").read_text()):  # no stock model
+        if "auto_map" in config_of(out):  # no stock model
             own.add("modeling_prunecli.py")
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
         carried &= {path.name for path in source.iterdir()}  # an encoder alone generates nothing

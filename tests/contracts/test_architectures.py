@@ -7,7 +7,6 @@ other classes).
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from tests.families import (
     tiny_family,
 )
 from tests.families import records as families
-from tests.tiny import tiny_config, tiny_nllb_moe, write_json, write_weights
+from tests.tiny import config_of, tiny_config, tiny_nllb_moe, write_json, write_weights
 
 NLLB_MOE = tiny_config(experts=5, d_model=16, ffn=24, layers=4, sparse_step=2, vocab=40)
 
@@ -282,7 +281,7 @@ class TestOlderCheckpoints:
     def stored(
         self, directory: Path, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]
     ) -> Path:
-        config = json.loads((tiny_family(directory, model_type) / "config.json").read_text())
+        config = config_of(tiny_family(directory, model_type))
         state = random_state(config)
         found = {}
         for name, values in state.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from prunecli.pipeline import summarize
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     WRITTEN,
+    InSteps,
     Method,
     MethodContract,
     WrittenFiles,
@@ -186,7 +188,7 @@ class TestEveryLayout(AttentionSharing):
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "phi3", "qwen3", "bert"])
-class TestComposition(AttentionSharing):
+class TestComposition(AttentionSharing, InSteps):
     def one_kind(self) -> dict[str, Any]:
         return {"decoder" if CASES[self.case].task == "lm" else "encoder": "share"}
 
@@ -204,15 +206,12 @@ class TestComposition(AttentionSharing):
         with open_model(one) as first, open_model(two) as second:
             assert replace(first.structure, history=()) == replace(second.structure, history=())
 
-    def test_in_steps_is_at_once(self, source: Path, tmp_path: Path) -> None:
+    def steps(self) -> tuple[Any, Any, Any]:
         """Shared in groups, then dropped."""
-        groups = (3,)
-        side = next(iter(self.one_kind()))
-        first = AttentionOptions(**self.one_kind(), groups=groups, init="last")
-        one = written(source, lambda opened: made_of(opened, first), tmp_path / "one")
-        last = AttentionOptions(**{side: "drop"})
-        two = written(one, lambda opened: made_of(opened, last), tmp_path / "two")
-        assert tensors(two) == tensors(written(source, lambda at: made_of(at, last), tmp_path / "direct"))
+        grouped = AttentionOptions(**self.one_kind(), groups=(3,), init="last")
+        dropped = AttentionOptions(**dict.fromkeys(self.one_kind(), "drop"))
+        first, last = partial(made_of, options=grouped), partial(made_of, options=dropped)
+        return first, last, last
 
     def test_the_owners_layer_may_go(self, source: Path, tmp_path: Path) -> None:
         """The result equals the merged weights in every layer, of which one goes."""

@@ -28,7 +28,7 @@ from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, refused
 from tests.contracts.test_mixtures import logits, save_tiny, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import config_of, write_plain_tokenizer
 
 FAMILIES = (
     "mixtral",
@@ -134,7 +134,7 @@ def test_the_full_model_with_means(model_type, folder):
     (folder / "ids.json").write_text(json.dumps({"kept": kept}))
     result = prune(source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out")
     assert result.status == 0, result.err
-    step = json.loads((folder / "out" / "config.json").read_text())["prunecli"]["history"][-1]
+    step = config_of(folder / "out")["prunecli"]["history"][-1]
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
@@ -175,7 +175,7 @@ def test_as_vllm_reads_it(folder):
         "out",
     )
     assert result.status == 0, result.err
-    config = json.loads((folder / "out" / "config.json").read_text())
+    config = config_of(folder / "out")
     before, after = (load_file(folder / name / "model.safetensors") for name in ("full", "out"))
     assert config["architectures"] == ["MixtralForCausalLM"]
     assert config["num_local_experts"] == 8

@@ -28,13 +28,14 @@ from tests.contracts.method_contract import (
     logits_of,
     written,
 )
-from tests.factorised import CASES, cached, config, decided, factorised, has_stock_cache, replaced
+from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
 from tests.families.family import Family
 from tests.families.records import own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
 from tests.selections import kept_heads
+from tests.tiny import config_of
 
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
@@ -221,14 +222,14 @@ class TestCaching:
     @once_a_layout
     def test_of_the_input_alone_is_a_stock_model(self, family: Family, source: Path, tmp_path: Path) -> None:
         out = factorised(source, tmp_path / "out", side="input", cache=True)
-        found = config(out)
+        found = config_of(out)
         assert found["prunecli"]["embedding"]["input"]["cached"]
         if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
             assert shim_classes(found)
             return
         import transformers
 
-        assert found["model_type"] == config(source)["model_type"]
+        assert found["model_type"] == config_of(source)["model_type"]
         stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
         torch.testing.assert_close(logits_of(stock), logits(out))
 
@@ -236,7 +237,7 @@ class TestCaching:
     def test_can_be_factorised_again(self, source: Path, tmp_path: Path) -> None:
         once = factorised(source, tmp_path / "once", side="input", cache=True)
         again = factorised(once, tmp_path / "again", side="input", map_dim=2)
-        assert config(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
+        assert config_of(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
         assert torch.isfinite(logits(again)).all()
 
 
@@ -272,10 +273,10 @@ class TestOpening:
         import transformers
 
         out = factorised(source, tmp_path / "out")
-        auto = headed_class(config(out))
+        auto = headed_class(config_of(out))
         theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
         assert torch.equal(logits_of(theirs), logits(out))
-        assert shim_classes(config(out))
+        assert shim_classes(config_of(out))
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
@@ -294,7 +295,7 @@ def test_writes_the_type_that_is_asked_for(tmp_path):
     out = factorised(source, tmp_path / "out", dtype="bfloat16")
     with open_model(out) as made:
         assert {info.dtype for info in made.tensors.values()} == {"BF16"}
-    assert config(out)["dtype"] == "bfloat16"
+    assert config_of(out)["dtype"] == "bfloat16"
     torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=0.05, atol=0.05)
 
 
@@ -307,7 +308,7 @@ class TestPadding:
 
     def test_a_row_of_zeros_stays_one(self, tmp_path: Path) -> None:
         out = factorised(self.zeroed(tmp_path), tmp_path / "out")
-        assert config(out)["prunecli"]["embedding"]["input"]["zero_padding"]
+        assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
         unit = load(out).get_input_embeddings()
         assert not unit(torch.tensor([1])).any()
         assert unit(torch.tensor([0, 2])).any()
@@ -329,7 +330,7 @@ class TestOtherMethods:
         assert first.keys() == second.keys()
         assert all(np.array_equal(first[name], second[name]) for name in first)
         assert torch.equal(logits(one), logits(two))
-        assert config(one)["prunecli"]["embedding"] == config(two)["prunecli"]["embedding"]
+        assert config_of(one)["prunecli"]["embedding"] == config_of(two)["prunecli"]["embedding"]
 
     @both_sides_of_every_layout
     def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:

@@ -9,9 +9,10 @@ import torch
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import open_model
 from tests.contracts.method_contract import load, logits
-from tests.factorised import cached, config, decided, factorised
+from tests.factorised import cached, decided, factorised
 from tests.families import tiny_family
 from tests.ffn_layouts import weights, write_copy
+from tests.tiny import config_of
 
 SIDES = ("input", "output", "both")
 
@@ -36,7 +37,7 @@ def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     ):
         decided(opened, side=side)
     out = factorised(source, tmp_path / "out")  # the default is the input's side then
-    assert set(config(out)["prunecli"]["embedding"]) == {"input"}
+    assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}
     torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-4, atol=1e-5)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +19,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny, stock_class
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import config_of, write_plain_tokenizer
 
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
@@ -93,7 +91,7 @@ def test_the_command(tmp_path):
     assert found.status == 0, found.err
     assert "model.layers.0.mlp.experts" in found.out
     assert ".experts.0 " not in found.out
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["moe_intermediate_size"] == 8
+    assert config_of(tmp_path / "out")["moe_intermediate_size"] == 8
 
 
 def test_widths_are_those_that_transformers_runs(tmp_path):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import (
     WRITTEN,
     CachedGeneration,
+    InSteps,
     Method,
     MethodContract,
     WrittenFiles,
@@ -41,6 +42,7 @@ from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
 from tests.selections import kept_experts, kept_heads
+from tests.tiny import config_of
 
 
 def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
@@ -187,21 +189,25 @@ class TestEveryDecoder(FfnSharing, CachedGeneration):
     pass
 
 
+STEPS = {
+    "one side, then the other": ({"encoder": "share"}, {"decoder": "drop"}, {"preset": "SharedEncNoDec"}),
+    "a side that shares already": (
+        {"preset": "SharedEncNoDec"},
+        *[{"encoder": "drop", "decoder": "drop"}] * 2,
+    ),
+}
+"""First, second, and both at once."""
+
+
 @pytest.mark.parametrize("case", own_layouts(of_task("translation")))
-class TestTwoStacks(FfnSharing):
-    def test_reducing_further_equals_reducing_at_once(self, source: Path, tmp_path: Path) -> None:
-        """First one side, then the other; then a side that shares already is dropped."""
-        steps = [FfnOptions(encoder="share", dense_only=True), FfnOptions(decoder="drop", dense_only=True)]
-        one = written(source, lambda opened: made_of(opened, steps[0]), tmp_path / "one")
-        two = written(one, lambda opened: made_of(opened, steps[1]), tmp_path / "two")
-        both = FfnOptions(preset="SharedEncNoDec", dense_only=True)
-        direct = written(source, lambda opened: made_of(opened, both), tmp_path / "direct")
-        assert tensors(two) == tensors(direct)
-        none = FfnOptions(encoder="drop", decoder="drop", dense_only=True)
-        last = written(two, lambda opened: made_of(opened, none), tmp_path / "none")
-        assert tensors(last) == tensors(
-            written(source, lambda opened: made_of(opened, none), tmp_path / "at-once")
-        )
+@pytest.mark.parametrize("chosen", STEPS.values(), ids=STEPS)
+class TestTwoStacks(FfnSharing, InSteps):
+    @pytest.fixture(autouse=True)
+    def _chosen(self, chosen: Any) -> None:
+        self.chosen = chosen
+
+    def steps(self) -> Any:
+        return (partial(made_of, options=FfnOptions(**own, dense_only=True)) for own in self.chosen)
 
 
 @pytest.mark.parametrize("case", own_layouts(of_task("mlm", "lm")))
@@ -345,7 +351,7 @@ def test_ffn_structure_an_even_width_is_a_stock_model(case, tmp_path):
 
     source = tiny(tmp_path / "source", case)
     written(source, lambda opened: narrowed(opened, dict.fromkeys(LAYOUTS[case].names, 20)), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config_of(tmp_path / "out")
     assert config["model_type"] == case.removesuffix("-gated")
     assert {key: config[key] for key in LAYOUTS[case].width_keys} == dict.fromkeys(
         LAYOUTS[case].width_keys, 20
@@ -378,7 +384,7 @@ def test_uneven_widths_have_a_type_of_their_own(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     names = list(LAYOUTS[case].names)[: None if case == "nllb-moe" else 1]
     written(source, lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
-    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "out"))
+    before, after = (config_of(path) for path in (source, tmp_path / "out"))
     assert shim_classes(after)
     assert all(before[key] == after[key] for key in LAYOUTS[case].width_keys)
     assert torch.isfinite(logits_of(load(tmp_path / "out"))).all()
@@ -388,7 +394,7 @@ def test_uneven_widths_can_become_stock_again(tmp_path):
     source, names = tiny(tmp_path / "source", "gpt2"), list(LAYOUTS["gpt2"].names)
     written(source, lambda opened: narrowed(opened, {names[1]: 20}), tmp_path / "one")
     written(tmp_path / "one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config_of(tmp_path / "out")
     assert (config["model_type"], config["n_inner"]) == ("gpt2", 20)
     assert "auto_map" not in config
 

@@ -25,7 +25,7 @@ from tests.commands.calls import call
 from tests.families import tiny
 from tests.families.mixtures import EXPERTS, TINY
 from tests.selections import kept_experts
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import change_config, config_of, write_plain_tokenizer
 
 
 def stock_class(model_type: str) -> Any:
@@ -128,6 +128,9 @@ FOUND = (
 """Types beside `TINY`: stacked experts, below one another, a router of more than a matrix, attention of experts, and
 experts apart with correction biases and in groups."""
 ALIKE = {
+    "olmoe",
+    "phimoe",
+    "glm4_moe",
     "dots1",
     "solar_open",
     "glm4_moe_lite",
@@ -219,7 +222,7 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     assert found[0] == found[1]
     result = call(prune_experts, output, "--gates", "whole.json", "--experts-per-layer", 2, "-o", "even")
     assert result.status == 0, result.err
-    config = json.loads((tmp_path / "even" / "config.json").read_text())
+    config = config_of(tmp_path / "even")
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)
     assert sorted(path.name for path in (tmp_path / "even").glob("*.py")) == []
@@ -233,8 +236,7 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
 )
 def test_where_layers_must_be_alike(model_type, config, tmp_path):
     source = save_tiny(tmp_path / "source", model_type)
-    path = source / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    change_config(source, **config)
     with open_model(source) as checkpoint:
         widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
         kept = {layer.name: tuple(ids) for layer, ids in zip(checkpoint.mixtures, widths, strict=True)}
@@ -263,7 +265,7 @@ def to_float8(directory: Path) -> None:
         tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((directory / "config.json").read_text())
+    config = config_of(directory)
     modules = ["lm_head", "self_attn", "gate"]
     config["quantization_config"] = {
         "quant_method": "fp8",
@@ -292,7 +294,7 @@ def test_experts_in_float8_stay_as_they_are(tmp_path):
         before = logits(full, "mixtral")
         with without(full, checkpoint, kept):
             expected = logits(full, "mixtral")
-    assert json.loads((output / "config.json").read_text())["dtype"] == "float32"
+    assert config_of(output)["dtype"] == "float32"
     pruned = logits(opened(output), "mixtral")
     assert not torch.equal(pruned, before)
     torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)

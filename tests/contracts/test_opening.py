@@ -20,7 +20,7 @@ from prunecli.selection.cut import cut
 from tests.contracts.method_contract import load, logits_of, written
 from tests.families import tiny_family
 from tests.selections import kept_heads
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe
 
 CLASSIFIED = {"num_labels": 3}
 
@@ -89,10 +89,6 @@ def uneven(source: Checkpoint) -> Rewrite:
     """One head of the first attention goes."""
     first = source.layout.attentions[0]
     return cut(source, kept_heads({first.name: first.heads[1:]}))
-
-
-def config_of(path: Path) -> dict[str, Any]:
-    return dict(json.loads((path / "config.json").read_text()))
 
 
 @pytest.fixture

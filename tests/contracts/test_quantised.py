@@ -37,7 +37,7 @@ from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import change_config, config_of, write_plain_tokenizer
 
 Pair = tuple[Path, Path]
 """A quantised checkpoint, and the plain one that it stands for."""
@@ -76,7 +76,7 @@ def assert_stands_for(stored: Path, plain: Path) -> None:
 
 
 def settings_of(directory: Path) -> Any:
-    return json.loads((directory / "config.json").read_text())["quantization_config"]
+    return config_of(directory)["quantization_config"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -168,8 +168,7 @@ def test_layers_go_and_tokens_go(scheme, tmp_path):
     pair = dense(tmp_path, scheme)
     settings = settings_of(pair[0])
     settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
-    config = json.loads((pair[0] / "config.json").read_text())
-    (pair[0] / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    change_config(pair[0], quantization_config=settings)
     for path in pair:
         shallow = call(prune_layers, path, "--remove", "decoder:1", "--output", f"{path}-shallow")
         assert shallow.status == 0, shallow.err
@@ -187,7 +186,7 @@ def test_layers_go_and_tokens_go(scheme, tmp_path):
 
 def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path):
     stored, _ = dense(tmp_path, "fp8")
-    config = json.loads((stored / "config.json").read_text())
+    config = config_of(stored)
     config["quantization_config"]["ignore"] = ["re:.*layers\\.([12])\\..*gate"]
     (stored / "config.json").write_text(json.dumps(config))
     result = call(prune_layers, stored, "--remove", "decoder:1", "--output", tmp_path / "out")
@@ -226,10 +225,7 @@ def test_a_cast_is_refused(tmp_path):
 
 def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):
     path = tiny_family(tmp_path / "source", "llama")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": "other"}})
-    )
+    change_config(path, quantization_config={"quant_method": "other"})
     assert call(prune_layers, path, "--remove", "decoder:1", "--output", tmp_path / "shallow").status == 0
     result = call(prune_ffn, path, "--metric", "random", "--ratio", "0.5", "--output", tmp_path / "out")
     assert result.status == 1

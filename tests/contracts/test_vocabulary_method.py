@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from tests.contracts.method_contract import (
 from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.methods.vocabulary.makers import CHAT, DOCUMENT, KINDS, SEEN
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe
 
 ROLES = ("system", "user", "assistant", "user")
 LINES = ("the tin hat", "a hen on the tin", "then on")
@@ -138,8 +137,8 @@ def test_plain_transformers_opens_the_result(source, tmp_path):
     import transformers
 
     out = trimmed(source, tmp_path / "out", LINES)
-    config = json.loads((out / "config.json").read_text())
-    assert config["model_type"] == json.loads((source / "config.json").read_text())["model_type"]
+    config = config_of(out)
+    assert config["model_type"] == config_of(source)["model_type"]
     if config["model_type"] == "nllb-moe":  # which transformers routes wrongly: it says so and opens nothing
         with pytest.raises(ValueError, match="stock routing of NLLB-MoE is wrong"):
             transformers.NllbMoeForConditionalGeneration.from_pretrained(out)
@@ -181,7 +180,7 @@ def test_every_kind_of_tokenizer(kind, tmp_path):
         assert old.convert_ids_to_tokens(old(line)["input_ids"]) == new.convert_ids_to_tokens(ids)
         assert old.decode(old(line)["input_ids"]) == new.decode(ids)
     assert old.all_special_tokens == new.all_special_tokens
-    size = json.loads((out / "config.json").read_text())["vocab_size"]
+    size = config_of(out)["vocab_size"]
     before, after = load(source), load(out)
     for line in SEEN:
         kept = [old.convert_tokens_to_ids(new.convert_ids_to_tokens(number)) for number in range(size)]
@@ -192,7 +191,7 @@ def test_every_kind_of_tokenizer(kind, tmp_path):
 def test_labels_as_many_as_tokens_are_refused(tmp_path):
     """Only the shape says what an axis of a task head counts."""
     changes = {"architectures": ["BertForSequenceClassification"]}
-    size = json.loads((tiny_family(tmp_path / "plain", "bert") / "config.json").read_text())["vocab_size"]
+    size = config_of(tiny_family(tmp_path / "plain", "bert"))["vocab_size"]
     source = tiny_family(tmp_path / "source", "bert", **changes, num_labels=size)
     (tmp_path / "text").write_text("the hat\n")
     result = run(source, "--text", tmp_path / "text", "-o", tmp_path / "out")

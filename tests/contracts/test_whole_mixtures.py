@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from prunecli.commands.compare import compare_models
@@ -16,7 +14,7 @@ from prunecli.pipeline import apply
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import change_config, config_of, write_plain_tokenizer
 
 
 @pytest.fixture
@@ -26,11 +24,10 @@ def source(tmp_path):
 
 def test_with_fewer_tokens(source, tmp_path):
     write_plain_tokenizer(source)
-    path = source / "config.json"  # tokens are told from positions by their number
-    path.write_text(json.dumps({**json.loads(path.read_text()), "max_position_embeddings": 72}))
+    change_config(source, max_position_embeddings=72)  # tokens are told from positions by their number
     with open_model(source) as checkpoint:
         assert apply(checkpoint, to_lines(checkpoint), tmp_path / "pruned").stock_support.is_stock
-    assert json.loads((tmp_path / "pruned" / "config.json").read_text())["vocab_size"] < 64
+    assert config_of(tmp_path / "pruned")["vocab_size"] < 64
     same_logits(source, tmp_path / "pruned", LINES)
 
 

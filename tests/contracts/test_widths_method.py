@@ -20,6 +20,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     WRITTEN,
+    InSteps,
     Method,
     MethodContract,
     WrittenFiles,
@@ -109,7 +110,7 @@ class TestFiles(WidthPruning, WrittenFiles):
 
 
 @pytest.mark.parametrize("case", own_layouts(LAYOUTS))
-class TestEveryLayout(WidthPruning):
+class TestEveryLayout(WidthPruning, InSteps):
     def test_one_width_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
         import torch
         import transformers
@@ -133,16 +134,11 @@ class TestEveryLayout(WidthPruning):
         assert report == opens(source)[1]  # Pegasus' computed positions are missing from every checkpoint
         torch.testing.assert_close(logits_of(model.eval()), expected, rtol=1e-5, atol=1e-5)
 
-    def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
+    def steps(self) -> tuple[Any, Any, Any]:
         def pruned(width: int) -> Any:
             return lambda opened: made_of(opened, NarrowOptions(width=width, metric="norms", dense_only=True))
 
-        written(source, pruned(20), tmp_path / "first")
-        written(tmp_path / "first", pruned(12), tmp_path / "second")
-        written(source, pruned(12), tmp_path / "direct")
-        assert weights(tmp_path / "second").keys() == weights(tmp_path / "direct").keys()
-        for name, value in weights(tmp_path / "direct").items():
-            np.testing.assert_array_equal(weights(tmp_path / "second")[name], value)
+        return pruned(20), pruned(12), pruned(12)
 
 
 def test_units_go_by_their_activations(tmp_path):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors import safe_open
 
 from prunecli.demo import CHECKPOINT, DATA, LANGUAGES
+from tests.tiny import config_of
 
 BYTES = 6_000_000
 
 
 @pytest.fixture(scope="module")
 def config():
-    return json.loads((CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+    return config_of(CHECKPOINT)
 
 
 def expected_names(config: dict) -> set[str]:

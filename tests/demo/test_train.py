@@ -9,6 +9,7 @@ import torch
 from prunecli import load_model
 from prunecli.demo import CHECKPOINT
 from prunecli.text.parallel import read_parallel
+from tests.tiny import config_of
 from tools.demo import train
 from tools.demo.model import SIZES
 
@@ -23,6 +24,6 @@ def test_two_steps_write_a_directory_that_loads(tmp_path, monkeypatch):
     assert logits.shape == (1, 4, model.config.vocab_size)
     assert torch.isfinite(logits).all()
     for path in (tmp_path, CHECKPOINT):
-        assert SIZES.items() <= json.loads((path / "config.json").read_text()).items()
+        assert SIZES.items() <= config_of(path).items()
     for name in ("generation_config.json", "tokenizer_config.json"):
         assert json.loads((tmp_path / name).read_text()) == json.loads((CHECKPOINT / name).read_text())

@@ -15,11 +15,12 @@ from prunecli.modules.loading import load_model
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise import runner as machinery
-from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import DECODERS, ENCODERS, tiny_family
+from tests.running.layerwise.running import no_room
 from tests.tiny import tiny_nllb_moe
 
 LINES = ("the hat on a hen", "no", "then ten of the hats " * 9, "a hen in the inn", "tin")
@@ -54,11 +55,6 @@ def test_every_family(model_type, tmp_path):
     assert work.readings == 1
     with open_model(path) as checkpoint:
         assert 0 < work.bytes_read <= checkpoint.total_bytes
-
-
-def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
-    monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
 def test_states_in_a_file(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses
-from tests.evaluation.test_layer_major import LINES, assert_same, layered, no_room
+from tests.evaluation.test_layer_major import LINES, assert_same, layered
 from tests.methods.experts.test_layerwise import PLENTY
+from tests.running.layerwise.running import no_room
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
@@ -55,8 +56,7 @@ KINDS = (
 def test_every_kind_of_layer(model_type, tmp_path):
     path = saved(tmp_path / "model", model_type)
     found, work = layered(path, model_type)
-    if model_type != "jamba":  # the last bits of its state-space layers
-        assert_same(found, whole(path))
+    assert_same(found, whole(path))
     np.testing.assert_allclose(found.nats, whole(path, own=False).nats, rtol=1e-6)
     with open_model(path) as checkpoint:
         assert work.readings == 1

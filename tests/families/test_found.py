@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import functools
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.modules.define import require_replaceable
@@ -26,6 +27,7 @@ from prunecli.selection.selection import Selection
 from prunecli.text.tasks import task_of
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
+from tests.tiny import change_config, config_of
 
 BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
@@ -37,8 +39,6 @@ FOUND: dict[str, set[str]] = {
     "qwen3_5_text": {*BOTH, "channel"},
     "lfm2": {"layer", "head", "uneven head"},
     "qwen3_moe": {"layer", "head", "uneven head", "expert unit", "channel"},
-    "mixtral": {"layer", "head", "uneven head", "expert unit", "channel"},
-    "granitemoe": {"layer", "head", "uneven head", "expert unit", "channel"},
     "deepseek_v3": {*BOTH, "expert unit", "channel"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
@@ -47,27 +47,38 @@ FOUND: dict[str, set[str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Type -> a tiny model and its checkpoint: what takes seconds is found once for all tests of the type."""
+    with ExitStack() as stack:
+
+        @functools.cache
+        def saved(model_type: str) -> tuple[PreTrainedModel, Checkpoint]:
+            path = tmp_path_factory.mktemp("found") / "model"
+            return cutting.saved(model_type, path), stack.enter_context(open_model(path))
+
+        yield saved
+
+
 @pytest.mark.parametrize("model_type", FOUND)
-def test_a_cut_model_is_the_masked_one(model_type, tmp_path):
-    model = cutting.saved(model_type, tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        found = cutting.axes_found(checkpoint)
-        able = {kind for kind in found if kind != "head" or uniform_heads(checkpoint)}
-        uneven = [kind for kind in found if cutting.can_differ(checkpoint, kind)]
-        assert {*able, *(f"uneven {kind}" for kind in uneven if kind == "head")} == FOUND[model_type]
-        every = [axis for kind in able for axis in found[kind]]
-        gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
-        assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
-        config = json.loads((tmp_path / "out" / "config.json").read_text())
-        before = json.loads((tmp_path / "model" / "config.json").read_text())
-        assert config["model_type"] == before["model_type"]
-        assert "auto_map" not in config
-        if uneven:
-            axes = [axis for kind in {*uneven, *found} & {*found} for axis in found[kind]]
-            assert cutting.apart(model, checkpoint, axes, tmp_path / "uneven", gone, uneven=True) < 2e-4
-            if "auto_map" in json.loads((tmp_path / "uneven" / "config.json").read_text()):
-                with pytest.raises(ValueError, match="Not a stock model"):
-                    type(model).from_pretrained(tmp_path / "uneven")
+def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
+    model, checkpoint = opened(model_type)
+    found = cutting.axes_found(checkpoint)
+    able = {kind for kind in found if kind != "head" or uniform_heads(checkpoint)}
+    uneven = [kind for kind in found if cutting.can_differ(checkpoint, kind)]
+    assert {*able, *(f"uneven {kind}" for kind in uneven if kind == "head")} == FOUND[model_type]
+    every = [axis for kind in able for axis in found[kind]]
+    gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
+    assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
+    config = config_of(tmp_path / "out")
+    assert config["model_type"] == checkpoint.config["model_type"]
+    assert "auto_map" not in config
+    if uneven:
+        axes = [axis for own in found.values() for axis in own]
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "uneven", gone, uneven=True) < 2e-4
+        if "auto_map" in config_of(tmp_path / "uneven"):
+            with pytest.raises(ValueError, match="Not a stock model"):
+                type(model).from_pretrained(tmp_path / "uneven")
 
 
 @pytest.mark.parametrize(
@@ -81,15 +92,14 @@ def test_a_cut_model_is_the_masked_one(model_type, tmp_path):
         ("share", "gemma4", "attention"),  # heads of two widths
     ],
 )
-def test_layers_share_or_drop(treatment, model_type, part, tmp_path):
-    model = cutting.saved(model_type, tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        if model_type == "modernbert":
-            # The first attention has no norm.
-            with pytest.raises(UnsupportedModelError, match="attentions are gone"):
-                cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
-            return
-        assert cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out") < 1e-5
+def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
+    model, checkpoint = opened(model_type)
+    if model_type == "modernbert":
+        # The first attention has no norm.
+        with pytest.raises(UnsupportedModelError, match="attentions are gone"):
+            cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
+        return
+    assert cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out") < 1e-5
     _is_saved_again(model, tmp_path)
 
 
@@ -109,19 +119,18 @@ def _is_saved_again(model: PreTrainedModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["granite", "electra", "gpt_neox"])
-def test_every_class_opens_a_result(model_type, tmp_path):
-    model = cutting.saved(model_type, tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        axis, *_ = axes_of(checkpoint, "head")
-        apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    opened_by = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+def test_every_class_opens_a_result(model_type, opened, tmp_path):
+    model, checkpoint = opened(model_type)
+    axis, *_ = axes_of(checkpoint, "head")
+    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
+    opened_by = config_of(tmp_path / "out")["auto_map"]
     assert {"AutoModel"} < {*opened_by}
     rows = tiny.inputs(model)
     hidden = {}
     for auto, shim in opened_by.items():
-        opened = getattr(transformers, auto).from_pretrained(tmp_path / "out", trust_remote_code=True)
-        assert type(opened).__name__ == shim.partition(".Prunecli")[2]
-        base = opened if auto == "AutoModel" else opened.base_model
+        made = getattr(transformers, auto).from_pretrained(tmp_path / "out", trust_remote_code=True)
+        assert type(made).__name__ == shim.partition(".Prunecli")[2]
+        base = made if auto == "AutoModel" else made.base_model
         with torch.no_grad():
             hidden[auto] = base(**rows)[0]
     assert all(torch.equal(found, hidden["AutoModel"]) for found in hidden.values())
@@ -129,7 +138,7 @@ def test_every_class_opens_a_result(model_type, tmp_path):
 
 @pytest.mark.parametrize(
     ("model_type", "side"),
-    [("granite", "input"), ("umt5", "both"), ("qwen3_moe", "input"), ("modernbert", "both")],
+    [("granite", "input"), ("umt5", "both"), ("modernbert", "both")],
 )
 def test_embeddings_are_factorised(model_type, side, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
@@ -187,7 +196,7 @@ def test_lists_of_numbers_of_layers_follow(tmp_path):
     with open_model(tmp_path / "source") as checkpoint:
         axes = axes_of(checkpoint, "layer")
         assert cutting.apart(model, checkpoint, axes, tmp_path / "cut", 0) < 2e-4
-    assert json.loads((tmp_path / "cut" / "config.json").read_text())["mlp_only_layers"] == [0]
+    assert config_of(tmp_path / "cut")["mlp_only_layers"] == [0]
 
 
 def test_remedies_of_refusals_work(tmp_path):
@@ -359,10 +368,7 @@ def test_layers_that_the_depth_scales_are_refused(tmp_path):
 @pytest.mark.parametrize("model_type", ["granite", "modernbert"])
 def test_the_class_is_found_by_the_tensors(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["architectures"]
-    path.write_text(json.dumps(config))
+    change_config(tmp_path, "architectures")
     with open_model(tmp_path) as checkpoint:
         assert checkpoint.require_architecture().model_class == type(model).__name__
 
@@ -379,8 +385,7 @@ def test_missing_tensors_are_named(tmp_path):
 
 def test_a_config_that_its_class_refuses_is_named(tmp_path):
     cutting.saved("granite", tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "none of these"}))
+    change_config(tmp_path, hidden_act="none of these")
     with (
         open_model(tmp_path) as checkpoint,
         pytest.raises(CheckpointError, match=r"config\.json: transformers"),
@@ -429,18 +434,15 @@ def test_tensors_are_tied_where_no_key_says_so(tmp_path):
 
 def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path):
     """Published Nemotron-H say their layers in letters, which vLLM reads; transformers makes a list of these."""
-    cutting.saved("nemotron_h", tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    config = json.loads(path.read_text())
+    model = tmp_path / "model"
+    cutting.saved("nemotron_h", model)
     letters = {"linear_attention": "M", "moe": "E", "full_attention": "*", "mlp": "-"}
-    pattern = "".join(letters[kind] for kind in config.pop("layers_block_type"))
-    path.write_text(
-        json.dumps({**config, "hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)})
-    )
+    pattern = "".join(letters[kind] for kind in config_of(model)["layers_block_type"])
+    change_config(model, "layers_block_type", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     with open_model(tmp_path / "model") as checkpoint:
         (axis,) = axes_of(checkpoint, "layer")
         apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config_of(tmp_path / "out")
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1
 

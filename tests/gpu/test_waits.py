@@ -175,6 +175,7 @@ def test_of_taking_gate_statistics(gpu, tmp_path):
             np.testing.assert_allclose(getattr(sums, name), getattr(on_cpu[index], name), rtol=1e-4)
 
 
+@pytest.mark.parametrize("gpu", ["real", "V100"], indirect=True)  # in float32 all do the same
 def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
     """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
 

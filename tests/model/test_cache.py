@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from prunecli.model.cache import find_cache, stated_count
 from prunecli.model.checkpoint import open_model
 from tests.stock_mixtures import tiny_mixture
+from tests.tiny import change_config
 
 BATCH = 2
 WINDOWS = {
@@ -83,9 +83,7 @@ def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
 )
 def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key, tmp_path):
     tiny_mixture(model_type).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "layer_types"}
-    path.write_text(json.dumps({**config, key: 8}))
+    change_config(tmp_path, "layer_types", **{key: 8})
     with open_model(tmp_path) as checkpoint:
         cache = find_cache(checkpoint)
         assert len(cache.unknown) == 1
@@ -94,10 +92,7 @@ def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key, 
 
 def test_a_state_of_unknown_size_is_said(tmp_path):
     tiny_mixture("qwen3_next").save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["linear_key_head_dim"]
-    path.write_text(json.dumps(config))
+    change_config(tmp_path, "linear_key_head_dim")
     with open_model(tmp_path) as checkpoint:
         assert "(the first is 0)" in find_cache(checkpoint).unknown[0]
 

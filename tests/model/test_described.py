@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 
 import pytest
@@ -15,7 +14,7 @@ from prunecli.results.document import header
 from prunecli.results.inspection import Inspection
 from prunecli.tensors.hub.fetch import local_directory
 from tests.hub_server import MAIN_COMMIT, hub, point_at
-from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_weights
 
 __all__ = ["hub"]
 
@@ -57,7 +56,7 @@ def test_long_headers_are_had_whole(folder, hub):
 
 def test_aliases_that_are_tied_count_once(folder, hub):
     source = tiny_nllb_moe(folder / "source")
-    tensors = random_tensors(json.loads((source / "config.json").read_text()))
+    tensors = random_tensors(config_of(source))
     (source / "model.safetensors").unlink()
     write_weights(source, {**tensors, "lm_head.weight": tensors["model.shared.weight"]})
     hub.add("org/tiny", source)

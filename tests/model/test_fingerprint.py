@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from prunecli.model.checkpoint import open_model
-from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_weights
 
 FORMS: tuple[dict[str, Any], ...] = (
     {"dtype": "F16"},
@@ -39,7 +38,7 @@ def test_other_models_differ(tiny, tmp_path, form):
 
 
 def changed(directory: Path, name: str, index: int, value: float) -> Path:
-    tensors = random_tensors(json.loads((directory / "config.json").read_text()))
+    tensors = random_tensors(config_of(directory))
     tensors[name].reshape(-1)[index] = value
     write_weights(directory, tensors)
     return directory

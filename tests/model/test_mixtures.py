@@ -22,7 +22,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.contracts.test_mixtures import save_tiny
 from tests.selections import kept_experts
-from tests.tiny import write_json
+from tests.tiny import config_of, write_json
 
 Tensors = dict[str, Tensor]
 EXPERT = "model.layers.2.mlp.experts.5"
@@ -48,7 +48,7 @@ def changed(
     held = load_file(source / "model.safetensors")
     tensors(held)
     save_file(held, directory / "model.safetensors", metadata={"format": "pt"})
-    values = json.loads((source / "config.json").read_text()) | (config or {})
+    values = config_of(source) | (config or {})
     (directory / "config.json").write_text(json.dumps(values))
     return directory
 
@@ -160,7 +160,7 @@ def test_every_alias_of_the_count_is_rewritten(saved, tmp_path):
 
 
 def test_a_count_within_another_key(tmp_path, saved):
-    text = json.loads((saved("qwen3_5_moe_text") / "config.json").read_text())
+    text = config_of(saved("qwen3_5_moe_text"))
     outer = {
         "model_type": "qwen3_5_moe",
         "text_config": text,
@@ -230,7 +230,7 @@ def test_constants_leave_the_other_settings_as_asked(saved, tmp_path):
     """This holds where no expert is removed, too; a key that config.json does not state is not set."""
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1, constant=True)
-    config = json.loads((path / "config.json").read_text())
+    config = config_of(path)
     for key in ("num_nextn_predict_layers", "left_out"):
         stated = {
             key if name == "num_nextn_predict_layers" else name: value for name, value in config.items()

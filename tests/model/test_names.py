@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from prunecli.model.checkpoint import open_model
@@ -12,7 +10,7 @@ from prunecli.pipeline import apply
 from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.selections import kept_heads
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import config_of, tiny_nllb_moe, write_json
 
 
 def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
@@ -51,7 +49,7 @@ def test_what_config_json_says(config, found):
 def test_results_of_older_types_have_the_name_of_today(tmp_path):
     source = tiny_nllb_moe(tmp_path / "source")
     wanted = logits(source)
-    config = json.loads((source / "config.json").read_text())
+    config = config_of(source)
     write_json(source / "config.json", {**config, "model_type": "nllb_moe"})
     assert (logits(source) == wanted).all()
     from prunecli.selection.cut import cut
@@ -59,5 +57,5 @@ def test_results_of_older_types_have_the_name_of_today(tmp_path):
     with open_model(source) as opened:
         rewrite = cut(opened, kept_heads({}))
         apply(opened, rewrite, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "nllb-moe"
+    assert config_of(tmp_path / "out")["model_type"] == "nllb-moe"
     assert (logits(tmp_path / "out") == wanted).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
 from tests.structures import axes_of
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import change_config, tiny_nllb_moe
 
 
 def with_structure(directory: Path, structure: Structure, **changes: Any) -> Path:
-    path = directory / "config.json"
-    config = {**json.loads(path.read_text()), KEY: structure.to_json(), **changes}
-    path.write_text(json.dumps(config))
+    change_config(directory, **{KEY: structure.to_json(), **changes})
     return directory
 
 

@@ -19,6 +19,7 @@ from prunecli.model.checkpoint import open_model
 from tests.contracts.method_contract import generated, load, logits_of
 from tests.families.family import FfnLayout
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed, write_copy
+from tests.tiny import config_of
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -147,7 +148,7 @@ def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case, source, tmp_path
 def test_a_width_that_is_not_stored_is_refused(case, source, tmp_path):
     name = next(iter(LAYOUTS[case].names))
     out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
-    config = json.loads((out / "config.json").read_text())
+    config = config_of(out)
     config["prunecli"]["ffn"][name]["width"] = 21
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="misshapen"):

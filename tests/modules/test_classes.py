@@ -14,7 +14,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.modules.loading import load_model
 from prunecli.running.windows import lm_windows
 from tests.commands.calls import call
-from tests.tiny import write_json, write_plain_tokenizer
+from tests.tiny import config_of, write_json, write_plain_tokenizer
 
 LINES = ("the hen and a hat", "a", "the hen that is on the hat in the inn is a hen")
 _TOKENS = {"vocab_size": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -74,7 +74,7 @@ def saved(directory: Path, model_type: str, name: str, config: dict[str, Any]) -
 
 
 def without_class(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
+    config = config_of(model)
     write_json(model / "config.json", {**config, "architectures": None})
 
 

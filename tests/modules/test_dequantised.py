@@ -20,6 +20,7 @@ from prunecli.modules.loading import load_model
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES, Quantised, float8, gptq, mxfp4
 from tests.stock_mixtures import tiny_mixture
+from tests.tiny import change_config, config_of
 
 MATRIX = "model.layers.0.mlp.up_proj"
 CONFIG = {"model_type": "none", "dtype": "float32"}
@@ -168,7 +169,7 @@ def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     ids = torch.arange(3, 19)[None]
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
     ours.save_pretrained(tmp_path / "saved")  # what is saved is plain, and says so
-    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert "quantization_config" not in config_of(tmp_path / "saved")
     again = load_model(tmp_path / "saved", device="cpu", dtype="float32")
     assert torch.equal(again(ids).logits, theirs(ids).logits)
     assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
@@ -179,8 +180,7 @@ def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path):
     quantise(
         tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", lambda name: ".experts." in name
     )
-    path = tmp_path / "fp8" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    change_config(tmp_path / "fp8", tie_word_embeddings=True)
     with open_model(tmp_path / "fp8") as stored:
         assert {*as_run(stored, torch.float32).tensors} == {*stored.tensors} - {
             part for weight in stored.quantised.values() for part in weight.parts.values()

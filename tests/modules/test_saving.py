@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import stock_names
 from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe
 
 KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
 
@@ -25,10 +23,6 @@ def checkpoint(directory: Path, kind: str) -> Path:
     source = tiny_nllb_moe(directory / "tiny")
     kept = KEPT[kind]
     return source if kept is None else pruned(source, kept, directory / kind)
-
-
-def config(directory: Path) -> dict[str, Any]:
-    return dict(json.loads((directory / "config.json").read_text()))
 
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -63,7 +57,7 @@ def test_saved_opens_with_transformers(opened, tmp_path):
     path, model = opened
     out = tmp_path / "out"
     model.save_pretrained(out)
-    if "auto_map" in config(out):
+    if "auto_map" in config_of(out):
         theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
         assert torch.equal(logits(theirs), logits(model))
         with pytest.raises(ValueError, match="stock routing"):

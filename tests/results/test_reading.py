@@ -13,7 +13,6 @@ from prunecli.analysis.language_comparison import (
 from prunecli.errors import DataError, StatisticsError
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.documents import write_json
 from tests.commands.gates import EXPERTS, LAYERS, statistics, text_statistics
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -33,15 +32,6 @@ ALL_BUT_ONE = {
     "also": {"bleu": {"base": 20.0, "only": {"a": [19.0, 21.0]}, "p_value": {"a": [0.5, 0.5]}}},
     "best": {"a": 3},
 }
-
-
-@pytest.fixture
-def read(tmp_path):
-    def written(payload):
-        write_json(tmp_path / "result.json", payload, force=True)
-        return results.read(tmp_path / "result.json")
-
-    return written
 
 
 def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):

@@ -2,9 +2,7 @@
 
 import pytest
 
-from prunecli import results
 from prunecli.errors import DataError
-from prunecli.tensors.documents import write_json
 
 HEADER = {
     "prunecli": "0.1.0",
@@ -63,15 +61,6 @@ FITTED = {
     "output_layer": {"explained_variance": 0.25},
 }
 ALL = [SELECTED, FFNS, EMBEDDING, FITTED]
-
-
-@pytest.fixture
-def read(tmp_path):
-    def written(payload):
-        write_json(tmp_path / "result.json", payload, force=True)
-        return results.read(tmp_path / "result.json")
-
-    return written
 
 
 @pytest.mark.parametrize("payload", [*ALL, {**SELECTED, "of_a_later_version": [1]}])

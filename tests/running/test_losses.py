@@ -175,12 +175,11 @@ def test_few_and_many_counted_tokens_are_treated_alike(kept):
     assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)))[1] == 0
 
 
-@pytest.mark.parametrize("value", [float("nan")])
-def test_losses_that_are_not_finite_name_the_example(value):
+def test_losses_that_are_not_finite_name_the_example():
     batch = Batch({}, torch.zeros(3, dtype=torch.int64), (4, 0, 11))
     require_finite(torch.zeros(3), batch)
     with pytest.raises(DataError, match="example 12"):
-        require_finite(torch.tensor([0.0, 1.0, value]), batch)
+        require_finite(torch.tensor([0.0, 1.0, float("nan")]), batch)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
-from tests.tiny import LANGUAGES, tiny_nllb_moe
+from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_an_unknown_language_brings_those_that_are_known_and_how_to_give_other_t
 
 def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
     checkpoint = tiny_nllb_moe(tmp_path / "model")
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = config_of(checkpoint)
     config |= {
         "model_type": "prunecli-nllb-moe",
         "auto_map": {"AutoConfig": "modeling_prunecli.PrunecliConfig"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from tests.commands.calls import raising
 from tests.families import tiny
 from tests.families.mixtures import TINY
 from tests.stock_mixtures import tiny_mixture
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import change_config, config_of, write_plain_tokenizer
 from tests.training.runs import changed, language_model, options, text_file, train, update_ranks, written
 
 WEIGHTS = "model.safetensors"
@@ -119,9 +118,8 @@ def test_updates_of_low_rank_of_experts(tmp_path):
 def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     """A Qwen3-MoE as it is published has its count under another key than transformers writes now."""
     source = saved(tmp_path / "model", "qwen3_moe")
-    config = json.loads((source / "config.json").read_text())
-    config["num_experts"] = config.pop("num_local_experts")
-    (source / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    experts = config_of(source)["num_local_experts"]
+    change_config(source, "num_local_experts", num_experts=experts, dtype="bfloat16")
     raising(prune_experts, source, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "pruned")
     file = text_file(tmp_path / "text", 60)
     text, held_out = (TextChoice(files=(file,), max_sentences=count) for count in (60, 9))
@@ -134,7 +132,7 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     assert support.is_stock
     losses = [row["loss"] for row in training.to_json()["validation"]]
     assert losses[-1] < losses[0] - 0.2
-    before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("pruned", "out"))
+    before, after = (config_of(tmp_path / name) for name in ("pruned", "out"))
     history = after["prunecli"].pop("history")
     assert [step["command"] for step in history] == ["prune-experts", "finetune"]
     assert history[-1]["arguments"]["teacher"]["path"].endswith("model")
@@ -183,9 +181,7 @@ def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
 
 def test_quantised_weights_are_refused(tmp_path):
     source = saved(tmp_path / "model", "qwen3_moe")
-    config = json.loads((source / "config.json").read_text())
-    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (source / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    change_config(source, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     with pytest.raises(
         UnsupportedModelError, match=r"its weights are quantised \(fp8\), which are not trained"
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.batches import CollectOptions, Texts
-from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import make_model
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.running.layerwise.states import Snapshots
-from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
-from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts import test_layerwise
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
-from tests.methods.experts.test_layerwise import PLENTY, _StopError, stopping
+from tests.methods.experts.test_layerwise import assert_same, stopping
+from tests.running.layerwise.running import CPU, StopError
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
-from tests.tiny import write_plain_tokenizer
-
-CPU = torch.device("cpu")
+from tests.tiny import change_config, write_plain_tokenizer
 
 
 def saved(folder: Path, model_type: str, **config: Any) -> Path:
@@ -45,34 +40,22 @@ def path(tmp_path_factory):
     return saved(tmp_path_factory.mktemp("model"), "qwen3_moe")
 
 
-def in_memory(
-    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", **more: Any
-) -> GateStatistics:
-    with open_model(path) as checkpoint:
-        held = InMemory(load_model(path, device="cpu", dtype=dtype))
-        return score(held, checkpoint, load_tokenizer(path), Texts(TEXTS, options), **more)
+def texts(options: CollectOptions) -> Texts:
+    return Texts(TEXTS, options)
+
+
+def in_memory(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
+    return test_layerwise.in_memory(path, options, dtype, texts)
 
 
 whole = functools.cache(in_memory)
 
 
 def by_layer(
-    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", memory: int = PLENTY, **more: Any
+    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", **more: Any
 ) -> GateStatistics:
     kind = getattr(torch, dtype)
-    own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
-    with open_model(path) as checkpoint:
-        layers = Layerwise(
-            checkpoint,
-            Resources(CPU, kind, memory, more.pop("spill", None)),
-            more.pop("report", None),
-            **own,
-        )
-        return score(layers, checkpoint, load_tokenizer(path), Texts(TEXTS, options), **more)
-
-
-def assert_same(one: GateStatistics, other: GateStatistics) -> None:
-    assert one.to_json() == other.to_json()
+    return test_layerwise.by_layer(path, options, material=texts, dtype=kind, **more)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +102,7 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_from_its_last_layer(path, tmp_path):
-    with pytest.raises(_StopError):
+    with pytest.raises(StopError):
         by_layer(path, progress=stopping(8), snapshots=Snapshots(tmp_path / "states", {}, 0.0))
     report = RunReport()
     again = by_layer(path, snapshots=Snapshots(tmp_path / "states", {}), report=report)
@@ -144,12 +127,9 @@ def test_an_expert_that_no_token_goes_to_is_not_read(path):
     assert report.bytes_read == expected
 
 
-def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path, tmp_path):
+def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):
     deeper = saved(tmp_path, "qwen3_moe")
-    config = json.loads((path / "config.json").read_text())
-    (deeper / "config.json").write_text(
-        json.dumps({**config, "num_hidden_layers": 4, "mlp_only_layers": [1, 3]})
-    )
+    change_config(deeper, num_hidden_layers=4, mlp_only_layers=[1, 3])
     with (
         open_model(deeper) as checkpoint,
         pytest.raises(CheckpointError, match=r"missing \(model"),

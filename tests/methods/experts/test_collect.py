@@ -25,7 +25,8 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.commands.calls import call
 from tests.reference import gate_statistics as reference
-from tests.tiny import tiny_nllb_moe
+from tests.running.layerwise.running import StopError
+from tests.tiny import change_config, tiny_nllb_moe
 
 TEXT = ParallelText(
     "val",
@@ -61,8 +62,7 @@ def subject(tmp_path_factory):
 def searched(tmp_path_factory):
     """The model with few positions, at which endless searches end."""
     path = tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny")
-    config = path / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 16}))
+    change_config(path, max_position_embeddings=16)
     return Subject(path)
 
 
@@ -139,10 +139,6 @@ def test_the_encoder_runs_once_whatever_the_number_of_targets(subject):
     )
 
 
-class _StopError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(subject, searched, options, tmp_path):
     subject = searched if options.mode == "beam" else subject
@@ -155,9 +151,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(subject, searched, options
         def save(state, stop=stop, path=path, key=key):
             write_state(path, key, state)
             if state.batches == stop:
-                raise _StopError
+                raise StopError
 
-        with pytest.raises(_StopError):
+        with pytest.raises(StopError):
             subject.collect(options, save=save)
         state = read_state(path, key)
         assert state.batches == stop
@@ -191,9 +187,9 @@ def test_observers_are_gone_afterwards_even_after_a_failure(searched):
     subject = searched
 
     def broken(_):
-        raise _StopError
+        raise StopError
 
-    with pytest.raises(_StopError):
+    with pytest.raises(StopError):
         subject.collect(MODES[1], save=broken)
     assert all(module.observer is None for module in sparse_ffns(subject.model).values())
     assert "_beam_search_has_unfinished_sequences" not in vars(subject.model)

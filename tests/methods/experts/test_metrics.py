@@ -225,10 +225,9 @@ def test_quantised_weights_are_refused(tmp_path):
         parts_of_expert(reader, ["up_proj.weight"])
 
 
-@pytest.mark.parametrize("value", [float("nan")])
-def test_what_is_no_number_is_refused(value, tmp_path):
+def test_what_is_no_number_is_refused(tmp_path):
     tensor = torch.ones(4, 4)
-    tensor[2, 2] = value
+    tensor[2, 2] = float("nan")
     with (
         reader_of(tmp_path, {"up_proj.weight": tensor}) as reader,
         pytest.raises(CheckpointError, match=r"up_proj.weight holds NaN or infinity"),

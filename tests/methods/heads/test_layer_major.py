@@ -20,8 +20,9 @@ from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.plain import read_labelled
 from tests.families.records import CASES
-from tests.methods.experts.test_layerwise import PLENTY, no_room
+from tests.methods.experts.test_layerwise import PLENTY
 from tests.methods.heads.test_score import LINES, Subject
+from tests.running.layerwise.running import at_step, no_room
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -93,13 +94,8 @@ def test_nothing_is_read_before_it_is_known_to_do(tmp_path, monkeypatch):
 
 
 def test_a_shard_cut_short_meanwhile(tmp_path):
-    subject, left = Subject(tmp_path / "model", "m2m_100"), [14]
-
-    def advance(_amount):
-        left[0] -= 1
-        if left[0] == 0:
-            os.truncate(tmp_path / "model" / "model.safetensors", 10_000)
-
+    subject, file = Subject(tmp_path / "model", "m2m_100"), tmp_path / "model" / "model.safetensors"
+    advance = at_step(13, lambda: os.truncate(file, 10_000))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
         layered(subject, subject.batches(40), progress=lambda *_: nullcontext(advance))
 

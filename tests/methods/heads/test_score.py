@@ -182,15 +182,14 @@ def test_classes(tmp_path):
             np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [float("nan")])
-def test_a_loss_that_is_not_finite_names_the_example(value, tmp_path):
+def test_a_loss_that_is_not_finite_names_the_example(tmp_path):
     subject = Subject(tmp_path / "m", "bert")
     batches = subject.batches(1)
     hurt = batches[1]
     token = int(hurt.inputs["input_ids"][0, 1])
     others = {int(t) for b in batches if b is not hurt for t in b.inputs["input_ids"].flatten()}
     with torch.no_grad():
-        subject.model.get_input_embeddings().weight[token] = value
+        subject.model.get_input_embeddings().weight[token] = float("nan")
     wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
     with pytest.raises(DataError, match="my text, example") as caught:
         gradient_importance(InMemory(subject.model), subject.layers, {"my text": batches})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
+from tests.tiny import config_of
 
 LINES = ["a b c d e f", "g h a b", "f e d c b a h g", "b d f h a c e g b"]
 
@@ -98,7 +98,7 @@ def test_the_map_is_the_least_squares_solution(case, ffn, stored, scale, tmp_pat
     if case == "gpt2":
         bias = before[f"{stored}.bias"].double().numpy() @ wanted
         assert after[f"{stored}.bias"].numpy() == pytest.approx(bias, rel=1e-3, abs=1e-5)
-    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    config = config_of(tmp_path / "out")
     arguments = config["prunecli"]["history"][0]["arguments"]
     assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["lines.txt"])
     others = [name for name in after if stored not in name and ".1." not in name]

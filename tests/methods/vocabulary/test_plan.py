@@ -25,7 +25,7 @@ from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import VOCAB, write_json
+from tests.tiny import VOCAB, config_of, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -36,7 +36,7 @@ def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Sele
 def new_tokenizer(source: Path, made: Selection) -> Any:
     files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
     files.update({name: data for name, data in made.files.items() if data is not None})
-    return load_trimmed(files, json.loads((source / "config.json").read_text()), "here")
+    return load_trimmed(files, config_of(source), "here")
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -14,6 +16,7 @@ from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stages import EmptyModel
 from prunecli.pipeline import apply
+from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
@@ -28,6 +31,31 @@ BATCHES = (
     torch.tensor([[5, 9, 12, 6, 8, 2], [7, 2, 1, 1, 1, 1], [5, 5, 5, 2, 1, 1]]),
     torch.tensor([[11, 2]]),
 )
+
+
+class StopError(Exception):
+    """Ends a run in the middle."""
+
+
+def stop() -> None:
+    raise StopError
+
+
+def at_step(step: int, act: Callable[[], object]) -> Callable[..., None]:
+    """Progress that acts at one of its steps, the first of which is 0."""
+    steps = itertools.count()
+
+    def advance(*_: Any) -> None:
+        if next(steps) == step:
+            act()
+
+    return advance
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
+    """Have so much room for states, in memory and on the disk, whatever this process takes."""
+    monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
 def without_heads(path: Path, model_type: str) -> Path:

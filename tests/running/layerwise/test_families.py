@@ -21,7 +21,7 @@ from tests.running.layerwise.running import (
     without_heads,
 )
 from tests.selections import kept_experts
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import change_config, tiny_nllb_moe
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,6 @@ def test_shared_and_removed_ffns(case, tmp_path):
 
 def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path):
     path = tiny_family(tmp_path / "model", "bert")
-    config = path / "config.json"
-    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
+    change_config(path, num_hidden_layers=4)
     with open_model(path) as checkpoint, pytest.raises(CheckpointError, match="missing"):
         make_model(checkpoint, CPU, torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import Pass, ignored
 from tests.families import tiny_family
-from tests.running.layerwise.running import BATCHES, CPU, count_reads, inputs, skeleton_of
+from tests.running.layerwise.running import (
+    BATCHES,
+    CPU,
+    StopError,
+    at_step,
+    count_reads,
+    inputs,
+    skeleton_of,
+    stop,
+)
 from tests.tiny import tiny_nllb_moe
 
 
@@ -137,38 +147,20 @@ def test_nothing_is_left_in_the_model(tmp_path):
         run.run()  # and it can be run again
 
 
-class _StopError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("stop", range(0, 20, 7))
-def test_a_failure_anywhere_leaves_nothing_either(stop, tmp_path):
+@pytest.mark.parametrize("step", range(0, 20, 7))
+def test_a_failure_anywhere_leaves_nothing_either(step, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
-        left = [stop]
-
-        def fail(*_):
-            left[0] -= 1
-            if left[0] < 0:
-                raise _StopError
-
-        with pytest.raises(_StopError):
-            run.run(advance=fail)
+        with pytest.raises(StopError):
+            run.run(advance=at_step(step, stop))
         assert_clean(run.skeleton)
 
 
 def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model")
-    with open_model(path) as checkpoint:
-        run = Run(checkpoint)
-        file = checkpoint.files[0]
-
-        def cut(*_):
-            with file.open("r+b") as opened:
-                opened.truncate(file.stat().st_size // 2)
-
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run, file = Run(checkpoint), checkpoint.files[0]
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-            run.run(advance=cut)
+            run.run(advance=at_step(0, lambda: os.truncate(file, file.stat().st_size // 2)))
         assert_clean(run.skeleton)
 
 

@@ -24,9 +24,12 @@ from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
     BATCHES,
     CPU,
+    StopError,
+    at_step,
     count_reads,
     inputs,
     skeleton_of,
+    stop,
     with_shared_ffns,
     without_heads,
 )
@@ -205,37 +208,21 @@ def test_nothing_is_left_in_the_model(model_type, tmp_path):
         assert_same(run.run(), first, 0.0)  # and it can be run again
 
 
-class _StopError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("stop", range(0, 46, 9))
-def test_a_failure_anywhere_leaves_nothing_either(stop, tmp_path):
+@pytest.mark.parametrize("step", range(0, 46, 9))
+def test_a_failure_anywhere_leaves_nothing_either(step, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        run, left = Run(checkpoint), [stop]
-
-        def fail(*_):
-            left[0] -= 1
-            if left[0] < 0:
-                raise _StopError
-
-        with pytest.raises(_StopError):
-            run.run(advance=fail)
+        run = Run(checkpoint)
+        with pytest.raises(StopError):
+            run.run(advance=at_step(step, stop))
         assert_clean(run.skeleton)
 
 
-@pytest.mark.parametrize("at", [1, 30], ids=["forwards", "back"])
-def test_a_file_cut_short_in_the_middle_of_a_run(at, tmp_path):
+@pytest.mark.parametrize("step", [0, 29], ids=["forwards", "back"])
+def test_a_file_cut_short_in_the_middle_of_a_run(step, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        run, left, file = Run(checkpoint), [at], checkpoint.files[0]
-
-        def cut(*_):
-            left[0] -= 1
-            if left[0] == 0:
-                os.truncate(file, 10_000)
-
+        run, file = Run(checkpoint), checkpoint.files[0]
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-            run.run(advance=cut)
+            run.run(advance=at_step(step, lambda: os.truncate(file, 10_000)))
         assert_clean(run.skeleton)
 
 

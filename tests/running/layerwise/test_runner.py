@@ -13,11 +13,11 @@ import torch
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner as module
-from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import BatchCost, Group, Run
 from prunecli.tensors.quantities import parse_size
 from tests.families import tiny_family
-from tests.running.layerwise.running import CPU
+from tests.running.layerwise.running import CPU, no_room
 from tests.tiny import tiny_nllb_moe
 
 MIB, PLENTY = 1 << 20, 1 << 34
@@ -38,11 +38,6 @@ def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]
     """Groups of batches that are named by their sizes."""
     batches = [BatchCost(activations, (states,)) for activations, states in costs]
     return list(layers.groups(batches, lambda _layers, batch: batch))
-
-
-def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
-    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
-    monkeypatch.setattr(module, "disk_room", lambda _directory: disk)
 
 
 def test_others_are_cut_in_their_order(path, monkeypatch):
