@@ -250,8 +250,7 @@ def test_a_null_is_what_the_class_makes_of_it(kind, tmp_path):
     config.num_key_value_heads = config.num_attention_heads
     model = transformers.PhiForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_key_value_heads": None}))
+    change_config(tmp_path / "model", num_key_value_heads=None)
     with open_model(tmp_path / "model") as checkpoint:
         axes = axes_of(checkpoint, kind)
         assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=kind == "head") < 2e-4
@@ -276,8 +275,7 @@ def test_tensors_of_another_class_than_is_named(stored, named, tmp_path):
         tensors = {name: value for name, value in tensors.items() if not name.startswith("cls.")}
     tensors["embeddings.position_ids"] = torch.arange(9)
     save_file(tensors, path, metadata={"format": "pt"})
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"architectures": named}))
+    change_config(tmp_path / "model", architectures=named)
     with open_model(tmp_path / "model") as checkpoint:
         assert "embeddings.position_ids" not in checkpoint.tensors
         kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
@@ -303,10 +301,9 @@ def test_an_output_layer_of_its_own_stays_apart(tmp_path):
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    path = tmp_path / "model" / "config.json"
-    config = json.loads(path.read_text())
-    config.pop("tie_word_embeddings", None)  # as published, where the class's default ties them
-    path.write_text(json.dumps(config))
+    change_config(
+        tmp_path / "model", "tie_word_embeddings"
+    )  # as published, where the class's default ties them
     model = transformers.GemmaForCausalLM.from_pretrained(tmp_path / "model").eval()
     with open_model(tmp_path / "model") as checkpoint:
         axes = axes_of(checkpoint, "unit")
@@ -349,9 +346,7 @@ def test_labels_are_no_layers(tmp_path):
 def test_every_name_of_the_depth_follows(tmp_path):
     """Published configs of BlenderBot, LED and others have another name of it, which transformers believes."""
     model = cutting.saved("blenderbot-small", tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"num_hidden_layers": config["encoder_layers"]}))
+    change_config(tmp_path / "model", num_hidden_layers=config_of(tmp_path / "model")["encoder_layers"])
     with open_model(tmp_path / "model") as checkpoint:
         assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
 
