@@ -322,6 +322,26 @@ def test_a_model_of_sound_is_refused_as_such(tmp_path):
         checkpoint.require_architecture()
 
 
+def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
+    """They are there in the published Qwen2.5-VL."""
+    text = tiny.tiny_config("qwen2").to_dict()
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+    vision = {"depth": 2, "hidden_size": 16, "out_hidden_size": 48, "intermediate_size": 24, "num_heads": 2}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text | {"model_type": "qwen2_5_vl_text"}, vision_config=vision
+    )
+    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    own = values.pop("text_config")
+    path.write_text(json.dumps({**own, **values, "vocab_size": own["vocab_size"]}))
+    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="under text_config"):
+        checkpoint.require_architecture()
+    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the remedy says
+    with open_model(tmp_path) as checkpoint:
+        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+
+
 def test_older_names_of_norms(tmp_path):
     model = cutting.saved("electra", tmp_path / "model", "masked")
     path = tmp_path / "model" / "model.safetensors"
