@@ -343,13 +343,13 @@ class Checkpoint(TensorReader):
             if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ())
         }
         names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
-        if depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
+        if "model_type" not in self.config or depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
             return tensors
         # To ask the class takes seconds. One without a head ends so, and its tensors have no beginning in common.
         if not names or is_bare != names[0].endswith("Model"):
             from prunecli.model.skeleton import class_that_fits
 
-            with suppress(PruneError):
+            with suppress(PruneError, ImportError):
                 self.own_class, renamed = class_that_fits(self, tensors)
                 return {renamed[name]: at for name, at in tensors.items()}
         return tensors

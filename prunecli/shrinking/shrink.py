@@ -36,7 +36,7 @@ from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, Lines, TextChoice, columns
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import PlainText
+from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions, TrainingOptions
@@ -370,7 +370,10 @@ def _plain(data: Dataset) -> PlainText:
 def _lines(data: Dataset) -> Lines:
     """The lines of a part of the text, for the vocabulary."""
     text = data.text
-    whole = [one for column in columns(text, data.pairs).values() for one in column]
+    if isinstance(text, LabelledText):
+        whole = [*text.texts, *(text.seconds or ())]
+    else:
+        whole = [one for column in columns(text, data.pairs).values() for one in column]
     plain = text if isinstance(text, PlainText) and text.whole_files else None
     lines = [line for one in whole for line in one.split("\n") if line.strip()]
     languages = text.languages if isinstance(text, ParallelText) else ()

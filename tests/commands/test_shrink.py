@@ -60,6 +60,13 @@ def test_a_model_is_shrunk_by_all_kinds(model):
     assert explain(Path("shrunk"), question.get(kind, "token hen"))
 
 
+def test_a_classifier_of_single_texts_is_shrunk(tmp_path):
+    model = tiny_family(tmp_path / "bert", "bert", architectures=["BertForSequenceClassification"])
+    rows = (f"{row % 2}\t{'the hen' if row % 2 else 'ten tins on it'}" for row in range(60))
+    (tmp_path / "labelled.tsv").write_text("\n".join(rows))
+    done(model, "--labelled", "labelled.tsv", "--params", "90%", *QUICK)
+
+
 def test_channels_are_removed_if_they_are_named(model):
     done(model, "--text", "text.txt", "--only", "channels,units", "--params", "60%", *QUICK)
     document = results.read("shrunk.shrink.json")

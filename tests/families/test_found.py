@@ -342,6 +342,16 @@ def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
         assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
 
 
+def test_a_config_without_a_type_opens(tmp_path):
+    cutting.saved("electra", tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    del values["model_type"]
+    path.write_text(json.dumps(values | {"architectures": ["ElectraModel"]}))
+    with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match='names no "model_type"'):
+        checkpoint.require_architecture()
+
+
 def test_older_names_of_norms(tmp_path):
     model = cutting.saved("electra", tmp_path / "model", "masked")
     path = tmp_path / "model" / "model.safetensors"
