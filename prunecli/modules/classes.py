@@ -55,7 +55,9 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
     Raises:
         CheckpointError: transformers refuses a value of config.json.
     """
-    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"):
+    from transformers.initialization import no_init_weights
+
+    with transformers_takes(checkpoint.path / "config.json"), torch.device("meta"), no_init_weights():
         yield
 
 

@@ -181,18 +181,25 @@ class Shrinking:
         return cut(self._source, selection)
 
     def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
-        """Cut the model in a temporary directory and measure it, or return what an earlier run measured."""
+        """Cut the model in a temporary directory and measure it, or return what an earlier run measured.
+
+        None: the time is over, or the model cannot lose these units.
+        """
         key = f"trial {sorted(shares.items())} {sorted(metrics.items())}"
         is_late = self._is_late(shares, stage)
         if key in self._store.records:
             return Tried.model_validate(self._store.records[key]).model_copy(update={"stage": stage})
         if is_late:
             return None
-        rewrite = self.rewrite(shares, metrics)
+        what = ", ".join(f"{name} -{share:.0%}" for name, share in shares.items())
+        try:
+            rewrite = self.rewrite(shares, metrics)
+        except UnsupportedModelError as error:  # of these units alone, perhaps
+            self._say(f"Not tried, {what}: {error.message}.")
+            return None
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
             applied = apply(self._source, rewrite, path)
-            what = ", ".join(f"{name} -{share:.0%}" for name, share in shares.items())
             quality = self._measurer.measure(path, what, same_tokens="tokens" not in shares)
             speedup = self._speedup(path)
         made = Tried(
