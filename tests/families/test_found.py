@@ -27,7 +27,7 @@ from prunecli.selection.selection import Selection
 from prunecli.text.tasks import task_of
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
-from tests.tiny import change_config, config_of
+from tests.tiny import change_config, config_of, write_json
 
 BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
@@ -332,9 +332,9 @@ def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
     )
     transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
+    values = config_of(tmp_path)
     own = values.pop("text_config")
-    path.write_text(json.dumps({**own, **values, "vocab_size": own["vocab_size"]}))
+    write_json(path, {**own, **values, "vocab_size": own["vocab_size"]})
     with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="under text_config"):
         checkpoint.require_architecture()
     transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the remedy says
@@ -344,10 +344,7 @@ def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
 
 def test_a_config_without_a_type_opens(tmp_path):
     cutting.saved("electra", tmp_path)
-    path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
-    del values["model_type"]
-    path.write_text(json.dumps(values | {"architectures": ["ElectraModel"]}))
+    change_config(tmp_path, "model_type", architectures=["ElectraModel"])
     with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match='names no "model_type"'):
         checkpoint.require_architecture()
 
