@@ -17,7 +17,6 @@ from prunecli.options import ADVANCED, CheckpointPath, Size, option
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
-    from prunecli.model.names import Surmise
     from prunecli.results.inspection import Fit, Way
 
 
@@ -126,8 +125,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.out(f"Embeddings: {changed}")
     if inventory.quantisation is not None:
         _show_quantisation(inventory.quantisation)
-    if inventory.surmise is not None:
-        _show_surmise(opened, inventory, inventory.surmise)
+    if inventory.modules:
+        _show_modules(opened, inventory)
     if opened.structure.history:
         from prunecli.report.history import step_text
 
@@ -150,20 +149,15 @@ def _show_quantisation(found: Quantisation) -> None:
         )
 
 
-def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
-    """Print the guess from the names of tensors, and what can be done with the checkpoint."""
+def _show_modules(opened: Checkpoint, inventory: Inventory) -> None:
+    """Print the tensors by module, and what can be removed from the checkpoint."""
     from prunecli.model.find_axes import axes_of
 
     rows = []
-    for group, names in found.modules.items():
+    for group, names in inventory.modules.items():
         size = sum(opened.tensors[name].nbytes for name in names)
-        label = f"{group} (embeddings?)" if group in found.tables else group
-        rows.append({"module": label, "tensors": f"{len(names):,}", **_share(size, inventory)})
+        rows.append({"module": group, "tensors": f"{len(names):,}", **_share(size, inventory)})
     console.table("By name of module", rows)
-    for column, layers in found.layers.items():
-        console.out(f"{column}: {layers} layers, by their numbers")
-    for group, experts in found.experts.items():
-        console.out(f"{group}: {experts} experts, by their names")
     if opened.family is not None:
         console.note(
             f'prunecli knows the experts of the type "{opened.model_type}": prune-experts and collect-gates work. Its '

@@ -14,7 +14,7 @@ from pydantic import Field
 from prunecli.architectures.records import Side
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
-from prunecli.model.names import Surmise, surmise
+from prunecli.model.names import by_module
 from prunecli.model.parts import AttentionLayer, FfnLayer
 from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
 from prunecli.model.sparse_layer import SparseLayer, parts_of
@@ -95,7 +95,7 @@ class Inventory:
         ffns: every FFN; none where the family is not declared.
         tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
-        surmise: what the names of tensors suggest, where the family is not declared.
+        modules: the tensors by module, where the family is not declared.
         quantisation: how it is quantised; None: it is not.
     """
 
@@ -107,7 +107,7 @@ class Inventory:
     ffns: tuple[FfnLayer, ...]
     tables: TokenTables | None
     total: Amount
-    surmise: Surmise | None = None
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quantisation: Quantisation | None = None
 
 
@@ -150,7 +150,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         ffns=() if layout is None else layout.ffns,
         tables=None if layout is None else layout.tables,
         total=total,
-        surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
+        modules={} if checkpoint.architecture else by_module(checkpoint.tensors),
         quantisation=_quantisation(checkpoint, total),
     )
 

@@ -1,46 +1,19 @@
-"""What tensors' names say: those of the stock layout that they stand for, and what an undeclared family is like."""
+"""Names of tensors: those of the stock layout that they stand for, and groups of them by module."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.model.quantised import method_of
-from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
+from prunecli.tensors.reader import Handle, Stored, read_into
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""
 
 BLOCK = 4096
 """Bytes in a block."""
-
-_TABLES = ("embed_tokens", "word_embeddings", "wte", "embed_in", "tok_embeddings", "shared")
-
-
-@dataclass(frozen=True)
-class Surmise:
-    """Guess about a model from the names of its tensors.
-
-    Attributes:
-        modules: name of a group of tensors, layers and experts as `*` -> its tensors.
-        tables: of these groups, those that look like the embeddings of tokens.
-        layers: column of layers -> how many: {"model.layers": 16}.
-        experts: mixture of experts, layers as `*` -> how many in each, the most where layers differ.
-        quantisation: method that config.json names ("awq"), or "".
-        text_type: model type of the language model that this one wraps, or "".
-    """
-
-    modules: Mapping[str, tuple[str, ...]]
-    tables: tuple[str, ...] = ()
-    layers: Mapping[str, int] = field(default_factory=dict)
-    experts: Mapping[str, int] = field(default_factory=dict)
-    quantisation: str = ""
-    text_type: str = ""
 
 
 def stored_names(
@@ -108,42 +81,6 @@ def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:
     return bytes(data)
 
 
-def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Surmise:
-    """All that can be said of a checkpoint of an undeclared family."""
-    modules: dict[str, list[str]] = defaultdict(list)
-    layers: dict[str, set[int]] = defaultdict(set)
-    experts: dict[str, set[int]] = defaultdict(set)
-    for name, info in tensors.items():
-        pieces = name.split(".")
-        numbers = [index for index, piece in enumerate(pieces) if piece.isdecimal()]
-        last = len(pieces) - 1
-        if numbers and numbers[0] > 0:
-            layers[".".join(pieces[: numbers[0]])].add(int(pieces[numbers[0]]))
-            last = min(numbers[0] + 2, last)
-        modules[_starred(pieces[:last]) or name].append(name)
-        for index, piece in enumerate(pieces[:-1]):
-            if "expert" in piece and "shared" not in piece:
-                if number := re.fullmatch(r"(?:expert_)?(\d+)", pieces[index + 1]):
-                    experts[_starred(pieces[: index + 1])].add(int(number[1]))
-                elif len(info.shape) == 3:  # stacked: [experts, ...]
-                    experts[_starred(pieces[: index + 1])] |= set(range(min(info.shape[0], 1 << 16)))
-    tables = [group for group, names in modules.items() if group.endswith(_TABLES) and len(names) == 1]
-    return Surmise(
-        {group: tuple(names) for group, names in modules.items()},
-        tuple(tables),
-        {column: len(seen) for column, seen in layers.items()},
-        {group: len(seen) for group, seen in experts.items() if len(seen) > 1},
-        method_of(config),
-        text_type(config),
-    )
-
-
-def text_type(config: Mapping[str, Any]) -> str:
-    """Model type of the language model that config.json describes under `text_config`; "" where it has none."""
-    settings = config.get("text_config")
-    return str(settings.get("model_type") or "") if isinstance(settings, Mapping) else ""
-
-
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
     """Return the prefix that names of the base model lack, and the prefixes of the stock layout's names."""
     if not family.stacks:
@@ -157,5 +94,13 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _starred(pieces: Iterable[str]) -> str:
-    return ".".join("*" if piece.isdecimal() else piece for piece in pieces)
+def by_module(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Name of a group of tensors, the numbers of layers and experts as `*` -> its tensors."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        pieces = name.split(".")
+        numbers = [place for place, piece in enumerate(pieces) if piece.isdecimal()]
+        end = min(numbers[0] + 2 if numbers and numbers[0] else len(pieces), len(pieces) - 1)
+        starred = ("*" if piece.isdecimal() else piece for piece in pieces[:end])
+        groups[".".join(starred) or name].append(name)
+    return {group: tuple(own) for group, own in groups.items()}

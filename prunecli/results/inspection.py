@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from prunecli.model.inventory import Amount, Quantisation, StackLayers
-from prunecli.model.names import Surmise
 from prunecli.results.document import Count, Document, Record, Tables, cells, header, picked
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Inspection(Document):
     ffns: list[Ffn]
     embedding: dict[str, Any] = Field(default_factory=dict)
     files: list[dict[str, Any]] = Field(default_factory=list)
-    surmise: Surmise | None = None
+    modules: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     quantisation: Quantisation | None = None
     history: list[dict[str, Any]] = Field(default_factory=list)
     fit: Fit | None = None
@@ -137,7 +136,6 @@ class Inspection(Document):
 
     def _tables(self) -> Tables:
         """`parameters`, `stacks`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
-        modules = {} if self.surmise is None else self.surmise.modules
         fit, ways = self.fit, dict[str, list[Way]]()
         if fit is not None:
             ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}
@@ -151,7 +149,7 @@ class Inspection(Document):
             "experts": [cells(one.to_json()) for one in self.layers],
             "heads": [picked(cells(one.to_json()), HEADS) for one in self.attentions],
             "ffns": [layer.to_json() for layer in self.ffns],
-            "modules": [{"module": name, "tensors": len(names)} for name, names in modules.items()],
+            "modules": [{"module": name, "tensors": len(names)} for name, names in self.modules.items()],
             "fit": [
                 {
                     "way": name,

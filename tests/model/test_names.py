@@ -1,49 +1,24 @@
-"""What is said of a checkpoint whose family is not declared."""
+"""Groups of tensors by module, and names of older types."""
 
 from __future__ import annotations
 
-import pytest
-
 from prunecli.model.checkpoint import open_model
-from prunecli.model.names import surmise
+from prunecli.model.names import by_module
 from prunecli.pipeline import apply
-from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.selections import kept_heads
 from tests.tiny import config_of, tiny_nllb_moe, write_json
 
 
-def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
-    names = {name.replace("__", "."): shape for name, shape in shapes.items()}
-    return {name: TensorInfo(name, "F16", shape) for name, shape in names.items()}
-
-
-def test_stacked_and_numbered_experts():
-    stacked = tensors(model__layers__0__mlp__experts__gate_up_proj=(16, 8, 4))
-    assert surmise({}, stacked).experts == {"model.layers.*.mlp.experts": 16}
-    numbered = {
-        f"h__{layer}__experts__{expert}__w1__weight": (8, 4) for layer in (0, 1) for expert in range(3)
+def test_groups_by_module_have_stars_for_numbers():
+    names = [f"h.{layer}.experts.{expert}.w1.weight" for layer in (0, 1) for expert in range(3)]
+    groups = by_module([*names, "embed.wte.weight", "model.layers.0.mlp.experts.gate_up_proj", "bias"])
+    assert {group: len(own) for group, own in groups.items()} == {
+        "h.*.experts": 6,
+        "embed.wte": 1,
+        "model.layers.*.mlp": 1,
+        "bias": 1,
     }
-    found = surmise({}, tensors(**numbered, embed__wte__weight=(50, 4)))
-    assert found.experts == {"h.*.experts": 3}
-    assert found.layers == {"h": 2}
-    assert found.tables == ("embed.wte",)
-    assert set(found.modules) == {"h.*.experts", "embed.wte"}
-
-
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        ({}, ("", "")),
-        ({"quantization_config": {"quant_method": "awq"}}, ("awq", "")),
-        ({"quantization_config": {}, "text_config": {"model_type": "llama"}}, ("", "llama")),
-        ({"quantization": {"bits": 4}}, ("of unknown method", "")),
-        ({"quantization_config": 3, "text_config": ["llama"]}, ("", "")),
-    ],
-)
-def test_what_config_json_says(config, found):
-    made = surmise(config, {})
-    assert (made.quantisation, made.text_type) == found
 
 
 def test_results_of_older_types_have_the_name_of_today(tmp_path):
