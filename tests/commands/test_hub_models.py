@@ -172,7 +172,7 @@ def _in_this_process(step, replace, quiet):
 def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
     monkeypatch.setattr("prunecli.commands.run._execute", _in_this_process)
     Path("recipe.yaml").write_text(RECIPE)
-    first = done(run, "recipe.yaml")
+    done(run, "recipe.yaml")
     second = call(run, "recipe.yaml")
     assert "prune: up to date" in second.err
     assert "again: up to date" in second.err
