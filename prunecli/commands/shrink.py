@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -77,8 +78,13 @@ def _show(result: Shrunk) -> None:
         console.out("Dry run: nothing is written.")
         return
     console.out(f"Written: {result.output}")
-    if all(stage.model != "healed" for stage in stages):
+    costs = {stage.model: inf if stage.quality.cost is None else stage.quality.cost for stage in stages}
+    if "healed" not in costs:
         console.out("Training recovers part of what was lost: --heal 10m, with the original as teacher.")
+    elif costs["healed"] > costs["cut"]:
+        console.warn(
+            "Warning: training made the model worse on this text. Train on more text, or leave --heal out."
+        )
 
 
 _NAMES = {"units": "hidden units", "heads": "attention heads"}
