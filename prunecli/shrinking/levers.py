@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
-from math import floor, lcm
+from math import floor, gcd, lcm
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.activations import measure_activations
-from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.ffn.narrow import GROUPED, plan_widths
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
@@ -173,7 +173,8 @@ class Levers:
         axes = self._unit_axes()
         if not axes:
             raise UsageError("The model has no FFN that could get narrower.")
-        steps, of_experts = min(STEPS, *(len(axis.ids) for axis in axes)), bool(axes[0].keys)
+        width, of_experts = min(len(axis.ids) for axis in axes), bool(axes[0].keys)
+        steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
 
         def select(share: float, metric: str) -> Selection:
             options = NarrowOptions(

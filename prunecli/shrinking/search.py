@@ -276,11 +276,16 @@ class Search:
         return self._tried_as({name: share}, "curve", {name: metric})
 
     def _best(self) -> Tried | None:
-        """The cheapest mixture that reaches the target; of those that cost about the same, the simplest."""
+        """The cheapest mixture that reaches the target.
+
+        Of those that cost about the same, the one whose next tokens are nearest to the original's, or the simplest.
+        """
         reach = [one for one in self.tried if one.stage == "whole" and self._value(one) <= self._most]
         least = min(map(_cost, reach), default=inf)
         equal = [one for one in reach if _cost(one) <= least + NOISE * abs(least)]
-        return min(equal, key=lambda one: (len(one.shares), _cost(one)), default=None)
+        if all(one.quality.divergence is not None for one in equal):
+            return min(equal, key=lambda one: one.quality.divergence or 0.0, default=None)
+        return min(equal, key=lambda one: (len(one.shares), _cost(one)))
 
 
 def _cost(one: Tried) -> float:

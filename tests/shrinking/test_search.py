@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from prunecli import demo
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.progress import silent, unsaid
 from prunecli.results.shrinking import Quality, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.shrinking.levers import Lever
+from prunecli.shrinking.levers import Lever, Levers
+from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.search import Search, curve, sizes_of
 from tests.families import tiny_family
 
@@ -77,6 +80,28 @@ def test_equal_costs_are_the_simplest_mixture():
     costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
     best = search(costs, most=0.7, units=lever("units"), layers=lever("layers")).run(4)
     assert [*best.shares] == ["units"]
+
+
+def test_of_equal_costs_the_least_divergence_counts():
+    costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
+    run = search(costs, most=0.7, units=lever("units"), layers=lever("layers"))
+    attempt = run._attempt
+
+    def diverging(*given: Any) -> Tried:
+        """Layers make no next token another one."""
+        made = attempt(*given)
+        quality = made.quality.model_copy(update={"divergence": made.shares.get("units", 0.0)})
+        return made.model_copy(update={"quality": quality})
+
+    run._attempt = diverging
+    assert [*run.run(4).shares] == ["layers"]
+
+
+def test_shares_of_experts_hidden_units_are_widths_that_run():
+    """Of 24, 16 or 8 stay: torch's grouped product wants rows of 16 bytes."""
+    given: Any = (None, None, ShrinkOptions(), None, silent, unsaid)
+    found = Levers(open_model(demo.LM_CHECKPOINT), *given)._units()
+    assert found.shares == (0.0, 0.3333, 0.6666)
 
 
 def test_what_cannot_be_reached_is_refused():

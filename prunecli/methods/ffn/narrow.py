@@ -28,7 +28,7 @@ NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
     "at `ratio=0.25`; activation-norm with `files` raised it to 31.3."
 )
-_GROUPED = 8
+GROUPED = 8
 """Values of 16 bits in 16 bytes, what torch's grouped product asks of rows."""
 
 
@@ -163,7 +163,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
         UsageError: an FFN has fewer than stay, or they cannot go evenly.
     """
     wide = min(len(axis.ids) for axis in axes)
-    multiple = options.multiple_of or (gcd(wide, _GROUPED) if options.experts else 1)
+    multiple = options.multiple_of or (gcd(wide, GROUPED) if options.experts else 1)
     if options.width is not None:
         if options.width > wide:
             raise UsageError(
