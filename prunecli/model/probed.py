@@ -42,9 +42,8 @@ from prunecli.model.probe import (
     with_scaled,
     without_tables,
 )
-from prunecli.model.skeleton import Skeleton, skeleton_of, transformers_takes
+from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
 from prunecli.model.trial import NEAR, Trial, few_experts
-from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -203,7 +202,7 @@ def probed(checkpoint: Checkpoint) -> Probed:
 
 @lru_cache(maxsize=8)  # a command opens a model, and its result, several times
 def _asked(model_class: Any, config_class: Any, config: str) -> Probed | None:
-    whole = Skeleton(model_class, config_class, parsed(config))
+    whole = known_skeleton(model_class, config_class, config)
     many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
     skeleton = (whole.changed(many) if many else None) or whole
     layers = layer_keys(skeleton)

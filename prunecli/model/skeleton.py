@@ -143,7 +143,7 @@ class Skeleton:
         Raises:
             ValueError: transformers refuses them.
         """
-        own = _known(self.model_class, self.config_class, dumps(self.config))
+        own = known_skeleton(self.model_class, self.config_class, dumps(self.config))
         key = repr(changes)
         if key not in own.donors:
             other = own.changed(changes)
@@ -168,20 +168,17 @@ class Skeleton:
 
     def settled(self, changes: Changes) -> dict[str, Any]:
         """config.json with these values, and with those that would follow from them as they were before."""
-        aliases = (
-            self.config_class.attribute_map.items()
-        )  # of which the class believes one, if both are stated
-        changes = {
-            **changes,
-            **{own: changes[of] for own, of in aliases if own in self.config and of in changes},
-        }
+        # The class believes one name, if two of a value are stated.
+        stated = ((own, of) for own, of in self.config_class.attribute_map.items() if own in self.config)
+        changes = {**changes, **{own: changes[of] for own, of in stated if of in changes}}
         wanted = with_keys(self.effective, changes)
         changed = with_keys(self.config, changes)
         return _stating(changed, self.config_of(changed).to_dict(), wanted)
 
 
-@lru_cache(maxsize=2)  # a model and its result are opened several times in a process
-def _known(model_class: Any, config_class: Any, config: str) -> Skeleton:
+@lru_cache(maxsize=16)  # a model and its result are opened several times, and some types have ten classes
+def known_skeleton(model_class: Any, config_class: Any, config: str) -> Skeleton:
+    """The one skeleton of a class and the text of a config.json, whose model is made once."""
     return Skeleton(model_class, config_class, parsed(config))
 
 
@@ -262,7 +259,7 @@ def _skeleton(checkpoint: Checkpoint, name: str) -> Skeleton:
     left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
     config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
     model_class = class_named(checkpoint, name)
-    return Skeleton(model_class, config_class(checkpoint, model_class), config)
+    return known_skeleton(model_class, config_class(checkpoint, model_class), dumps(config))
 
 
 @contextmanager
