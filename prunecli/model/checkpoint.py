@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
+from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
 from prunecli.model.declared import SHARED_LAYERS, Sizes, class_names, counts_experts, depths_beyond
@@ -17,7 +18,7 @@ from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
-from prunecli.model.names import same_values, stored_names
+from prunecli.model.names import same_values, stored_names, with_new_ending
 from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, value_dtype, values_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
@@ -336,9 +337,7 @@ class Checkpoint(TensorReader):
     def _named_by_class(self) -> dict[str, tuple[int, Stored]]:
         """The tensors as the class names them, without the buffers that older classes stored."""
         tensors = {
-            re.sub(
-                "LayerNorm.gamma$", "LayerNorm.weight", re.sub("LayerNorm.beta$", "LayerNorm.bias", name)
-            ): at
+            with_new_ending(name, BERT_RENAMED): at
             for name, at in self._by_stored_name.items()
             if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ())
         }

@@ -34,10 +34,7 @@ def stored_names(
     def new(name: str) -> str:
         if name.startswith(known) and not name.startswith(older) and not name.endswith(endings):
             return name  # as nearly all are
-        for old, ending in family.renamed.items():
-            if name.endswith(old):
-                name = name.removesuffix(old) + ending
-                break
+        name = with_new_ending(name, family.renamed)
         for old, beginning in family.prefixes.items():
             if name.startswith(old):
                 name = beginning + name.removeprefix(old)
@@ -57,6 +54,15 @@ def stored_names(
         elif not equal(old, owner[target]):
             chosen[old] = name
     return chosen
+
+
+def with_new_ending(name: str, renamed: Mapping[str, str]) -> str:
+    """A name with the ending of today.
+
+    Args:
+        renamed: ending of older checkpoints -> that of today.
+    """
+    return next((name.removesuffix(old) + new for old, new in renamed.items() if name.endswith(old)), name)
 
 
 def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> bool:

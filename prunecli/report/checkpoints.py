@@ -71,10 +71,9 @@ def _with_size(
     return {
         "checkpoint": row.result.checkpoint,
         f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-        "parameters": None,
+        "parameters": maybe(millions, row.parameters),
         "size": maybe(bytes_text, row.bytes),
-        **shown,
-        "parameters": maybe(millions, row.parameters),  # noqa: F601 (of the headers, if the file does not say it)
+        **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
         rate: None if timing is None else timing.rate[1].text(1),
         "speed-up": None if timing is None else timing.speedup.text(2),
         "remark": "noisy" if timing and timing.is_noisy else None,

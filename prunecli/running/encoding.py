@@ -16,7 +16,7 @@ from prunecli.progress import Progress, silent
 from prunecli.running.examples import Sequences, TokenExamples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, label_ids
-from prunecli.text.tasks import ENCODER, TASKS, TaskName
+from prunecli.text.tasks import TASKS, TaskName, has_decoder
 from prunecli.text.tokens import encode, require_rows, tokenized
 
 AT_ONCE = 1 << 12
@@ -32,7 +32,7 @@ def require_task(model: Any, task: TaskName) -> None:
     """
     _require_sound(model.config)
     name = type(model).__name__
-    is_pair = getattr(model.config, "is_encoder_decoder", False) and not name.endswith(ENCODER)
+    is_pair = has_decoder(name, is_pair=bool(getattr(model.config, "is_encoder_decoder", False)))
     generates = bool(model.can_generate())
     able: Mapping[TaskName, bool] = {
         "translation": generates and is_pair,

@@ -20,8 +20,6 @@ HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
 """Tasks of models without a head, which learn from a teacher alone."""
 Task = TypeVar("Task", bound=str)
 
-ENCODER = "EncoderModel"
-"""End of the name of a class that has the encoder alone of an encoder with a decoder, as its config still says."""
 _ENDINGS: Mapping[str, TrainingTask] = {
     **dict.fromkeys(
         ("Model", "TokenClassification", "QuestionAnswering", "MultipleChoice", "Prediction", "PreTraining"),
@@ -35,13 +33,22 @@ _ENDINGS: Mapping[str, TrainingTask] = {
 """Of a class -> what it is for; the longer of two endings last. An encoder with a decoder translates without a head."""
 
 
+def has_decoder(name: str, *, is_pair: bool) -> bool:
+    """Whether a class of transformers has an encoder with a decoder; some have the encoder alone of such a config.
+
+    Args:
+        is_pair: what config.json says.
+    """
+    return is_pair and not name.endswith("EncoderModel")
+
+
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
     """The task of a class of transformers.
 
     Args:
         is_pair: whether it is an encoder with a decoder.
     """
-    is_pair = is_pair and not name.endswith(ENCODER)
+    is_pair = has_decoder(name, is_pair=is_pair)
     task: TrainingTask = "translation" if is_pair else "lm"
     for ending, own in _ENDINGS.items():
         if name.endswith(ending) and not (is_pair and own == "feature-extraction"):
