@@ -176,8 +176,10 @@ class Shrinking:
             try:
                 return cut_replaced(self._source, selection, self._scored, run, self._maps)
             except UnsupportedModelError as error:
+                made = cut(self._source, selection)  # which refuses layers that cannot go at all
                 self._replaces = False
                 self._say(f"No linear maps: {error.message}.")
+                return made
         return cut(self._source, selection)
 
     def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
