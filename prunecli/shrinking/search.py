@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from math import inf, prod
 
@@ -11,6 +12,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from prunecli.errors import UsageError
+from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.results.shrinking import Tried
 from prunecli.shrinking.levers import Lever
@@ -33,40 +35,59 @@ AGAIN = 3
 
 def sizes_of(
     checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool
-) -> Callable[[Shares], float]:
-    """The function from a mixture to its parameters or bytes: the sum over tensors of the parts that are left.
+) -> Callable[[Shares, Mapping[str, str]], float]:
+    """The function from a mixture's shares and metrics to its parameters or bytes.
 
-    Axes that share a kind lose the same fraction.
+    Of each tensor the parts of the units that stay are counted: layers and attentions are not of one size, and a metric
+    may take more from some than from others.
     """
-    held: dict[str, set[str]] = {name: set() for name in checkpoint.tensors}
-    for lever in levers.values():
-        for axis in lever.axes:
-            before = axis.members.partition("{}")[0]
-            own = [*axis.carriers]
-            if before:
-                own += [name for name in held if name.startswith(before)]
-            for name in own:
-                held.setdefault(name, set()).add(lever.name)
-    parts: Counter[frozenset[str]] = Counter()
-    for name, info in checkpoint.tensors.items():
-        parts[frozenset(held[name])] += info.nbytes if in_bytes else info.numel
-    return lambda shares: sum(
-        size * prod(1 - shares.get(kind, 0.0) for kind in kinds) for kinds, size in parts.items()
-    )
+    index = {name: place for place, name in enumerate(checkpoint.tensors)}
+    sizes = np.array([info.nbytes if in_bytes else info.numel for info in checkpoint.tensors.values()])
+
+    def beginning(name: str) -> list[int]:
+        return [place for other, place in index.items() if name and other.startswith(name)]
+
+    def held(axis: Axis) -> list[tuple[str, tuple[int, ...], list[int]]]:
+        """Units of an axis with the places of the tensors that hold them; each layer has tensors of its own."""
+        if axis.kind == "layer":
+            own = [beginning(f"{axis.members.format(place)}.") for place in range(len(axis.ids))]
+            return [(axis.name, (layer,), tensors) for layer, tensors in zip(axis.ids, own, strict=True)]
+        carriers = [index[name] for name in axis.carriers if name in index]
+        return [(axis.name, axis.ids, carriers + beginning(axis.members.partition("{}")[0]))]
+
+    parts = {name: [part for axis in lever.axes for part in held(axis)] for name, lever in levers.items()}
+
+    @cache
+    def left(name: str, share: float, metric: str) -> np.ndarray:
+        """The fraction of each tensor that stays if a share of one kind is removed."""
+        lever, fractions = levers[name], np.ones(len(sizes))
+        # One axis loses the share, without asking which units that are.
+        kept = lever.select(share, metric).kept if len(lever.axes) > 1 or name == "layers" else {}
+        for axis, ids, tensors in parts[name]:
+            stay = len({*ids}.intersection(kept[axis])) / len(ids) if axis in kept else 1 - share
+            fractions[tensors] *= stay
+        return fractions
+
+    def size(shares: Shares, metrics: Mapping[str, str]) -> float:
+        stay = sizes
+        for name, share in shares.items():
+            stay = stay * left(name, share, metrics[name])
+        return float(stay.sum())
+
+    return size
 
 
-def curve(points: Mapping[float, float], accumulate: np.ufunc = np.maximum) -> Callable[[float], float]:
-    """The function from a share to a value, between measured points, of which none undercuts those before it.
+def curve(points: Mapping[float, float]) -> Callable[[float], float]:
+    """The function from a share to a cost, between measured points, of which none undercuts those before it.
 
     Args:
-        points: share -> value.
-        accumulate: np.minimum: no point exceeds those before it.
+        points: share -> cost.
 
     Returns:
         The function; infinite beyond the last point.
     """
     shares = sorted(points)
-    values = accumulate.accumulate([points[share] for share in shares])
+    values = np.maximum.accumulate([points[share] for share in shares])
     inner = PchipInterpolator(shares, values) if len(shares) > 1 else lambda _: values[0]
     return lambda share: inf if share > shares[-1] else float(inner(share))
 
@@ -79,7 +100,7 @@ class Search:
 
     Args:
         levers: the kinds of units.
-        size: size of a mixture, as far as it is known before the mixture is tried.
+        size: size of a mixture of shares with metrics, as far as it is known before it is tried.
         value: size of a tried mixture.
         most: largest size that reaches the target.
         base: cost of the original.
@@ -89,7 +110,7 @@ class Search:
     def __init__(
         self,
         levers: Mapping[str, Lever],
-        size: Callable[[Shares], float],
+        size: Callable[[Shares, Mapping[str, str]], float],
         value: Callable[[Tried], float],
         most: float,
         base: float,
@@ -140,7 +161,7 @@ class Search:
         """
         points = {}
         for name, lever in self._levers.items():
-            reach = self._alone(lever) or lever.shares[-1]
+            reach = self._alone(name) or lever.shares[-1]
             points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
         middles = {name: shares[len(shares) // 2] for name, shares in points.items()}
         ranks = max(len(lever.metrics) for lever in self._levers.values())
@@ -173,17 +194,16 @@ class Search:
             costs = {share: costs.get(share, costs[known] * (share / known) ** 2) for share in shares}
         return {0.0: 0.0} | {share: cost for share, cost in costs.items() if cost < inf}
 
-    def _measured_size(self) -> Callable[[Shares], float]:
+    def _measured_size(self) -> Callable[[Shares, Mapping[str, str]], float]:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""
-        times = {
-            name: curve(
-                {0.0: 1.0}
-                | {one.shares[name]: self._value(one) for one in self.tried if [*one.shares] == [name]},
-                np.minimum,
-            )
-            for name in self._levers
-        }
-        return lambda shares: prod(times[name](share) for name, share in shares.items())
+
+        def time(name: str, share: float) -> float:
+            alone = {one.shares[name]: self._value(one) for one in self.tried if [*one.shares] == [name]}
+            shares = sorted(alone)
+            times = np.minimum.accumulate([1.0, *(alone[one] for one in shares)])
+            return float(np.interp(share, [0.0, *shares], times))
+
+        return lambda shares, _metrics: prod(time(name, share) for name, share in shares.items())
 
     def _predicted(self) -> list[Shares]:
         """The mixtures with the least predicted cost; each differs from the others by two steps of some kind."""
@@ -205,12 +225,12 @@ class Search:
         """Yield the mixture with one share for all kinds, then each kind alone, if these reach the target."""
         for step in range(1, EVEN):
             even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self._levers.items()}
-            if self._size(even) <= self._most:
+            if self._size(even, self._metrics) <= self._most:
                 yield {name: share for name, share in even.items() if share}
                 break
-        for lever in self._levers.values():
-            if (alone := self._alone(lever)) is not None:
-                yield {lever.name: alone}
+        for name in self._levers:
+            if (alone := self._alone(name)) is not None:
+                yield {name: alone}
 
     def _neighbours(self) -> list[Shares]:
         """Mixtures beside the best one: a kind a step up or down, the filler adjusted; the cheapest first."""
@@ -232,17 +252,25 @@ class Search:
         grid = self._grids[name]
         return (grid[-1] - grid[0]) / max(len(grid) - 1, 1)
 
-    def _alone(self, lever: Lever) -> float | None:
+    def _alone(self, name: str) -> float | None:
         """The least share of a kind that reaches the target alone."""
-        return next((one for one in lever.shares if self._size({lever.name: one}) <= self._most), None)
+        return self._least(name, {}, self._most)
 
     def _filled(self, shares: Shares, most: float | None = None) -> Shares | None:
         """The mixture with the least share of the filler that reaches the target. None: there is no such share."""
-        for share in self._levers[self._filler].shares:
-            made = {**shares, self._filler: share}
-            if self._size(made) <= (most or self._most):
-                return {name: own for name, own in made.items() if own}
-        return None
+        least = self._least(self._filler, shares, most or self._most)
+        made = {**shares, self._filler: least}
+        return None if least is None else {name: own for name, own in made.items() if own}
+
+    def _least(self, name: str, shares: Shares, most: float) -> float | None:
+        """The least share of a kind with which a mixture is not larger than `most`."""
+        of_kind = self._levers[name].shares
+
+        def reduced(share: float) -> float:
+            return -self._size({**shares, name: share}, self._metrics)
+
+        place = bisect_left(of_kind, -most, key=reduced)
+        return of_kind[place] if place < len(of_kind) else None
 
     def _predict(self, shares: Shares) -> float:
         return sum(self._curves[name](share) for name, share in shares.items())

@@ -121,7 +121,7 @@ class Shrinking:
         options = self._options
         in_bytes = options.size is not None or options.fit is not None
         size = sizes_of(self._source, self._levers, in_bytes=in_bytes)
-        whole = size({})
+        whole = size({}, {})
         if options.speed is not None:
             most = 1 / options.speed
         elif in_bytes:
@@ -129,8 +129,8 @@ class Shrinking:
         else:
             most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-        def predicted(shares: Shares) -> float:
-            return size(shares) / whole if options.speed is not None else size(shares)
+        def predicted(shares: Shares, metrics: Mapping[str, str]) -> float:
+            return size(shares, metrics) / (whole if options.speed is not None else 1)
 
         def measured(one: Tried) -> float:
             if options.speed is not None:

@@ -19,6 +19,7 @@ from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.search import Search, curve, sizes_of
 from tests.families import tiny_family
 
+KINDS = {"units": "unit", "heads": "head", "layers": "layer", "experts": "expert"}
 SHARES = tuple(step / 16 for step in range(16))
 
 
@@ -30,7 +31,7 @@ def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **l
     """Two halves of a model, of which each kind has one; a mixture costs what its kinds cost alone."""
     calls = iter(range(minutes))
 
-    def size(shares: Any) -> float:
+    def size(shares: Any, _metrics: Any = None) -> float:
         return sum(0.5 * (1 - shares.get(name, 0.0)) for name in levers)
 
     def attempt(shares: Any, metrics: Any, stage: str) -> Tried | None:
@@ -116,19 +117,22 @@ def test_a_ruined_model_is_a_point_of_no_curve():
     assert [found(share) for share in (0.0, 0.25, 0.5, 0.6)] == [0.0, 2.0, 2.0, float("inf")]
 
 
-def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path):
-    checkpoint = open_model(tiny_family(tmp_path / "model", "llama"))
+@pytest.mark.parametrize("family", ["llama", "nllb-moe"])
+def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path, family):
+    checkpoint = open_model(tiny_family(tmp_path / "model", family))
+    axes = {name: axes_of(checkpoint, kind) for name, kind in KINDS.items()}
+    # Not the same number from each axis, so that their sizes count.
+    kept = {
+        axis.name: axis.ids[: max(1, len(axis.ids) - 1 - place % 2)]
+        for own in axes.values()
+        for place, axis in enumerate(own)
+    }
     levers = {
-        name: Lever(name, tuple(axes_of(checkpoint, kind)), (), (), lambda *_: Selection({}))
-        for name, kind in (("units", "unit"), ("heads", "head"), ("layers", "layer"))
+        name: Lever(name, tuple(own), (), (), lambda *_: Selection(kept)) for name, own in axes.items() if own
     }
     sizes = sizes_of(checkpoint, levers, in_bytes=False)
-    assert sizes({}) == checkpoint.total_parameters
-    kept = {
-        axis.name: axis.ids[: len(axis.ids) // 2] if axis.kind != "layer" else axis.ids[:2]
-        for one in levers.values()
-        for axis in one.axes
-    }
+    assert sizes({}, {}) == checkpoint.total_parameters
     rewrite = cut(checkpoint, Selection(kept, step={"command": "test", "arguments": {}}))
     made = sum(output.info.numel for output in rewrite.outputs)
-    assert sizes({"units": 0.5, "heads": 0.5, "layers": 1 / 3}) == pytest.approx(made, rel=0.01)
+    shares = dict.fromkeys(levers, 0.5)
+    assert sizes(shares, dict.fromkeys(levers, "gradient")) == pytest.approx(made, rel=1e-9)
