@@ -31,7 +31,8 @@ def rows(model: Path, choice: TextChoice, options: ShrinkOptions) -> Iterator[di
     source = open_model(model)
     run = Shrinking(source, choice, options, None, silent, lambda line: print(line, file=sys.stderr))
     best, tried = run.search()
-    for name, one, metrics in mixtures(best, tried):
+    most = (options.params or 1.0) * source.total_parameters
+    for name, one, metrics in mixtures(best, [one for one in tried if one.parameters <= most]):
         with TemporaryDirectory() as folder:
             _, stages = run.carry_out(
                 one.model_copy(update={"metrics": dict(metrics)}), Path(folder) / "made", force=False
@@ -50,12 +51,13 @@ def rows(model: Path, choice: TextChoice, options: ShrinkOptions) -> Iterator[di
 def mixtures(best: Tried, tried: list[Tried]) -> Iterator[tuple[str, Tried, Mapping[str, str]]]:
     """Yield name, shares and metrics of each mixture."""
     yield "shrink", best, best.metrics
-    whole = [one for one in tried if one.stage == "whole" and one.parameters <= best.parameters * 1.02]
+    whole = [one for one in tried if one.stage == "whole"]
     for one in whole:
         if len(one.shares) == 1:
             yield f"{next(iter(one.shares))} alone", one, one.metrics
-    most = max(whole, key=lambda one: (len(one.shares), -max(one.shares.values())))
-    yield "even shares", most, most.metrics
+    shares = [[*one.shares.values()] for one in whole]
+    even = max(range(len(whole)), key=lambda one: (len(shares[one]), min(shares[one]) - max(shares[one])))
+    yield "even shares", whole[even], whole[even].metrics
     drawn = {name: metric if name == "tokens" else "random" for name, metric in best.metrics.items()}
     if drawn != dict(best.metrics):
         yield "random", best, drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.running.encoding import (
     encoded,
+    filling,
     padding_id,
     require_task,
     require_tokens,
@@ -95,15 +97,17 @@ def window_examples(windows: Sequence[Window], pad_id: int, equal: bool = False)
 
 
 def packed_examples(
-    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None
+    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None, *, apart: bool = False
 ) -> TokenExamples:
-    """Texts one after another, each ended by the end token, cut into windows in which each token is predicted once.
+    """Texts, each ended by the end token, cut into windows in which each token is predicted once.
 
-    A window may hold several texts and parts of them: attention and positions run on from one to the next within it, as
-    in the training of GPT-2 (and in transformers' run_clm). Where the tokenizer has no end token there is none.
+    Texts follow one another: a window may hold several texts and parts of them, and attention and positions run on from
+    one to the next within it, as in the training of GPT-2 (and in transformers' run_clm). Where the tokenizer has no
+    end token there is none.
 
     Args:
         context: tokens of a window; default: see `window_length`.
+        apart: each text has windows of its own.
 
     Raises:
         UnsupportedModelError: not a causal language model.
@@ -112,22 +116,22 @@ def packed_examples(
     """
     require_task(model, "lm")
     length, end = window_length(model, tokenizer, context), tokenizer.eos_token_id
-    stream: list[int] = []
     if end is not None:
         require_tokens(tokenizer, model, [[end]])
-    for ids in encoded(tokenizer, model, texts):
-        stream += ids
-        if end is not None and ids[-1:] != [end]:
-            stream.append(end)
-    stream = _started(tokenizer, model, stream)
-    if len(stream) < 2:
+    rows = [
+        ids if end is None or ids[-1:] == [end] else [*ids, end] for ids in encoded(tokenizer, model, texts)
+    ]
+    streams = rows if apart else [[*chain.from_iterable(rows)]]
+    inputs, labels = [], []
+    for stream in streams:
+        ids = _started(tokenizer, model, stream)
+        for start in range(0, len(ids) - 1, length):
+            inputs.append(ids[start : min(start + length, len(ids) - 1)])
+            labels.append(ids[start + 1 : start + 1 + length])
+    if not inputs:
         raise DataError("there is no token to predict")
-    starts = range(0, len(stream) - 1, length)
-    return TokenExamples(
-        Sequences([stream[start : min(start + length, len(stream) - 1)] for start in starts]),
-        Sequences([stream[start + 1 : start + 1 + length] for start in starts]),
-        padding_id(model, tokenizer),
-    )
+    padding, equal = filling(model, tokenizer)
+    return TokenExamples(Sequences(inputs), Sequences(labels), padding, equal=equal)
 
 
 def _started(tokenizer: Any, model: Any, ids: list[int]) -> list[int]:

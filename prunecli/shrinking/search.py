@@ -211,7 +211,8 @@ class Search:
         filled = (self._filled(dict(zip(grids, own, strict=True))) for own in product(*grids.values()))
         found = [one for one in filled if one is not None and self._predict(one) < inf]
         chosen: list[Shares] = []
-        for shares in sorted(found, key=self._predict):
+        # Of those that cost the same, as where a curve is flat, the largest comes first.
+        for shares in sorted(found, key=lambda one: (self._predict(one), -self._size(one, self._metrics))):
             if len(chosen) < FIRST and all(self._are_apart(shares, other) for other in chosen):
                 chosen.append(shares)
         return chosen

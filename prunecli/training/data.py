@@ -139,7 +139,8 @@ def make_examples(
             return text_examples(tokenizer, model, text.texts, options.context)
         if data.task == "mlm":
             return mlm_examples(tokenizer, model, text.texts, context=options.context, seed=seed)
-        return packed_examples(tokenizer, model, text.texts, options.context)
+        apart = not text.whole_files
+        return packed_examples(tokenizer, model, text.texts, options.context, apart=apart)
 
     def objective(loss: LossOptions) -> Objective:
         if lesson is not None:

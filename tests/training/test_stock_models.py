@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
     """Three of them on one window, by transformers' eager experts and torch's Adam."""
     source = saved(tmp_path / "model", model_type)
     data = language_model(8, 0)
+    data = replace(data, train=replace(data.train, whole_files=True))
     model, tokenizer = stock(model_type, source), load_tokenizer(source)
     stream = [0] + [token for text in data.train.texts for token in (*tokenizer(text)["input_ids"], 2)]
     window = torch.tensor([stream[:-1]])

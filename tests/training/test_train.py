@@ -7,6 +7,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -254,20 +255,22 @@ def test_a_teacher_that_does_not_fit_is_refused(model, tmp_path, changes, messag
     assert not (tmp_path / "state").exists()
 
 
-def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
+@pytest.mark.parametrize("documents", [True, False])
+def test_a_language_models_validation_loss_is_its_perplexity(tmp_path, documents):
+    """Documents follow one another in windows of 64 tokens; each line has windows of its own."""
     model = tiny_family(tmp_path / "model", "gpt2")
     data = language_model()
+    data = replace(data, valid=replace(data.valid, whole_files=documents))
     trained = train(model, tmp_path / "state", options(steps=1, learning_rate=0.0), data)
-    stream, nats = [2], 0.0
-    for ids in load_tokenizer(model)(list(data.valid.texts))["input_ids"]:
-        stream += [*ids, 2]
-    for start in range(
-        0, len(stream) - 1, 64
-    ):  # a window reads 64 tokens, and predicts those that follow each
-        window = stream[start : start + 65]
-        logits = logits_of(load_model(model, device="cpu"), input_ids=window[:-1])
-        nats += sum(nll(row, token) for row, token in zip(logits, window[1:], strict=True))
-    assert trained.log["validation"][0]["loss"] == pytest.approx(nats / (len(stream) - 1), rel=1e-4)
+    lines = [[*ids, 2] for ids in load_tokenizer(model)(list(data.valid.texts))["input_ids"]]
+    streams = [[2, *chain(*lines)]] if documents else [[2, *line] for line in lines]
+    nats = []
+    for stream in streams:
+        for start in range(0, len(stream) - 1, 64):  # reads 64 tokens, and predicts those that follow each
+            window = stream[start : start + 65]
+            logits = logits_of(load_model(model, device="cpu"), input_ids=window[:-1])
+            nats += [nll(row, token) for row, token in zip(logits, window[1:], strict=True)]
+    assert trained.log["validation"][0]["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
 
 
 def test_a_language_model_learns_to_end(tmp_path):
