@@ -22,10 +22,12 @@ from typing import Any
 
 import torch
 
+from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.ablate import Ablation, masks_of, measure_masked
-from prunecli.methods.heads.score import chosen_metric, gradient_importance
+from prunecli.methods.heads.score import chosen_metric
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import task_batches
 from prunecli.running.losses import example_losses
@@ -48,7 +50,7 @@ def material(options: argparse.Namespace) -> Dataset:
 
 def passes(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
-    model, layers = loaded.model, loaded.checkpoint.layout.attentions
+    model, axes = loaded.model, axes_of(loaded.checkpoint, "head")
     batches = task_batches(loaded.tokenizer, model, what, options.batch_tokens)
 
     def plain(parameters: bool) -> None:
@@ -65,7 +67,7 @@ def passes(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> dict
 
     return {
         "plain": lambda: plain(False),
-        "gradient": lambda: gradient_importance(InMemory(model), layers, batches),
+        "gradient": lambda: gradient_sums(InMemory(model), loaded.checkpoint, axes, batches),
         "training": lambda: plain(True),
     }
 

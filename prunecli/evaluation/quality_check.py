@@ -16,19 +16,19 @@ from prunecli.evaluation.divergence import Reference
 from prunecli.evaluation.embedding import cosines, text_vectors
 from prunecli.evaluation.on_text import measured_text
 from prunecli.evaluation.tasks import class_logits, outputs_of, perplexity
-from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
-from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.rewriting import QualityChange
 from prunecli.results.shrinking import Quality
 from prunecli.running.batches import task_batches
 from prunecli.running.encoding import text_examples
+from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.losses import measure_losses
-from prunecli.running.runner import InMemory
+from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
@@ -103,6 +103,7 @@ class Measurer:
         data: the text.
         device: as in `load_model`.
         diverges: whether the divergence from the original is measured.
+        memory, spill_directory: as in `make_runner`.
     """
 
     def __init__(
@@ -113,10 +114,12 @@ class Measurer:
         progress: Progress = silent,
         *,
         diverges: bool = True,
+        memory: int | None = None,
+        spill_directory: Path | None = None,
     ) -> None:
         self._data, self._progress, self._diverges = data, progress, diverges
-        self._devices = choose_devices(device)
-        self._dtype = fitting_dtype({str(source.path): source}, self._devices)
+        self._devices, self._memory = choose_devices(device), (memory, spill_directory)
+        self._dtype = fitting_dtype({str(source.path): source}, self._devices, memory=memory)
         self.first: Any = None
         self.tokens = 0
         self._reference: Reference | None = None
@@ -133,15 +136,15 @@ class Measurer:
             DataError: an output of the original is not finite.
             PruneError: a model or text that cannot be used.
         """
-        model, tokenizer = load_model(path, device=self._devices, dtype=self._dtype), load_tokenizer(path)
+        runner = make_runner(open_model(path), self._devices, self._dtype, *self._memory, output=True)
         try:
-            return self._quality(InMemory(model), tokenizer, path, f"measuring {what}", same_tokens)
+            return self._quality(runner, load_tokenizer(path), path, f"measuring {what}", same_tokens)
         except DataError:
             if not hasattr(self, "original"):
                 raise
             return Quality(cost=None)
 
-    def _quality(self, runner: InMemory, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
+    def _quality(self, runner: Runner, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
         data = self._data
         if data.task == "embedding":
             texts = [one for column in columns(data.text, data.pairs).values() for one in column]

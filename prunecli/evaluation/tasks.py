@@ -22,9 +22,8 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import refused_by_layer
-from prunecli.modules.devices import choose_device, choose_devices
-from prunecli.modules.fitting import candidates, choose_dtype, dtype_name, fitting_dtype
-from prunecli.modules.loading import load_model
+from prunecli.modules.devices import choose_devices
+from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.stock_names import REMEDY
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -33,9 +32,9 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, run_forward
 from prunecli.running.encoding import labelled_examples, window_length
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.losses import measure_losses, require_finite
-from prunecli.running.runner import InMemory, Runner
+from prunecli.running.runner import Runner
 from prunecli.running.windows import mlm_examples
 from prunecli.tensors.documents import write_json
 from prunecli.text.choice import Dataset, described
@@ -152,36 +151,36 @@ class ModelTask(Task):
         """The type of all models: any size fits layer by layer, else the type that fits in memory."""
 
         devices, asked = choose_devices(self.options.device), self.options.dtype
-        if self.options.memory is None:
-            by_layer = "--memory" if self.by_layer else ""
-            dtype = fitting_dtype(
-                self.opened,
-                devices,
-                asked,
-                beside=self.kept_bytes,
-                only_runs=True,
-                by_layer=by_layer,
-                say=self.say,
-            )
-            return dtype_name(dtype)
-        for checkpoint in self.opened.values():
+        memory = self.options.memory
+        for checkpoint in self.opened.values() if memory is not None else ():
             if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
                 raise UsageError(f"`memory`: {refused}", REMEDY)
-        return dtype_name(candidates(asked, self.opened.values(), devices.first)[0])
+        dtype = fitting_dtype(
+            self.opened,
+            devices,
+            asked,
+            beside=self.kept_bytes,
+            only_runs=memory is None,
+            memory=memory,
+            by_layer="--memory" if self.by_layer else "",
+            say=self.say,
+        )
+        return dtype_name(dtype)
 
     def measure(self, label: str) -> None:
         """See `Task`."""
 
         checkpoint, options, work = self.opened[label], self.options, RunReport()
         tokenizer = load_tokenizer(checkpoint.path)
-        runner: Runner
-        if options.memory is None:
-            runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
-        else:
-            device = choose_device(options.device)
-            dtype = choose_dtype(options.dtype, checkpoint, device)
-            resources = Resources(device, dtype, options.memory, options.spill_directory)
-            runner = Layerwise(checkpoint, resources, work, output=True)
+        runner = make_runner(
+            checkpoint,
+            choose_devices(options.device),
+            options.dtype,
+            options.memory,
+            options.spill_directory,
+            work,
+            output=True,
+        )
         self.measured[label] = self.run(label, runner, tokenizer)
         if options.memory is not None:
             self.report(label, work)

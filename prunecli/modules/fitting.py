@@ -268,6 +268,7 @@ def fitting_dtype(
     beside: Beside = nothing,
     gradients: bool = False,
     only_runs: bool = False,
+    memory: int | None = None,
     by_layer: str = "",
     process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
@@ -279,6 +280,7 @@ def fitting_dtype(
         asked: a type, or "auto": the first of `candidates` that fits.
         beside: what is held beside the weights.
         gradients, only_runs: as in `candidates`.
+        memory: bytes within which the models run layer by layer: any size fits. If None, they are held whole.
         by_layer: as in `Shortage`.
         process_group: of several processes, each of which holds a model; all get the same type.
         say: hears of what is not computed in the type that it is stored in, and of what is spread.
@@ -288,6 +290,8 @@ def fitting_dtype(
         MemoryShortError: one of them does not fit.
     """
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
+    if memory is not None:
+        return tried[0]
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
         for dtype in tried:

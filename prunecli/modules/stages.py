@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,16 @@ class Mixture:
             found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
         return tuple(found)
 
-    def run(self, rows: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; no gradients.
+    def run(
+        self, rows: Tensor, tensors: Sequence[Tensor], watch: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """One expert on its rows `[rows, d_model]`, by the kernels of a whole layer; see `run_expert`.
 
         Args:
             tensors: of `block`.
         """
         with dot_products(rows.dtype, [len(rows)]):
-            return run_expert(self.module, rows, ExpertWeights(*tensors))
+            return run_expert(self.module, rows, ExpertWeights(*tensors), watch)
 
     def shares_out(self, counts: Sequence[int]) -> bool:
         """Whether a CPU would give each expert to one thread if experts have this number of rows each."""

@@ -199,7 +199,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 def run_expert(
     module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None = None
 ) -> Tensor:
-    """One expert on its own rows.
+    """One expert on its own rows; differentiable where it is watched.
 
     Args:
         module: of which it is: says how its weights lie, and its activation.

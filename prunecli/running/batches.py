@@ -181,7 +181,7 @@ def run_backward(
     what: str,
     progress: Progress = silent,
 ) -> None:
-    """Run a forward pass of each batch, and back; parameters get no gradients, what hooks ask for does.
+    """Run a forward pass of each batch, and back, for what hooks ask for.
 
     Args:
         forward: of a batch with the runner's model.

@@ -147,14 +147,16 @@ class InMemory:
         reduce(seen)
 
     def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """Run passes and differentiate; parameters get no gradients, only what hooks ask for.
+        """Run passes and differentiate, for what hooks ask for.
 
         Args:
             start: from a pass's number and what it returned to the scalar that is differentiated.
         """
-        with torch.enable_grad(), frozen(self.model):
+        with torch.enable_grad():
             for number, forward in enumerate(passes):
-                start(number, forward()).backward()  # type: ignore[no-untyped-call]
+                scalar = start(number, forward())
+                if scalar.requires_grad:  # else nothing asks for gradients
+                    scalar.backward()  # type: ignore[no-untyped-call]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Store a tensor while the group runs; `fetch` returns it on the model's device."""

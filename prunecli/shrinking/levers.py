@@ -18,6 +18,7 @@ from prunecli.methods.experts.options import layers_of, of_language_model, reque
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.activations import measure_activations
 from prunecli.methods.ffn.narrow import GROUPED, plan_widths
+from prunecli.methods.gradients import GRADIENT, NORMS, gradient_fields
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
@@ -38,15 +39,14 @@ from prunecli.model.probe import head_counts
 from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
-from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import Scores
+from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.running.layerwise.runner import make_runner
 from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
-from prunecli.shrinking.score import GRADIENT, NORMS, score_units
 from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
@@ -101,12 +101,20 @@ class Levers:
     progress: Progress
     say: Say
     _measured: dict[tuple[str, str], Any] = field(default_factory=dict)
-    _scored: tuple[Kind, ...] = ()
+    _scored: dict[Kind, Sequence[Axis]] = field(default_factory=dict)
 
     @cached_property
     def _is_stock(self) -> bool:
         """Whether the result has to be a stock model: it is asked for, and the checkpoint is one."""
         return self.options.uniform and stock_support(self.checkpoint, self.checkpoint.structure).is_stock
+
+    @property
+    def _by_layer(self) -> bool:
+        return self.options.memory is not None
+
+    def _metrics(self, gradient: str, other: str) -> tuple[str, ...]:
+        """The metrics that can be tried: layer by layer the gradient alone."""
+        return (gradient,) if self._by_layer else (gradient, other)
 
     def find(self) -> dict[str, Lever]:
         """The levers that the model has, or that `only` names.
@@ -133,7 +141,11 @@ class Levers:
                 self.say(f"Not removed: {name} ({error.message.removeprefix(f'{self.checkpoint.path}: ')})")
         if not found:
             raise UsageError("The model has nothing that shrink can remove.", "See prunecli inspect.")
-        self._scored = tuple(kind_of(name) for name in found if name != "tokens")
+        self._scored = {
+            kind_of(name): lever.axes
+            for name, lever in found.items()
+            if not {GRADIENT, NORMS}.isdisjoint(lever.metrics)
+        }
         return found
 
     def _check(self, lever: Lever) -> None:
@@ -154,8 +166,11 @@ class Levers:
             options = LayerOptions(ratio=share, **self._ranked("layers", metric))
             return plan_layers(self.checkpoint, options)
 
+        if self._by_layer and self.checkpoint.mixtures:
+            raise UsageError("With `memory`, the layers of a mixture of experts are not scored.")
         other = "embedding" if self.data.task == "embedding" else "cosine"
-        return Lever("layers", axes, _shares(count, range(count - most, count)), (GRADIENT, other), select)
+        metrics = self._metrics(GRADIENT, other)
+        return Lever("layers", axes, _shares(count, range(count - most, count)), metrics, select)
 
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
@@ -172,7 +187,8 @@ class Levers:
     def _units(self) -> Lever:
         axes = self._unit_axes()
         if not axes:
-            raise UsageError("The model has no FFN that could get narrower.")
+            unscored = " With `memory`, hidden units of experts are not scored." if self._by_layer else ""
+            raise UsageError(f"The model has no FFN that could get narrower.{unscored}")
         width, of_experts = min(len(axis.ids) for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
 
@@ -186,12 +202,16 @@ class Levers:
             )
             return plan_widths(self.checkpoint, options)
 
-        return Lever("units", axes, _shares(steps, range(1, steps)), (GRADIENT, "activation-norm"), select)
+        metrics = self._metrics(GRADIENT, "activation-norm")
+        return Lever("units", axes, _shares(steps, range(1, steps)), metrics, select)
 
     def _unit_axes(self) -> tuple[Axis, ...]:
-        """Hidden units of the experts, or of dense FFNs if the experts have none that can go."""
+        """Hidden units of the experts, or of dense FFNs if the experts have none that can go, or run one by one."""
         every = axes_of(self.checkpoint, "unit")
-        return tuple(axis for axis in every if axis.keys) or every
+        of_experts = tuple(axis for axis in every if axis.keys)
+        if self._by_layer:
+            return tuple(axis for axis in every if not axis.keys)
+        return of_experts or every
 
     def _experts(self) -> Lever:
         self.checkpoint.require_mixtures()
@@ -214,9 +234,12 @@ class Levers:
             return plan(self.checkpoint, options, axes, budget, ranking, arguments)
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
-        return Lever("experts", axes, _shares(held, range(least, held)), (GRADIENT, GATES), select)
+        metrics = (GATES,) if self._by_layer else (GRADIENT, GATES)
+        return Lever("experts", axes, _shares(held, range(least, held)), metrics, select)
 
     def _channels(self) -> Lever:
+        if self._by_layer:
+            raise UsageError("With `memory`, channels are not scored.")
         axes = axes_of(self.checkpoint, "channel")
         held = len(axes[0].ids)
         # Some classes refuse a size that the heads do not divide.
@@ -280,11 +303,13 @@ class Levers:
 
     def _score_all(self) -> dict[tuple[str, str], Scores]:
         """Score the units of all levers in one pass: name of the lever and metric -> scores."""
-        devices = choose_devices(self.options.device)
-        dtype = fitting_dtype({str(self.checkpoint.path): self.checkpoint}, devices, gradients=True)
-        model = load_model(self.checkpoint.path, device=devices, dtype=dtype)
-        scores = score_units(self.checkpoint, model, self.data, self._scored, self.progress)
-        return {(f"{kind}s", own.method): own for kind, own in scores.items()}
+        checkpoint, options, devices = self.checkpoint, self.options, choose_devices(self.options.device)
+        dtype = fitting_dtype(
+            {str(checkpoint.path): checkpoint}, devices, gradients=True, memory=options.memory
+        )
+        runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory)
+        fields = gradient_fields(checkpoint, runner, self.data, self._scored, progress=self.progress)
+        return {(f"{kind}s", own["method"]): scores_of(checkpoint, **own) for kind, own in fields.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""
@@ -296,13 +321,19 @@ class Levers:
         if metric != GATES:
             return measure_layers(self.checkpoint, self.data, run, metric)  # type: ignore[arg-type]
         text = self.data.text
+        place: dict[str, Any] = {
+            "device": self.options.device,
+            "memory": self.options.memory,
+            "spill_directory": self.options.spill_directory,
+            "progress": self.progress,
+        }
         if isinstance(text, PlainText):
             corpora = [Corpus("text", text.files, text.texts, text.whole_files)]
             options = CollectOptions(context=self.data.context)
-            return collect_gates(self.checkpoint, corpora, options, progress=self.progress).statistics
+            return collect_gates(self.checkpoint, corpora, options, **place).statistics
         with TemporaryDirectory(prefix="prunecli-") as folder:
             choice = written(self.data, Path(folder), "val")
-            return collect_gates(self.checkpoint, choice, progress=self.progress).statistics
+            return collect_gates(self.checkpoint, choice, **place).statistics
 
 
 def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:

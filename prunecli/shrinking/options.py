@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions
+from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.options import UnitOptions
 from prunecli.options import ADVANCED, SELECTION, TRAINING, Share, Size, option
 
@@ -17,6 +17,8 @@ LeverName = Literal["tokens", "heads", "units", "experts", "channels", "layers"]
 """Kinds of units, in the order of their steps in the history: names of layers are the source's until layers go."""
 TARGETS = ("params", "size", "fit", "speed")
 """Options that say how small the result is."""
+WHOLE = ("speed", "heal", "heal_steps")
+"""Options for which the whole model is in memory."""
 DEFAULT_SHARE = 0.75
 
 
@@ -42,7 +44,7 @@ class ChannelOptions(UnitOptions):
     UNITS = "channels"
 
 
-class ShrinkOptions(RunOptions):
+class ShrinkOptions(MemoryOptions, RunOptions):
     """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
 
     params: Share | None = option(
@@ -127,6 +129,12 @@ class ShrinkOptions(RunOptions):
             )
         if self.heal is not None and self.heal_steps is not None:
             raise UsageError("`heal` does not go with `heal_steps`.", "Give one of them.")
+        whole = next((name for name in WHOLE if getattr(self, name) is not None), None)
+        if self.memory is not None and whole is not None:
+            raise UsageError(
+                f"`{whole}` does not go with `memory`: it needs the whole model in memory.",
+                f"Leave out `{whole}`, or `memory` on a machine that holds the model.",
+            )
         if self.teacher_logits is not None and self.heal is self.heal_steps is None:
             raise UsageError("`teacher_logits` goes with `heal` or `heal_steps`.", "Give one of them.")
 

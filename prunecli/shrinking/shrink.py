@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from prunecli import __version__
 from prunecli.errors import UnsupportedModelError, UsageError
@@ -106,11 +107,17 @@ class Shrinking:
             say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
         self._scored = scored
         self._maps: Maps = {}
-        self._replaces = options.replace == "linear"
+        # The maps are solved from the states of a model in memory.
+        self._replaces = options.replace == "linear" and options.memory is None
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
         self._levers: Mapping[str, Lever] = levers.find()
-        self._measurer = Measurer(source, tried, options.device, progress)
+        self._measurer = self._measurer_of(tried)
         self._begun, self._begun_with = time.monotonic(), set[str]()
+
+    def _measurer_of(self, data: Dataset) -> Measurer:
+        own = self._options
+        place: dict[str, Any] = {"memory": own.memory, "spill_directory": own.spill_directory}
+        return Measurer(self._source, data, own.device, self._progress, **place)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -247,7 +254,7 @@ class Shrinking:
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
         )
-        measurer = Measurer(source, self.closing, options.device, self._progress)
+        measurer = self._measurer_of(self.closing)
         sizes = applied.summary
 
         def add(model: str, path: Path) -> None:

@@ -94,10 +94,26 @@ def test_an_interrupted_search_is_resumed(model, monkeypatch):
     monkeypatch.setattr(module, "apply", broken)
     assert run(*given).status != 0
     monkeypatch.setattr(module, "apply", apply)
-    monkeypatch.setattr(levers, "score_units", None)  # the scores are there
+    monkeypatch.setattr(levers, "gradient_fields", None)  # the scores are there
     result = done(*given)
     assert "Resuming an unfinished run" in result.err
     assert not list(Path().glob("*unfinished*"))
+
+
+def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
+    given = (model, "--text", "text.txt", "--params", "80%", "--replace", "none", *QUICK)
+    losses = []
+    for more in ((), ("--memory", "8GiB")):
+        done(*given, *more, "--force")
+        document = results.read("shrunk.shrink.json")
+        assert isinstance(document, Shrunk)
+        losses.append({str((one.shares, one.metrics)): one.quality.loss for one in document.tried})
+    whole, by_layer = losses
+    assert "cosine" in str([*whole])
+    assert "cosine" not in str([*by_layer])
+    both = {*whole} & {*by_layer}
+    assert len(both) > 3
+    assert {key: by_layer[key] for key in both} == pytest.approx({key: whole[key] for key in both}, rel=1e-5)
 
 
 def test_a_healed_model_learns_from_the_original(model):
@@ -146,6 +162,8 @@ def test_bytes_are_a_target(model):
         (("--params", "1"), "is outside", 2),
         (("--heal", "soon"), "not a duration", 2),
         (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps", 2),
+        (("--memory", "8GiB", "--heal", "1m"), "--heal does not go with --memory", 2),
+        (("--memory", "8GiB", "--only", "channels"), "With --memory, channels are not scored", 2),
         (("--only", "experts"), "has no experts", 1),
         (("--only", "heads", "--params", "0.01"), "smallest mixture", 2),
     ],

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.options import labels_for
+from prunecli.methods.gradients import gradient_fields
 from prunecli.methods.heads.ablate import Ablation
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.model.axes import axis_name
+from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.parts import AttentionLayer
+from prunecli.model.find_axes import axes_of
 from prunecli.modules.devices import choose_devices
-from prunecli.modules.fitting import candidates, decoding, decoding_room, dtype_name, fitting_dtype, nothing
-from prunecli.modules.hooks import output_projections
-from prunecli.modules.loading import load_model
-from prunecli.modules.pooling import read_pooling
+from prunecli.modules.fitting import decoding, decoding_room, dtype_name, fitting_dtype, nothing
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.unit_scores import Per, Scores, scores_of
-from prunecli.running.batches import task_batches
-from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
-from prunecli.running.runner import InMemory, Runner
+from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import TextChoice
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
@@ -91,45 +77,43 @@ def score_heads(
     metric = chosen_metric(task, options.measure)
     devices = choose_devices(options.device)
     is_gradient, load = options.metric == "gradient", options.decoding.load
-    if options.memory is not None:
-        dtype = candidates(options.dtype, [checkpoint], devices.first, gradients=True)[0]
-    else:
-        dtype = fitting_dtype(
-            dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
-            devices,
-            options.dtype,
-            beside=nothing if is_gradient else decoding(load),
-            gradients=is_gradient,
-            by_layer="--memory" if is_gradient else "",
-            say=say,
-        )
-    tokenizer = load_tokenizer(checkpoint.path)
-    run = RunReport()
-    runner: Runner
-    if options.memory is not None:
-        resources = Resources(devices.first, dtype, options.memory, options.spill_directory)
-        runner = Layerwise(checkpoint, resources, run)
-    else:
-        room = 0 if is_gradient else decoding_room(checkpoint, load, dtype)
-        runner = InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
+    dtype = fitting_dtype(
+        dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
+        devices,
+        options.dtype,
+        beside=nothing if is_gradient else decoding(load),
+        gradients=is_gradient,
+        memory=options.memory,
+        by_layer="--memory" if is_gradient else "",
+        say=say,
+    )
+    run, room = RunReport(), 0 if is_gradient else decoding_room(checkpoint, load, dtype)
+    runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory, run, room=room)
+    fields = {
+        "kind": "head",
+        "method": options.metric,
+        "task": task,
+        "ids": {axis_name(layer.name, "head"): layer.heads for layer in layers},
+    }
     if is_gradient:
-        fields = _by_gradient(runner, checkpoint, tokenizer, data, options, progress)
+        axes: dict[Kind, tuple[Axis, ...]] = {"head": axes_of(checkpoint, "head")}
+        fields |= gradient_fields(
+            checkpoint, runner, data, axes, options.batch_tokens, options.per or "example", progress
+        )["head"]
     else:
-        ablation = Ablation(checkpoint, runner.model, tokenizer, metric, options, progress)
-        fields = ablation.scores(data, selected)
+        ablation = Ablation(
+            checkpoint, runner.model, load_tokenizer(checkpoint.path), metric, options, progress
+        )
+        fields |= ablation.scores(data, selected)
     if options.memory is not None:
         report(run)
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,
-        kind="head",
-        method=options.metric,
-        task=task,
         texts=choice.texts,
         split=choice.split_read,
         whole_files=data.text.whole_files if isinstance(data.text, PlainText) else None,
         dtype=dtype_name(dtype),
-        ids={axis_name(layer.name, "head"): layer.heads for layer in layers},
         **fields,
     )
     if output is not None:
@@ -148,98 +132,3 @@ def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
         if metric in (None, name):
             return name
     raise UsageError(f"`measure={metric}`: not one of {task}", f"Choose from {', '.join(known)}.")
-
-
-def _by_gradient(
-    runner: Runner,
-    checkpoint: Checkpoint,
-    tokenizer: Any,
-    data: Dataset,
-    options: ScoreOptions,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Fields of `Scores`: importance of every head (4.1), summed over the examples of `data`, or over their tokens.
-
-    L(x) is the loss of the task; for `embedding` it is `random_projections`.
-    """
-    layers = checkpoint.layout.own_attentions
-    pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
-    losses_of = example_losses if pooling is None else partial(random_projections, pooling)
-    by_text = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
-    per = options.per or "example"
-    sums = gradient_importance(runner, layers, by_text, progress, per=per, losses_of=losses_of)
-    batches = [batch for of_text in by_text.values() for batch in of_text]
-    examples = sum(len(batch.indices) for batch in batches)
-    counts = {}
-    for layer in layers:
-        mask = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
-        masks = [batch.inputs.get(mask, batch.inputs["attention_mask"]) for batch in batches]
-        tokens = sum(int(own.sum()) for own in masks)
-        counts[axis_name(layer.name, "head")] = examples if per == "example" else tokens
-    values = {axis_name(name, "head"): own.tolist() for name, own in sums.items()}
-    return {"examples": examples, "per": per, "values": values, "counts": counts}
-
-
-HeadSums = dict[str, NDArray[np.float64]]
-"""Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""
-
-
-def gradient_importance(
-    runner: Runner,
-    layers: Sequence[AttentionLayer],
-    batches: Mapping[str, Sequence[Batch]],
-    progress: Progress = silent,
-    *,
-    per: Per = "example",
-    losses_of: Losses = example_losses,
-) -> HeadSums:
-    """Sum over examples x of |Att_h(x)^T dL(x)/dAtt_h(x)| (eq. 2), which is |dL(x)/dxi_h|, for every head h.
-
-    The product is summed over an example's positions before its absolute value is taken; L(x) is the example's mean
-    token loss. Per token the absolute value is taken at each position, as in the code that the paper's authors
-    released, and the sum is over the positions of all examples. Padding adds nothing: no loss depends on it.
-
-    Args:
-        runner: runs a model in float32 or bfloat16 (float16 loses small gradients).
-        layers: the attentions of its checkpoint.
-        batches: name of a text, for messages -> its batches.
-        per: whether the absolute value is taken for each example or each token.
-        losses_of: L(x) of each example of a batch.
-
-    Raises:
-        DataError: an example's loss is not finite.
-        PruneError: a gradient is not finite.
-        UsageError, CheckpointError, OutputError: as `runner` does.
-    """
-    sums: dict[str, Tensor] = {}
-
-    def hook(name: str, heads: int, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        context, *rest = inputs
-        if not context.requires_grad:  # nothing below has heads: the graph begins here
-            context = context.detach().requires_grad_()
-        held = [context.detach()]
-
-        def multiply(gradient: Tensor) -> None:
-            product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
-            by_head = product.view(len(product), -1, heads, product.shape[-1] // heads)
-            summed = by_head.sum(dim=3 if per == "token" else (1, 3))
-            added = summed.abs().flatten(0, -2).sum(dim=0, dtype=torch.float64)
-            sums[name] = sums[name] + added if name in sums else added
-
-        context.register_hook(multiply)  # type: ignore[no-untyped-call]
-        return (context, *rest)
-
-    held_heads = {layer.name: layer.num_heads for layer in layers}
-    with ExitStack() as hooks:
-        for name, projection in output_projections(runner.model, layers).items():
-            handle = projection.register_forward_pre_hook(partial(hook, name, held_heads[name]))
-            hooks.callback(handle.remove)
-        differentiate_losses(runner, batches, "scoring heads", progress, losses_of=losses_of)
-    found: HeadSums = {}
-    for name, heads in held_heads.items():
-        found[name] = sums[name].cpu().numpy() if name in sums else np.zeros(heads)  # no gradient came
-        if not np.isfinite(found[name]).all():
-            raise PruneError(
-                f"{name}: a gradient is not finite, though every loss is", "Compute with `dtype=float32`."
-            )
-    return found

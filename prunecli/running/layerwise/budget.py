@@ -110,7 +110,7 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
         f"(process or CUDA context {size_text(demand.process)}, "
         f"weights outside of the layers {size_text(demand.resident)}, "
         f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",
-        "Give more, or a smaller `batch_tokens`, or `dtype=bfloat16`.",
+        "Give more, or shorter texts in smaller batches, or compute in bfloat16.",
     )
 
 

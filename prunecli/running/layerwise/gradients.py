@@ -19,14 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from prunecli.architectures.records import Side
 from prunecli.modules.grouped import Groups
 from prunecli.modules.stages import Mixture, Stage
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
 from prunecli.running.layerwise.states import Stored, leaves
-from prunecli.running.runner import Pass
+from prunecli.running.runner import Pass, ignored
 
 
 @dataclass
@@ -64,8 +63,8 @@ class _Sent:
 class Gradients(LayerPasses):
     """Sends passes through all layers and back; none of the model's parameters asks for gradients."""
 
-    def run(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """Run all passes through every layer, and back.
+    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
+        """See `InMemory`; all passes go through every layer once, and back.
 
         Args:
             passes: each enters all layers once, in order.
@@ -143,15 +142,14 @@ class Gradients(LayerPasses):
             self._reader.want(mixture.block(number))
         self.want(self.current - 1)
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
-        for expert, (first, second, first_bias, second_bias) in self.experts(wanted):
-            place = self._device, first.dtype
+        for expert, tensors in self.experts(wanted):
+            place = self._device, tensors[0].dtype
             for one in sent:
                 start, end = one.routed.span(expert)
                 if start == end:
                     continue
                 rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
-                inner = mixture.module.act_fn(functional.linear(rows, first, first_bias))
-                made = functional.linear(inner, second, second_bias)
+                made = mixture.run(rows, tensors, ignored)
                 gradient = self._states.rows(one.gradients, start, end).to(*place)
                 (found,) = torch.autograd.grad(made, rows, gradient)
                 self._states.write(one.gradients, start, found)

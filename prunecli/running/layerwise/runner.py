@@ -17,6 +17,9 @@ from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.dequantised import as_run
+from prunecli.modules.devices import Devices
+from prunecli.modules.fitting import choose_dtype
+from prunecli.modules.loading import load_model
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
     available_memory,
@@ -32,7 +35,17 @@ from prunecli.running.layerwise.forward import Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
-from prunecli.running.runner import Advance, BatchCost, Group, Observer, Pass, chunks, frozen, ignored
+from prunecli.running.runner import (
+    Advance,
+    BatchCost,
+    Group,
+    InMemory,
+    Observer,
+    Pass,
+    Runner,
+    chunks,
+    ignored,
+)
 
 B = TypeVar("B")
 
@@ -139,7 +152,7 @@ class LayerwiseRun(Gradients):
         snapshots: Snapshots | None = None,
     ) -> None:
         super().__init__(skeleton, reader, states, advance)
-        self._model, self._group, self._snapshots = skeleton.model, group, snapshots
+        self._group, self._snapshots = group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[Outputs]] | None = None
         if snapshots and group and (header := snapshots.header(group.start)) is not None:
@@ -202,11 +215,6 @@ class LayerwiseRun(Gradients):
                 finish(number, self.run_pass(forward, own)[0])
                 for index in list(own):
                     self.forget(own, index)
-
-    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
-        """See `InMemory`; each pass goes through all layers once, and back."""
-        with frozen(self._model):
-            self.run(passes, start)
 
     def keep(self, tensor: Tensor) -> Stored:
         """See `InMemory`."""
@@ -380,6 +388,34 @@ class Layerwise:
                 report.spilled_bytes = max(report.spilled_bytes, states.spilled_bytes)
                 report.readings += 1
                 report.seconds += time.monotonic() - start
+
+
+def make_runner(
+    checkpoint: Checkpoint,
+    devices: Devices,
+    dtype: torch.dtype | str,
+    memory: int | None = None,
+    spill_directory: Path | None = None,
+    report: RunReport | None = None,
+    *,
+    room: int = 0,
+    output: bool = False,
+) -> Runner:
+    """Runs a checkpoint layer by layer within `memory`, or, if it is None, the whole model.
+
+    Args:
+        report: is kept up to date, layer by layer.
+        room: bytes that are needed beside the whole model.
+        output: as of `make_model`.
+
+    Raises:
+        PruneError: a model that cannot be run so, or does not fit.
+    """
+    if memory is None:
+        return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
+    kind = choose_dtype(dtype, checkpoint, devices.first) if isinstance(dtype, str) else dtype
+    resources = Resources(devices.first, kind, memory, spill_directory)
+    return Layerwise(checkpoint, resources, report, output=output)
 
 
 def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
@@ -21,7 +20,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.plain import read_labelled
 from tests.families.records import CASES
 from tests.methods.experts.test_layerwise import PLENTY
-from tests.methods.heads.test_score import LINES, Subject
+from tests.methods.heads.test_score import LINES, HeadSums, Subject
 from tests.running.layerwise.running import at_step, no_room
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ def layered(
     with open_model(subject.checkpoint.path) as checkpoint:
         runner = Layerwise(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
-        found = gradient_importance(runner, subject.layers, named, **more)
+        found = subject.importance(runner, named, **more)
         assert all(parameter.grad is None for parameter in runner.model.parameters())
     return found, work
 
@@ -68,7 +67,7 @@ def test_classes(tmp_path):
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    wanted = gradient_importance(InMemory(subject.model), subject.layers, {"val": batches})
+    wanted = subject.importance(InMemory(subject.model), {"val": batches})
     assert_close(layered(subject, batches)[0], wanted)
 
 
@@ -117,4 +116,4 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path):
         runner.model.cls.register_forward_hook(hurt)
         expected = rf"more, example {batches[1].indices[0] + 1}: the loss is nan"
         with pytest.raises(DataError, match=expected):
-            gradient_importance(runner, subject.layers, {"val": batches[:1], "more": batches[1:]})
+            subject.importance(runner, {"val": batches[:1], "more": batches[1:]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,18 @@ import torch
 from safetensors.numpy import load_file
 
 from prunecli.errors import DataError
-from prunecli.methods.heads.score import HeadSums, ScoreOptions, gradient_importance, score_heads
+from prunecli.methods.gradients import gradient_sums
+from prunecli.methods.heads.score import ScoreOptions, score_heads
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.runner import InMemory
+from prunecli.running.runner import InMemory, Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
@@ -44,6 +46,7 @@ TEXT = ParallelText(
     },
 )
 PAIR = ("eng_Latn", "fra_Latn")
+HeadSums = dict[str, np.ndarray]
 
 
 class Subject:
@@ -71,9 +74,15 @@ class Subject:
             examples = window_examples(windows, padding_id(self.model, self.tokenizer))
         return examples.batches(batch_tokens)
 
+    def importance(self, runner: Runner, batches: Mapping[str, Sequence[Batch]], **more: Any) -> HeadSums:
+        """Name of an attention -> sums of its heads."""
+        axes = axes_of(self.checkpoint, "head")
+        sums = gradient_sums(runner, self.checkpoint, axes, batches, **more)
+        return {module_of(name): own for name, own in sums.items()}
+
     def score(self, batch_tokens: int = 40, per: Per = "example") -> HeadSums:
         batches = {"val": self.batches(batch_tokens)}
-        return gradient_importance(InMemory(self.model), self.layers, batches, per=per)
+        return self.importance(InMemory(self.model), batches, per=per)
 
 
 SUBJECTS = (*own_layouts(FAMILIES), "gemma2")
@@ -129,7 +138,7 @@ def test_it_is_the_derivative_by_the_mask(subject):
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
     model = copy.deepcopy(subject.model).double()
     batch = sorted(subject.batches(1), key=lambda batch: batch.inputs["input_ids"].numel())[1]
-    found = gradient_importance(InMemory(subject.model), subject.layers, {"val": [batch]}, per="token")
+    found = subject.importance(InMemory(subject.model), {"val": [batch]}, per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
     exact = not CASES[model.config.model_type].float32_parts
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
@@ -167,7 +176,7 @@ def test_classes(tmp_path):
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    found = gradient_importance(InMemory(subject.model), subject.layers, {"val": batches})
+    found = subject.importance(InMemory(subject.model), {"val": batches})
 
     model = copy.deepcopy(subject.model).double()
 
@@ -192,7 +201,7 @@ def test_a_loss_that_is_not_finite_names_the_example(tmp_path):
         subject.model.get_input_embeddings().weight[token] = float("nan")
     wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
     with pytest.raises(DataError, match="my text, example") as caught:
-        gradient_importance(InMemory(subject.model), subject.layers, {"my text": batches})
+        subject.importance(InMemory(subject.model), {"my text": batches})
     expected = hurt.indices[0] if wrong is None else wrong
     assert f"example {expected + 1}:" in str(caught.value)
 

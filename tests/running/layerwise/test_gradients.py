@@ -95,7 +95,7 @@ class Run:
         ):
             before = states.free_memory
             layers = Gradients(self.skeleton, reader, states, advance=advance)
-            layers.run(passes, lambda _number, result: scalar(result))
+            layers.backward(passes, lambda _number, result: scalar(result))
             assert states.free_memory == before
         return self.watch.found
 

@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from prunecli.methods.gradients import gradient_fields
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.modules.devices import choose_devices
 from prunecli.modules.loading import load_model
-from prunecli.shrinking.score import score_units
+from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.running.layerwise.runner import make_runner
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
@@ -24,6 +28,7 @@ from tests.reference.masks import mask_gradients
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 LINES = ("the hen then", "ten tins on it", "a hen")
+CPU = choose_devices("cpu")
 OUTPUTS: dict[str, dict[Kind, str]] = {
     "llama": {"head": ".o_proj", "unit": ".down_proj"},
     "gpt2": {"head": ".c_proj", "unit": ".c_proj"},
@@ -43,6 +48,11 @@ def made(case: str, folder: Path) -> Path:
     cutting.saved(case, folder)
     write_plain_tokenizer(folder)
     return folder
+
+
+def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any) -> dict[Kind, Scores]:
+    fields = gradient_fields(checkpoint, runner, data, {kind: axes_of(checkpoint, kind) for kind in kinds})
+    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 
 
 def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
@@ -65,7 +75,7 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
         data = Dataset("translation", text, (languages,))
     else:
         data = Dataset("lm", PlainText((Path("text"),), LINES))
-    scores = score_units(checkpoint, model, data, kinds)
+    scores = score_units(checkpoint, InMemory(model), data, kinds)
     assert {*scores} == {*kinds}
     axes = {axis.name: axis for kind in kinds for axis in axes_of(checkpoint, kind)}
     inputs = {
@@ -103,13 +113,32 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
             np.testing.assert_allclose(own, total[name] / len(LINES), rtol=2e-3, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.parametrize("case", ["llama", "gpt2", "granite", "nllb-moe", "qwen3_moe"])
+def test_layer_by_layer_scores_are_the_same(case, tmp_path):
+    path = made(case, tmp_path / "model")
+    checkpoint, is_pair = open_model(path), case == "nllb-moe"
+    languages = ("eng_Latn", "fra_Latn")
+    pairs = ParallelText("val", dict.fromkeys(languages, LINES))
+    lines = Dataset("lm", PlainText((Path("text"),), LINES))
+    data = Dataset("translation", pairs, (languages,)) if is_pair else lines
+    kinds = {"nllb-moe": ("head", "unit"), "qwen3_moe": ("head",)}.get(case, ("head", "unit", "layer"))
+    wanted, found = (
+        score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory, output=True), data, kinds)
+        for memory in (None, 2 << 30)
+    )
+    for kind in kinds:
+        for name, own in wanted[kind].values.items():
+            assert np.asarray(own).any(), name
+            np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
+
+
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
 def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
     path = made(case, tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     data = Dataset("lm", PlainText((Path("text"),), LINES))
-    alone = score_units(checkpoint, model, data, ["channel"])["channel"]
-    beside = score_units(checkpoint, model, data, ["channel", "layer"])["channel"]
+    alone = score_units(checkpoint, InMemory(model), data, ["channel"])["channel"]
+    beside = score_units(checkpoint, InMemory(model), data, ["channel", "layer"])["channel"]
     outputs = []
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "model.norm")):
@@ -130,8 +159,7 @@ def test_embedding_models_have_scores_too(tmp_path):
     path = sentence_model(tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     data = Dataset("embedding", PlainText((Path("text"),), LINES))
-    scores = score_units(checkpoint, model, data, ("head", "unit", "layer"))
+    scores = score_units(checkpoint, InMemory(model), data, ("head", "unit", "layer"))
     for one in scores.values():
         assert one.method == "gradient"
         assert all(np.array(own).any() for own in one.values.values())
-    assert not any(parameter.requires_grad for parameter in model.parameters())

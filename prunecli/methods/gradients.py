@@ -1,0 +1,304 @@
+"""Scores for the units of every axis: how much the loss depends on a mask of the unit (1905.10650, eq. 2).
+
+A mask xi multiplies what a unit adds to the model's hidden states. The output weights of a head, hidden unit or expert
+are linear in that part, so that dL/dxi is the sum of w dL/dw over these weights. A layer adds its output less its
+input. The score of a unit is I = E |dL(x)/dxi|, the mean over the examples x of a text: one forward and one backward
+pass, for all axes together.
+
+The score of a channel of the residual stream is measured in the same pass: the sum of |y| over all tokens of an example
+and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from prunecli.errors import PruneError
+from prunecli.model.axes import Axis, Kind, axis_name, module_of
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.find_axes import CHANNELS
+from prunecli.model.patchwork import module_name
+from prunecli.model.probe import outputs
+from prunecli.model.trial import stream_norms
+from prunecli.modules.hooks import replaced, states_of
+from prunecli.modules.loading import sparse_ffns
+from prunecli.modules.pooling import read_pooling
+from prunecli.modules.stock_experts import expert_modules, part_names
+from prunecli.modules.stock_names import StockNames
+from prunecli.progress import Progress, silent
+from prunecli.results.unit_scores import Per
+from prunecli.running.batches import task_batches
+from prunecli.running.examples import Batch
+from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
+from prunecli.running.runner import Runner, frozen
+from prunecli.text.choice import Dataset
+from prunecli.text.tokens import load_tokenizer
+
+GRADIENT, NORMS = "gradient", "norm-output"
+Add = Callable[[str, Tensor], None]
+"""Adds dL/dxi, or a channel's outputs, in the present batch to an axis, see `_Sums.add`."""
+Take = Callable[[Tensor], None]
+"""Takes w dL/dw of a parameter w."""
+
+
+@dataclass
+class _Sums:
+    """Sums over examples, or their tokens, of |dL/dxi| for the units of each axis.
+
+    Attributes:
+        per: what the absolute value is taken of.
+        rows: examples in the present batch.
+        present: name of an axis -> `[examples, tokens or 1, units]` of dL/dxi of the present batch.
+        sums: name of an axis -> `[units]`, without the present batch.
+    """
+
+    per: Per
+    rows: int = 1
+    present: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, name: str, gradients: Tensor) -> None:
+        """Add `[tokens, units]`, or `[units]` of an only example: a module may be run several times in a pass."""
+        of_tokens = gradients.reshape(self.rows, -1, gradients.shape[-1])
+        own = of_tokens if self.per == "token" else of_tokens.sum(dim=1, keepdim=True)
+        self.present[name] = self.present[name] + own if name in self.present else own
+
+    def flush(self, rows: int = 1) -> None:
+        """Take the absolute values of the present batch, before one of `rows` examples begins."""
+        for name, own in self.present.items():
+            added = own.abs().flatten(0, 1).sum(dim=0, dtype=torch.float64)
+            self.sums[name] = self.sums[name] + added if name in self.sums else added
+        self.present.clear()
+        self.rows = rows
+
+
+def gradient_sums(
+    runner: Runner,
+    checkpoint: Checkpoint,
+    axes: Sequence[Axis],
+    batches: Mapping[str, Sequence[Batch]],
+    progress: Progress = silent,
+    *,
+    per: Per = "example",
+    losses_of: Losses = example_losses,
+) -> dict[str, NDArray[np.float64]]:
+    """Sum over examples x of |dL(x)/dxi_u| for every unit u of some axes, see the module.
+
+    L(x) is the example's mean token loss. Per token the absolute value is taken at each position, as in the code that
+    the paper's authors released, and the sum is over the positions of all examples. Padding adds nothing: no loss
+    depends on it.
+
+    Args:
+        runner: runs the checkpoint's model in float32 or bfloat16 (float16 loses small gradients). Layer by layer:
+            heads, hidden units of FFNs, and the layers of models without experts.
+        axes: of any kinds but tokens. With experts, their hidden units or channels, batches hold one example each.
+        batches: name of a text, for messages -> its batches.
+        losses_of: L(x) of each example of a batch.
+
+    Returns:
+        Name of an axis -> `[units]`.
+
+    Raises:
+        DataError: an example's loss is not finite.
+        PruneError: a gradient is not finite.
+        UnsupportedModelError: transformers stores the units' weights otherwise than the checkpoint.
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    model, named, sums = runner.model, {axis.name: axis for axis in axes}, _Sums(per)
+
+    def losses(model: Any, batch: Batch) -> Tensor:
+        sums.flush(len(batch.indices))
+        return losses_of(model, batch)
+
+    with frozen(model), ExitStack() as hooks:
+        takers: dict[Tensor, list[Take]] = {}
+        for watch in (_inputs, _experts):
+            for parameter, take in watch(checkpoint, model, named, sums.add, hooks):
+                takers.setdefault(parameter, []).append(take)
+        for parameter, together in takers.items():
+            hooks.callback(_watch(parameter, together).remove)
+            hooks.callback(parameter.requires_grad_, False)
+        _watch_layers(checkpoint, model, named, sums.add, hooks)
+        for handle in _watch_norms(checkpoint, model, named, sums.add):
+            hooks.callback(handle.remove)
+        differentiate_losses(runner, batches, "scoring units", progress, losses_of=losses)
+    sums.flush()
+    found = {}
+    for name, axis in named.items():
+        # Where no gradient came, no loss depends on the units.
+        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))
+        if not np.isfinite(found[name]).all():
+            raise PruneError(
+                f"{module_of(name)}: a gradient is not finite, though every loss is",
+                "Compute with `dtype=float32`.",
+            )
+    return found
+
+
+def gradient_fields(
+    checkpoint: Checkpoint,
+    runner: Runner,
+    data: Dataset,
+    axes: Mapping[Kind, Sequence[Axis]],
+    batch_tokens: int = 1,
+    per: Per = "example",
+    progress: Progress = silent,
+) -> dict[Kind, dict[str, Any]]:
+    """Fields of `Scores` for the units of each kind, see `gradient_sums`.
+
+    Args:
+        axes: kind -> its axes.
+        data: the text, with its task. For an embedding model L(x) is that of `random_projections`.
+        batch_tokens: padded tokens in a batch; 1: each example is one.
+    """
+    pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
+    losses_of = example_losses if pooling is None else partial(random_projections, pooling)
+    by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
+    every = [axis for own in axes.values() for axis in own]
+    sums = gradient_sums(runner, checkpoint, every, by_text, progress, per=per, losses_of=losses_of)
+    batches = [batch for of_text in by_text.values() for batch in of_text]
+    examples = sum(len(batch.indices) for batch in batches)
+
+    def count(axis: Axis) -> int:
+        mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
+        masks = (batch.inputs.get(mask, batch.inputs["attention_mask"]) for batch in batches)
+        return examples if per == "example" else sum(int(own.sum()) for own in masks)
+
+    return {
+        kind: {
+            "kind": kind,
+            "method": NORMS if kind == "channel" else GRADIENT,
+            "task": data.task,
+            "examples": examples,
+            "per": per,
+            "ids": {axis.name: axis.ids for axis in own},
+            "values": {axis.name: sums[axis.name].tolist() for axis in own},
+            "counts": {axis.name: count(axis) for axis in own},
+        }
+        for kind, own in axes.items()
+    }
+
+
+def _inputs(
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+) -> Iterator[tuple[Tensor, Take]]:
+    """Watch the inputs of the layers that mix heads and hidden units; yield the output weights of stacked units."""
+    names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
+    for axis in axes.values():
+        for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
+            place = module_name(model, tensor)
+            if names is not None and (stacked := names.stacked(tensor)) is not None:
+                dim, expert = axis.carriers[tensor].dim, int(re.findall(r"\.(?:expert_)?(\d+)\.", tensor)[-1])
+                take = partial(_by_unit, add, axis.name, len(axis.ids), dim, expert)
+                yield model.get_parameter(stacked[0]), take
+                continue
+            if names is not None:
+                place = names.place(tensor)
+            hook = partial(_note_input, add, axis.name, len(axis.ids))
+            module = model.get_submodule(place.rpartition(".")[0])
+            hooks.callback(module.register_forward_pre_hook(hook).remove)
+
+
+def _note_input(
+    add: Add, name: str, units: int, _: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """dL/dxi is the sum of a dL/da over a unit's values a, which its output weights alone read."""
+    values, *rest = inputs
+    if not values.requires_grad:  # nothing below has units that are watched: the graph begins here
+        values = values.detach().requires_grad_()
+    held = [values.detach()]
+
+    def multiply(gradient: Tensor) -> None:
+        product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
+        add(name, product.reshape(-1, units, product.shape[-1] // units).sum(dim=2))
+
+    values.register_hook(multiply)  # type: ignore[no-untyped-call]
+    return (values, *rest)
+
+
+def _by_unit(add: Add, name: str, units: int, dim: int, expert: int | None, products: Tensor) -> None:
+    own = products if expert is None else products[expert]
+    add(name, own.movedim(dim, 0).reshape(units, -1).sum(dim=1))
+
+
+def _experts(
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, _hooks: ExitStack
+) -> Iterator[tuple[Tensor, Take]]:
+    """The output weights of experts."""
+    if not any(axis.kind == "expert" for axis in axes.values()):
+        return
+    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    modules = sparse_ffns(model) or expert_modules(model)
+    for layer, module in zip(layers, modules.values(), strict=True):
+        parts = ("", "fc2_weight", "", "fc2_bias") if hasattr(module, "fc2_weight") else part_names(module)
+        for part in parts[1::2]:
+            each = partial(_by_unit, add, axis_name(layer.name, "expert"), len(layer.experts), 0, None)
+            yield getattr(module, part), each
+
+
+def _watch_layers(
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+) -> None:
+    """Watch what each layer adds to its input."""
+
+    def compute(name: str, number: int, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        before = given[0] if given else options["hidden_states"]
+        output = forward(*given, **options)
+        made: Any = states_of(output)
+        if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
+            made = made.detach().requires_grad_()
+        change = (made - before.to(made.device)).detach()
+
+        def multiply(gradient: Tensor) -> None:
+            own = (change.float() * gradient.float()).flatten(0, -2).sum(dim=1, keepdim=True)
+            add(name, own * functional.one_hot(torch.tensor(number), len(axes[name].ids)).to(own))
+
+        made.register_hook(multiply)
+        return (made, *output[1:]) if isinstance(output, tuple) else made
+
+    numbers: Counter[str] = Counter()
+    for layer in checkpoint.layout.layers:
+        name = axis_name(layer.side, "layer")
+        if name in axes:
+            module = model.get_submodule(module_name(model, layer.name))
+            hooks.enter_context(replaced(module, partial(compute, name, numbers[name])))
+        numbers[name] += 1
+
+
+def _watch_norms(checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add) -> Iterator[Any]:
+    """Watch what norms hand on of each channel."""
+    if (axis := axes.get(CHANNELS)) is None:
+        return
+
+    def note(_: nn.Module, __: Any, made: Tensor) -> None:
+        if made.shape[-1] == len(axis.ids):
+            add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
+
+    for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
+        yield norm.register_forward_hook(note)
+
+
+def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
+    """Have `takers` called with w dL/dw of a parameter in each backward pass; the gradient is freed at once."""
+
+    def multiply(own: Tensor) -> None:
+        assert own.grad is not None
+        products = own.detach().float() * own.grad.float()
+        own.grad = None
+        for take in takers:
+            take(products)
+
+    parameter.requires_grad_(True)
+    return parameter.register_post_accumulate_grad_hook(multiply)  # type: ignore[no-untyped-call]
