@@ -15,16 +15,15 @@ from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
 from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
-from prunecli.evaluation.translation import TranslationTask, stored_translations
+from prunecli.evaluation.translation import TranslationTask
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
-from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
@@ -41,7 +40,7 @@ TASK_CLASSES: Mapping[TaskName, type[Task]] = {
 
 def evaluate(
     checkpoints: Mapping[str, Checkpoint | Path | str],
-    choice: TextChoice,
+    choice: TextChoice | Dataset,
     options: EvaluationOptions | None = None,
     output: str | Path | None = None,
     *,
@@ -59,6 +58,7 @@ def evaluate(
 
     Args:
         checkpoints: label -> an open model, a directory or a name on the hub, the baseline first.
+        choice: the text, named or read. Text that was read states its task.
         output: file for the result; None: nothing is written, and an interrupted run cannot resume.
         task: None: the task of the models.
         force: replace `output`.
@@ -76,86 +76,54 @@ def evaluate(
         raise UsageError("no checkpoint is given", "Give one or several: {label: directory}.")
     options = options or EvaluationOptions()
     output = None if output is None else Path(output)
-    directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
-    task = task or task_of_all(list(directories.values()), task_of)
-    choice.check_task(task, options.of_tasks)
-    options.gate.check(task, len(directories))
-    is_translation = task == "translation"
-    if not is_translation and processes.world_size() > 1:
-        raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
-    data = choice.read(task, say)
-    if is_translation:
-        if choice.pairs is None:
-            kept = pruned_pairs(list(directories.values()), data.pairs) or data.pairs
-            if kept != data.pairs:
-                say(
-                    f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
-                )
-                data = replace(data, pairs=kept)
+    paths = {label: directory_of(model, say) for label, model in checkpoints.items()}
+    directories = list(paths.values())
+    task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories, task_of)
+    options.gate.check(task, len(paths))
+    if isinstance(choice, Dataset):
+        data = choice
+    else:
+        choice.check_task(task, options.of_tasks)
+        if task != "translation" and processes.world_size() > 1:
+            raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
+        data = choice.read(task, say)
+        kept = data.pairs
+        if task == "translation" and choice.pairs is None:
+            kept = pruned_pairs(directories, kept) or kept
+        if kept != data.pairs:
+            say(
+                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
+            )
+            data = replace(data, pairs=kept)
+    if task == "translation":
         if options.most_translations is not None:
-            data = _at_most(options.most_translations, len(directories), data, say)
-        for path in directories.values():  # a missing checkpoint is reported before missing scores
+            data = _at_most(options.most_translations, len(paths), data, say)
+        for path in directories:  # a missing checkpoint is reported before missing scores
             read_config(path)
         options = options.model_copy(update={"spm": spm_file(options.spm)})
         if options.spm is None:
             say(SPM_MISSING)
-    stored = stored_translations(output if is_translation else None)
-    if stored.records:
-        say(f"Going on from {stored.path}, which an interrupted run left behind.")
     try:
         with processes.together() as group:
-            return evaluate_data(
-                directories,
-                data,
-                options,
-                output,
-                force=force,
-                progress=progress,
-                process_group=group,
-                report=report,
-                say=say,
-            )
+            with group.in_step():
+                if output is not None and group.is_main:  # before the work
+                    refuse_unwritable(output, force=force)
+            opened = {label: open_model(path) for label, path in paths.items()}
+            kind = TASK_CLASSES[task]
+            measured = kind(opened, data, options, progress, say, group, report, output, force)
+            with closing(measured), threads(threads_for(opened.values())):
+                for label in opened:
+                    measured.measure(label)
+            if not group.is_main:
+                return None
+            fields = {**header(Evaluation.FORMAT, [*opened.values()], measured.seed), "task": task}
+            evaluation = Evaluation.model_validate({**fields, **measured.fields()})
+            measured.save(evaluation)
+            return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):
-        if stored.path is not None and stored.path.is_file():
+        if output is not None and task == "translation" and partial_path(output).is_file():
             warn("Finished pairs are kept: the same command goes on from them.")
         raise
-
-
-def evaluate_data(
-    checkpoints: Mapping[str, Path],
-    data: Dataset,
-    options: EvaluationOptions,
-    output: Path | None = None,
-    *,
-    force: bool = False,
-    progress: Progress = silent,
-    process_group: ProcessGroup = ALONE,
-    report: Callable[[str, RunReport], None] = lambda _label, _work: None,
-    say: Say = unsaid,
-) -> Evaluation | None:
-    """Measure each checkpoint at the task of `data`, compare it with the first, and write `output`.
-
-    Arguments, result and errors are those of `evaluate`.
-    """
-
-    with process_group.in_step():
-        if output is not None and process_group.is_main:  # before the work
-            refuse_unwritable(output, force=force)
-    opened = {label: open_model(path) for label, path in checkpoints.items()}
-    task = TASK_CLASSES[data.task](opened, data, options, progress, say, process_group, report, output, force)
-    with closing(task), threads(threads_for(opened.values())):
-        for label in opened:
-            task.measure(label)
-    if not process_group.is_main:
-        return None
-    fields = {
-        **header(Evaluation.FORMAT, list(opened.values()), task.seed),
-        "task": data.task,
-        **task.fields(),
-    }
-    evaluation = Evaluation.model_validate(fields)
-    task.save(evaluation)
-    return evaluation
 
 
 def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:

@@ -43,11 +43,6 @@ EXAMPLE_CANDIDATES = 200
 """Sentences of all pairs among which the examples are chosen, spread evenly."""
 
 
-def stored_translations(output: Path | None) -> Store:
-    """The finished translations of an interrupted run that writes `output`; if None, nothing is stored."""
-    return Store(None if output is None else partial_path(output), "prunecli.translations/1")
-
-
 class TranslationTask(Task):
     """Translates each pair with each checkpoint; scores every pair, and tests it against the first checkpoint.
 
@@ -70,7 +65,10 @@ class TranslationTask(Task):
         if options.comet is not None and self.process_group.is_main:
             require_comet()
         self.seed, self.metrics = options.seed, make_metrics(options.spm)
-        self.partial = stored_translations(self.output)
+        partial = None if self.output is None else partial_path(self.output)
+        self.partial = Store(partial, "prunecli.translations/1")
+        if self.partial.records:
+            self.say(f"Going on from {partial}, which an interrupted run left behind.")
         self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
         models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
         self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
@@ -161,31 +159,28 @@ class TranslationTask(Task):
         import pandas as pd
 
         options, labels = self.options, list(self.opened)
-        compare = len(labels) > 1 and options.samples > 0
+        compare, resamples = len(labels) > 1 and options.samples > 0, (options.samples, options.seed)
         scores: dict[str, list[Scores]] = {label: [] for label in labels}
-        tests: dict[str, list[dict[str, dict[str, float]]]] = {label: [] for label in labels}
+        tests: dict[str, list[dict[str, Significance]]] = {label: [] for label in labels}
         comet = self._comet()
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
                 references = self.text.sentences[pair[1]]
                 outputs = [self.translations[label][name] for label in labels]
-                found = [score(own, references, self.metrics) for own in outputs]
                 if compare:
                     systems = [[made.text for made in own] for own in outputs]
-                    bootstrap = paired_bootstrap(
-                        systems, references, self.metrics, options.samples, options.seed
-                    )
+                    tested = paired_bootstrap(systems, references, self.metrics, *resamples)
+                    for label, by_metric in zip(labels, tested, strict=True):
+                        tests[label].append(by_metric)
+                for label, own in zip(labels, outputs, strict=True):
+                    scores[label].append(score(own, references, self.metrics))
                 if comet:
-                    values = [comet[label][name] for label in labels]
-                    found = [{"comet": float(v.mean()), **own} for v, own in zip(values, found, strict=True)]
-                    if compare:
-                        of_means = bootstrap_of_means(values, options.samples, options.seed)
-                        for own_tests, test in zip(bootstrap, of_means, strict=True):
-                            own_tests["comet"] = test
-                for label, own in zip(labels, found, strict=True):
-                    scores[label].append(own)
-                for label, by_metric in zip(labels, bootstrap if compare else (), strict=False):
-                    tests[label].append({metric: _test_json(test) for metric, test in by_metric.items()})
+                    values = {label: own[name] for label, own in comet.items()}
+                    for label, of_sentences in values.items():
+                        scores[label][-1]["comet"] = float(of_sentences.mean())
+                    of_means = bootstrap_of_means([*values.values()], *resamples) if compare else []
+                    for label, test in zip(labels, of_means, strict=False):
+                        tests[label][-1]["comet"] = test
                 advance(1)
         metrics = [*self.metrics, *(["comet"] if comet else [])]
         columns = [*metrics, "length_ratio", "over_generated"]
@@ -194,21 +189,18 @@ class TranslationTask(Task):
         results: list[dict[str, Any]] = []
         for label, frame in frames.items():
             rows: list[dict[str, Any]] = [{**rounded(own)} for own in frame.to_dict("records")]
-            for row, tested in zip(rows, tests[label], strict=False):
-                row["bootstrap"] = tested
+            for row, by_metric in zip(rows, tests[label], strict=False):
+                row["bootstrap"] = {metric: _test_json(test) for metric, test in by_metric.items()}
             first = None if label == labels[0] else frames[labels[0]]
             mean = means(frame, first if len(rows) > 1 else None)
             mean.pop("pairs")
             if compare and first is not None:
-                changes = frame - first
-                mean["significant"] = {}
-                for metric in metrics:
-                    p_values = [tested[metric]["p_value"] for tested in tests[label]]
-                    certain = changes[metric][np.array(p_values) < options.level]
-                    mean["significant"][metric] = {
-                        "worse": int((certain < 0).sum()),
-                        "better": int((certain > 0).sum()),
-                    }
+                p_values = [[by_metric[one].p_value for one in metrics] for by_metric in tests[label]]
+                certain = (frame - first)[metrics].where(np.array(p_values) < options.level)
+                counts = {"worse": (certain < 0).sum(), "better": (certain > 0).sum()}
+                mean["significant"] = {
+                    metric: {name: int(count[metric]) for name, count in counts.items()} for metric in metrics
+                }
             results.append(
                 {
                     "checkpoint": label,

@@ -131,7 +131,7 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeyp
     assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
-        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate_data", lambda *_, **__: None)
+        monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate", lambda *_, **__: None)
         assert "(--all" not in _run(*bare, *arguments, "--force").stderr
 
 

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
 from prunecli.evaluation import divergence
-from prunecli.evaluation.evaluate import evaluate_data
+from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.language_model import (
     NEW_TOKENS,
     PROMPT,
@@ -116,7 +116,7 @@ def models(tmp_path_factory):
 
 def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -> list[dict[str, Any]]:
     options = EvaluationOptions(**{**vars(OPTIONS), **more})
-    return list(evaluate_data(checkpoints, Dataset("lm", text), options).to_json()["results"])
+    return list(evaluate(checkpoints, Dataset("lm", text), options).to_json()["results"])
 
 
 def test_by_name_and_in_all(models):
@@ -178,7 +178,7 @@ def renamed(path: Path) -> Path:
 def test_other_tokens_are_not_compared(models, tmp_path):
     other = {"full": models["full"], "other": renamed(tiny_family(tmp_path / "other", "llama", seed=1))}
     said = []
-    made = evaluate_data(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    made = evaluate(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert made.scores["perplexity"] > 1
     assert "kl_divergence" not in made.scores
     line = "other: no comparison of next tokens with full: its tokenizer has other tokens"
@@ -199,11 +199,11 @@ def test_the_first_models_head_is_held_beside_the_others(models, monkeypatch):
     options = OPTIONS.model_copy(update=dict(dtype="float32"))
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     free = -(-(weights + head) * 10 // 9)
-    assert len(evaluate_data(models, Dataset("lm", TEXT), options).results) == 2
+    assert len(evaluate(models, Dataset("lm", TEXT), options).results) == 2
     free = (weights + head) * 10 // 9 - 1
     with pytest.raises(MemoryShortError, match=r"pruned: needs .*head of the first model"):
-        evaluate_data(models, Dataset("lm", TEXT), options)
-    assert len(evaluate_data({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
+        evaluate(models, Dataset("lm", TEXT), options)
+    assert len(evaluate({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
 
 
 def test_layer_by_layer_it_is_in_the_budget(models, monkeypatch):
@@ -266,10 +266,10 @@ def test_other_windows_are_not_compared(models, tmp_path):
     short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
     said = []
     both = {"full": models["full"], "short": short}
-    made = evaluate_data(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
+    made = evaluate(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert "kl_divergence" not in made.scores
     assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
-    made = evaluate_data(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
+    made = evaluate(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
     assert made.scores["kl_divergence"] > 0
 
 

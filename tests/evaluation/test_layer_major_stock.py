@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.evaluate import evaluate_data
+from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -77,7 +77,7 @@ def test_a_pruned_model_whose_states_are_in_a_file(tmp_path, monkeypatch):
 def evaluated(tmp_path: Path, paths: dict[str, Path], **options: Any) -> dict[str, dict[str, Any]]:
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in LINES))
     data = TextChoice(files=(tmp_path / "text",)).read("lm")
-    made = evaluate_data(paths, data, EvaluationOptions(device="cpu", **options))
+    made = evaluate(paths, data, EvaluationOptions(device="cpu", **options))
     return {result.checkpoint: result.scores for result in made.results}
 
 

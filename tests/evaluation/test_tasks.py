@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, DataError, OutputError
-from prunecli.evaluation.evaluate import evaluate_data
+from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import classify, f1_scores, matthews_correlation, perplexity
@@ -66,7 +66,7 @@ def _open(path):
 
 def test_language_models_side_by_side(causal, text, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate_data(causal, Dataset("lm", text), OPTIONS, output).to_json()
+    payload = evaluate(causal, Dataset("lm", text), OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
@@ -93,7 +93,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 
 
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
-    payload = evaluate_data(
+    payload = evaluate(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
     ).to_json()
     line = "classifying", 4, "examples"
@@ -112,10 +112,10 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
 
 def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
     whole = read_plain(text.files, whole_files=True)
-    payload = evaluate_data(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
+    payload = evaluate(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
     assert (payload["data"]["texts"], payload["significance"]["examples"]) == (1, 1)
     assert payload["results"][1]["p_value"] is None
-    payload = evaluate_data(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
+    payload = evaluate(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
     nats = []
     for path in causal.values():
         runner, tokenizer = _open(path)
@@ -135,16 +135,14 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     monkeypatch.setattr("prunecli.evaluation.tasks.load_model", load_model)
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
-        evaluate_data(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
+        evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
     with pytest.raises(OutputError, match="no such directory"):
-        evaluate_data(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
+        evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
     with pytest.raises(CheckpointError, match="nothing"):
-        evaluate_data(
-            {**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json"
-        )
+        evaluate({**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json")
     (tmp_path / "bad.tsv").write_text("7\ta\n")
     with pytest.raises(DataError, match="knows no label '7'"):
-        evaluate_data(
+        evaluate(
             classifiers,
             Dataset("classification", read_labelled(tmp_path / "bad.tsv")),
             OPTIONS,

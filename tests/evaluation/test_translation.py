@@ -10,7 +10,7 @@ from prunecli import progress
 from prunecli.errors import OutputError
 from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import Translation
-from prunecli.evaluation.evaluate import evaluate, evaluate_data
+from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.translation import hypothesis_path
 from prunecli.modules import fitting
@@ -65,7 +65,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
         }
 
     monkeypatch.setattr("prunecli.evaluation.translation.comet_scores", comet_scores)
-    payload = evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))).to_json()
+    payload = evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
     assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
@@ -75,7 +75,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
 
 
 def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate_data(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
     assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
@@ -113,9 +113,9 @@ def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp
     monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
     monkeypatch.setattr(progress, "LONG_S", 0)
     said = []
-    evaluate_data(checkpoints, DATA, OPTIONS, say=said.append)
-    assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
-    assert said[0].endswith("; `max_sentences` and `pairs` take fewer.")
+    evaluate(checkpoints, DATA, OPTIONS, say=said.append)
+    assert [line.split(": about")[0] for line in said[1:]] == ["2 checkpoints x 2 pairs x 3 sentences"]
+    assert said[1].endswith("; `max_sentences` and `pairs` take fewer.")
 
 
 def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -130,14 +130,14 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_data(checkpoints, DATA, OPTIONS, output)
+            evaluate(checkpoints, DATA, OPTIONS, output)
     assert not output.exists()
     assert partial_path(output).exists()
     good_and_bad.clear()
-    payload = evaluate_data(checkpoints, DATA, OPTIONS, output).to_json()
+    payload = evaluate(checkpoints, DATA, OPTIONS, output).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
-    assert payload == evaluate_data(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
+    assert payload == evaluate(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
 
 
 def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -157,14 +157,14 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
         patch.setattr(fitting, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_data(checkpoints, DATA, OPTIONS, output)
+            evaluate(checkpoints, DATA, OPTIONS, output)
     good_and_bad.clear()
     monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
-    payload = evaluate_data(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
+    payload = evaluate(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
-    assert said == ["Computed in bfloat16, as before the interruption."]
+    assert said[-1] == "Computed in bfloat16, as before the interruption."
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
-    again = evaluate_data(checkpoints, DATA, OPTIONS, output, force=True)
+    again = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
 
 
@@ -176,10 +176,10 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr("prunecli.evaluation.tasks.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_data(checkpoints, DATA, OPTIONS, output)
+            evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
     wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
-    evaluate_data(checkpoints, DATA, wider, output)
+    evaluate(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
 
 
@@ -187,7 +187,7 @@ def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
     options = EvaluationOptions(
         beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
     )
-    evaluate_data(checkpoints, DATA, options, tmp_path / "e.json")
+    evaluate(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
@@ -197,14 +197,14 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     output = tmp_path / "e.json"
     output.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
-        evaluate_data(checkpoints, DATA, OPTIONS, output)
+        evaluate(checkpoints, DATA, OPTIONS, output)
     kept = hypothesis_path(tmp_path, "pruned", "test", "fra_Latn-eng_Latn")
     kept.parent.mkdir()
     output.rename(kept)
     with pytest.raises(OutputError, match="exists"):
-        evaluate_data(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
+        evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)
-    evaluation = evaluate_data(checkpoints, DATA, OPTIONS, output, force=True)
+    evaluation = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
     assert evaluation.to_json() == json.loads(output.read_text())
