@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from prunecli.analysis.representations import Component, components
+from prunecli.analysis.representations import (
+    Component,
+    Representations,
+    components,
+    linear_cka,
+    local_neighbourhood_similarity,
+    neighbour_count,
+    represent,
+)
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.devices import choose_device
+from prunecli.modules.drawing import random_model
+from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, silent
 from prunecli.results.similarity import Similarity, ends_of
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.running.encoding import text_examples, translation_examples
+from prunecli.running.examples import Examples
+from prunecli.running.runner import InMemory
+from prunecli.text.choice import Pairs, columns
+from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
 from prunecli.text.plain import PlainText
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from prunecli.analysis.representations import Representations
-    from prunecli.model.checkpoint import Checkpoint
-
+from prunecli.text.tokens import load_tokenizer
 
 LEAST = 20
 """Sentences below which neither measure is meaningful."""
@@ -39,35 +50,45 @@ class Portion:
 
     Attributes:
         name: of the pair, or of the files.
-        sources: input of the encoder, or of the only stack.
-        targets: input of the decoder; None for plain texts.
-        pair: languages of the two.
+        sentences: source and target language -> sentences; or "" -> plain texts.
     """
 
     name: str
-    sources: tuple[str, ...]
-    targets: tuple[str, ...] | None = None
-    pair: tuple[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse too few sentences.
-
-        Raises:
-            DataError: fewer than `LEAST`.
-        """
-        if len(self) < LEAST:
-            raise DataError(
-                f"{self.name}: {len(self):,} sentences are too few to compare models on",
-                f"Give at least {LEAST}, better some thousand.",
-            )
+    sentences: Mapping[str, tuple[str, ...]]
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(next(iter(self.sentences.values())))
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether a decoder reads the second of two languages."""
+        return len(self.sentences) > 1
 
     @property
     def sha256(self) -> str:
         """A hash of the sentences."""
-        return hashlib.sha256("\n".join((*self.sources, "", *(self.targets or ()))).encode()).hexdigest()
+        first, *others = self.sentences.values()
+        return lines_sha256([*first, "", *chain(*others)])
+
+
+def portions_of(text: ParallelText | PlainText, pairs: Pairs = ()) -> list[Portion]:
+    """A portion for each pair, without the lines that are blank on either side; one of all plain texts.
+
+    Raises:
+        DataError: a portion has fewer than `LEAST` sentences.
+    """
+    if isinstance(text, ParallelText):
+        named = {pair_name(*pair): columns(text, (pair,)) for pair in pairs}
+    else:
+        named = {", ".join(path.name for path in text.files): columns(text)}
+    found = [Portion(name, {side: tuple(own) for side, own in both.items()}) for name, both in named.items()]
+    for portion in found:
+        if len(portion) < LEAST:
+            raise DataError(
+                f"{portion.name}: {len(portion):,} sentences are too few to compare models on",
+                f"Give at least {LEAST}, better some thousand.",
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,30 +116,6 @@ class Comparison:
         return self.similarities[measure][rows, columns]
 
 
-def parallel_portions(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> tuple[Portion, ...]:
-    """A portion for each pair, without the lines that are blank on either side.
-
-    Raises:
-        DataError: a pair has fewer than `LEAST` sentences.
-    """
-    portions = []
-    for pair in pairs:
-        lines = zip(*(text.sentences[language] for language in pair), strict=True)
-        both = [line for line in lines if all(map(str.strip, line))]
-        sources, targets = (tuple(line[side] for line in both) for side in (0, 1))
-        portions.append(Portion(pair_name(*pair), sources, targets, pair))
-    return tuple(portions)
-
-
-def plain_portions(text: PlainText) -> tuple[Portion, ...]:
-    """All texts as one portion.
-
-    Raises:
-        DataError: there are fewer than `LEAST`.
-    """
-    return (Portion(", ".join(path.name for path in text.files), text.texts),)
-
-
 def compare(
     checkpoints: Mapping[str, Checkpoint],
     portions: Sequence[Portion],
@@ -141,8 +138,17 @@ def compare(
     Raises:
         PruneError: a checkpoint, text or option that cannot be used, or outputs that are not finite.
     """
+    parallel = any(portion.is_parallel for portion in portions)
     for checkpoint in checkpoints.values():
-        _require_text(checkpoint, portions)
+        if (len(checkpoint.require_architecture().stacks) > 1) != parallel:
+            raise UsageError(
+                f"{checkpoint.path}: a model with one stack reads plain text, not pairs of sentences"
+                if parallel
+                else f"{checkpoint.path}: an encoder with a decoder reads pairs of sentences, not `files`",
+                "Give `files=FILE`, one sentence a line."
+                if parallel
+                else "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
+            )
     counts = {portion.name: neighbours_of(portion, options) for portion in portions}
     (label, first), *others = checkpoints.items()
     with tempfile.TemporaryDirectory(prefix="prunecli-") as directory:
@@ -151,14 +157,14 @@ def compare(
         compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
         compared += [(random_label(seed), first, seed) for seed in options.seeds]
         if not compared:
-            found = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
-            return {label: _comparison([(first, next(iter(own.values())))], found)}
+            found = [_similarities([outputs], options, counts[name]) for name, outputs in own.items()]
+            return {label: _comparison([first], [*own.values()][:1], found)}
         comparisons = {}
         for label, other, seed in compared:
             found = []
             for name, outputs in _represented(label, other, portions, options, scratch, progress, seed=seed):
-                found.append(_similarities((own[name], outputs), options, counts[name]))
-            comparisons[label] = _comparison([(first, own[name]), (other, outputs)], found)
+                found.append(_similarities([own[name], outputs], options, counts[name]))
+            comparisons[label] = _comparison([first, other], [own[name], outputs], found)
         return comparisons
 
 
@@ -173,25 +179,7 @@ def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
     Raises:
         UsageError: there is no such k.
     """
-    from prunecli.analysis.representations import neighbour_count
-
     return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
-
-
-def _require_text(checkpoint: Checkpoint, portions: Sequence[Portion]) -> None:
-    """Refuse text of the wrong kind before a model is loaded."""
-    parallel = any(portion.pair is not None for portion in portions)
-    stacks = checkpoint.require_architecture().stacks
-    if len(stacks) > 1 and not parallel:
-        raise UsageError(
-            f"{checkpoint.path}: an encoder with a decoder reads pairs of sentences, not `files`",
-            "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
-        )
-    if len(stacks) == 1 and parallel:
-        raise UsageError(
-            f"{checkpoint.path}: a model with one stack reads plain text, not pairs of sentences",
-            "Give `files=FILE`, one sentence a line.",
-        )
 
 
 def _represented(
@@ -210,15 +198,6 @@ def _represented(
     Args:
         seed: of random weights in float32 that replace the checkpoint's.
     """
-    from prunecli.analysis.representations import represent
-    from prunecli.modules.devices import choose_device
-    from prunecli.modules.drawing import random_model
-    from prunecli.modules.loading import load_model
-    from prunecli.running.encoding import text_examples, translation_examples
-    from prunecli.running.examples import Examples
-    from prunecli.running.runner import InMemory
-    from prunecli.text.tokens import load_tokenizer
-
     tokenizer = load_tokenizer(checkpoint.path)
     if seed is None:
         model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
@@ -227,12 +206,13 @@ def _represented(
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
             examples: Examples
-            if portion.pair is None or portion.targets is None:
-                examples = text_examples(tokenizer, model, portion.sources, options.context, skip_empty=False)
+            if portion.is_parallel:
+                source, target = portion.sentences
+                text = ParallelText(portion.name, portion.sentences)
+                examples = translation_examples(tokenizer, model, text, [(source, target)])
             else:
-                sentences = dict(zip(portion.pair, (portion.sources, portion.targets), strict=True))
-                text = ParallelText(portion.name, sentences)
-                examples = translation_examples(tokenizer, model, text, [portion.pair])
+                texts = portion.sentences[""]
+                examples = text_examples(tokenizer, model, texts, options.context, skip_empty=False)
             batches = examples.batches(options.batch_tokens)
             directory = Path(tempfile.mkdtemp(dir=scratch))
             yield (
@@ -249,8 +229,6 @@ def _similarities(
     models: Sequence[Representations], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
-    from prunecli.analysis.representations import linear_cka, local_neighbourhood_similarity
-
     features = [array for model in models for array in model.features]
     found: dict[Measure, NDArray[np.float64]] = {}
     if "cka" in options.measures:
@@ -261,14 +239,15 @@ def _similarities(
 
 
 def _comparison(
-    models: Sequence[tuple[Checkpoint, Representations]],
+    models: Sequence[Checkpoint],
+    outputs: Sequence[Representations],
     similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
 ) -> Comparison:
     """Comparison of one or two models from the similarities on each portion."""
     return Comparison(
-        tuple(outputs.components for _, outputs in models),
-        tuple(tuple(one.name for one in components(made) if one.removed) for made, _ in models),
-        max(outputs.width for _, outputs in models),
+        tuple(own.components for own in outputs),
+        tuple(tuple(one.name for one in components(made) if one.removed) for made in models),
+        max(own.width for own in outputs),
         {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
     )
 
@@ -285,8 +264,6 @@ def diagonal(comparison: Comparison) -> pd.DataFrame:
         A row for each two components, indexed by side, layer and kind of the first; columns `first` and `second`
         (names) and the measures. NaN: a component has the same output for every sentence.
     """
-    import pandas as pd
-
     first, *others = comparison.components
     if others:
         held = {component.key: len(first) + place for place, component in enumerate(others[0])}
@@ -317,8 +294,6 @@ def similarity_of(
         randoms: comparisons of the first model with random weights, the lower bound (section 3).
         about: the fields that say what was compared, from the header to `text`.
     """
-    import pandas as pd
-
     measures, pairs = list(comparison.similarities), diagonal(comparison)
     for measure in measures:
         for name, others in (("benchmark", benchmarks), ("random", randoms)):

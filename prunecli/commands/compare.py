@@ -67,8 +67,7 @@ def compare_models(options: CompareModels) -> None:
     from prunecli.analysis.model_similarity import (
         compare,
         neighbours_of,
-        parallel_portions,
-        plain_portions,
+        portions_of,
         random_label,
         similarity_of,
     )
@@ -107,12 +106,13 @@ def compare_models(options: CompareModels) -> None:
                 "`files` does not go with `data`, `source_file`, `target_file`, `langs` or `pairs`",
                 "Plain text is for models with one stack; leave out one of the two.",
             )
-        portions = plain_portions(read_plain(paths(choice.files), max_sentences=options.max_sentences))
+        plain = read_plain(paths(choice.files), max_sentences=options.max_sentences)
+        portions = portions_of(plain)
     else:
         parallel, directions = choice.parallel(console.note)
         if options.pairs is None and options.langs is None:
             directions = pruned_pairs(list(labels.values()), directions) or directions
-        portions = parallel_portions(parallel, directions)
+        portions = portions_of(parallel, directions)
     names = list(opened)
     found = compare(opened, portions, options, console.progress(options.quiet))
     shown = names[: len(compared)]

@@ -13,8 +13,7 @@ import pytest
 from prunecli.analysis.model_similarity import (
     Comparison,
     compare,
-    parallel_portions,
-    plain_portions,
+    portions_of,
     random_label,
     similarity_of,
 )
@@ -53,7 +52,7 @@ def compared(
     models: Path, *names: str, pairs: tuple[tuple[str, str], ...] = PAIRS[:1]
 ) -> dict[str, Comparison]:
     opened = {name: open_model(models / name) for name in names}
-    return compare(opened, parallel_portions(TEXT, pairs), OPTIONS)
+    return compare(opened, portions_of(TEXT, pairs), OPTIONS)
 
 
 def result(
@@ -71,7 +70,7 @@ def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[s
 
 def test_a_copy_is_the_same(models):
     opened = {name: open_model(models / "one") for name in ("one", "copy")}
-    found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
+    found = compare(opened, portions_of(TEXT, PAIRS[:1]), OPTIONS)["copy"]
     for measure in ("cka", "lns"):
         np.testing.assert_allclose(np.diagonal(found.part("between", measure)), 1, rtol=1e-12)
         np.testing.assert_array_equal(found.part("first", measure), found.part("second", measure))
@@ -114,9 +113,7 @@ def test_random_weights_are_the_lower_bound(models):
         model.save_pretrained(models / f"random-{seed}")
     stored = compared(models, "one", "less", "random-0", "random-1")
     opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(
-        opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS.model_copy(update={"random_baseline": 2})
-    )
+    drawn = compare(opened, portions_of(TEXT, PAIRS[:1]), OPTIONS.model_copy(update={"random_baseline": 2}))
     assert list(drawn) == ["less", random_label(0), random_label(1)]
     for seed in (0, 1):
         for measure in ("cka", "lns"):
@@ -168,7 +165,7 @@ def test_one_stack_reads_plain_text(tmp_path):
         name: open_model(tiny_family(tmp_path / name, model_type))
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
     }
-    portions = plain_portions(PlainText((Path("text.txt"),), LINES))
+    portions = portions_of(PlainText((Path("text.txt"),), LINES))
     found = compare(opened, portions, OPTIONS)["gpt2"]
     assert found.part("between", "lns").shape == (6, 6)
     assert result(found).corresponding == []  # an encoder and a decoder
@@ -177,4 +174,4 @@ def test_one_stack_reads_plain_text(tmp_path):
 
 def test_too_few_sentences_are_refused():
     with pytest.raises(DataError, match="19 sentences are too few"):
-        plain_portions(PlainText((Path("text.txt"),), LINES[:19]))
+        portions_of(PlainText((Path("text.txt"),), LINES[:19]))

@@ -138,7 +138,7 @@ def test_refused(folder, arguments, error, message):
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
-    from prunecli.analysis import representations as cka
+    from prunecli.analysis import model_similarity as cka
 
     def interrupted(*_):
         raise KeyboardInterrupt
