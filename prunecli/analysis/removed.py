@@ -178,10 +178,9 @@ OUTCOMES = frozenset({"keep", "removed", "best"})
 """Arguments that are results."""
 
 Step = Mapping[str, Any]
-Setting = Mapping[tuple[int, str], str]
-"""(place in the history, argument) -> text. Steps of one command one after another, with equal arguments, are one."""
-
-COMMANDS, ORIGIN = (-1, ""), (-1, "of")
+Setting = Mapping[tuple[str, str], str]
+"""(place in the history and command, argument) -> text. Steps of one command one after another, with equal arguments,
+are one."""
 
 
 def setting(history: Sequence[Step], own: str = "") -> Setting:
@@ -208,43 +207,44 @@ def setting(history: Sequence[Step], own: str = "") -> Setting:
     if history:
         source = history[0].get("source")
         own = f"{source.get('path', '?')} ({_short(source.get('fingerprint'))})" if source else ""
-    found = {COMMANDS: ", ".join(command for command, _, _ in runs), ORIGIN: own}
-    found = {key: text for key, text in found.items() if text}
+    found = {("", ""): ", ".join(command for command, _, _ in runs), ("", "of"): own}
     for place, (command, values, files) in enumerate(runs):
-        found[place, ""] = command
-        found |= {(place, name): value for name, value in values.items()}
-        found |= {(place, "statistics"): files} if files else {}
-    return found
+        own_values = {**values, "statistics": files}
+        found |= {(f"{place} {command}", name): text for name, text in own_values.items()}
+    return {key: text for key, text in found.items() if text}
 
 
 def names(settings: Sequence[Setting]) -> list[str]:
     """A name for each setting: the values that differ between them; equal settings have equal names, a single one "".
 
-    Values that only some settings state are left out if the names differ without them, and so are statistics and text.
+    Values that only some settings state, statistics and text are named if the other values do not tell settings apart.
     """
     distinct = [one for place, one in enumerate(settings) if one not in settings[:place]]
 
-    def differ(key: tuple[int, str]) -> bool:
-        """Whether those that ran a command at this place state different values; where commands differ, these tell."""
-        held = [one for one in distinct if key[0] < 0 or (key[0], "") in one]
-        return len({one.get(key) for one in held}) > 1
+    def named(keys: Sequence[tuple[str, str]]) -> list[str]:
+        return [
+            ", ".join(f"{_words(key)} {one[key]}".strip() for key in keys if key in one) for one in distinct
+        ]
 
-    def name(one: Setting, chosen: Sequence[tuple[int, str]]) -> str:
-        return ", ".join(f"{_words(key)} {one[key]}".strip() for key in chosen if key in one)
+    differing = [
+        key
+        for key in dict.fromkeys(key for one in distinct for key in one)
+        if len({one.get(key) for one in distinct}) > 1
+    ]
+    chosen = [
+        key
+        for key in differing
+        if key[1] not in ("statistics", "text") and all(key in one for one in distinct)
+    ]
+    for key in differing:
+        if len(set(named([*chosen, key]))) > len(set(named(chosen))):
+            chosen.append(key)
+    absent = ", ".join(f"no {_words(key)}" for key in chosen)
+    found = [name or absent for name in named(chosen)]
+    return [found[distinct.index(one)] for one in settings]
 
-    keys = [key for key in dict.fromkeys(key for one in distinct for key in one) if key == COMMANDS or key[1]]
-    keys = [key for key in keys if differ(key)]
-    for key in reversed(keys):
-        fewer = [other for other in keys if other != key]
-        may_go = key[1] in ("statistics", "text") or any(key not in one for one in distinct)
-        shorter = {name(one, fewer) for one in distinct}
-        if may_go and "" not in shorter and len(shorter) == len(distinct):
-            keys = fewer
-    absent = ", ".join(f"no {_words(key)}" for key in keys)
-    return [name(one, keys) or absent for one in settings]
 
-
-def _words(key: tuple[int, str]) -> str:
+def _words(key: tuple[str, str]) -> str:
     return key[1].replace("_", " ")
 
 
