@@ -87,7 +87,7 @@ def evaluate(options: Evaluate) -> None:
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.options import labels_for
 
-    named, gate = options.checkpoints, options.gate
+    named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
     files = texts_or_demo(options.text, options.demo_model, "test", named)
     options = options.model_copy(
@@ -122,7 +122,7 @@ def evaluate(options: Evaluate) -> None:
         lambda draw: [_pictures(draw, result, labels)],
         is_written=True,
     )
-    if missed := list(gate.missed(result)):
+    if missed := list(options.missed(result)):
         raise PruneError("\n".join(missed))
 
 

@@ -6,7 +6,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from prunecli.errors import DataError
 from prunecli.evaluation.tasks import MCNEMAR, Measured, ModelTask, outputs_of
@@ -104,9 +106,8 @@ def text_vectors(
 
 def cosines(first: Vectors, second: Vectors) -> NDArray[np.float64]:
     """`[texts]`: cosine of each row of both; 0 if a row is 0."""
-    products = np.einsum("ij,ij->i", first, second, dtype=np.float64)
-    lengths = np.linalg.norm(first, axis=1).astype(np.float64) * np.linalg.norm(second, axis=1)
-    return np.asarray(np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0))
+    one, other = (torch.from_numpy(vectors).double() for vectors in (first, second))
+    return np.asarray(functional.cosine_similarity(one, other))
 
 
 def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:

@@ -79,7 +79,7 @@ def evaluate(
     paths = {label: directory_of(model, say) for label, model in checkpoints.items()}
     directories = list(paths.values())
     task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories, task_of)
-    options.gate.check(task, len(paths))
+    options.check_limits(task, len(paths))
     if isinstance(choice, Dataset):
         data = choice
     else:

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,26 +115,8 @@ def idle_threads(checkpoints: Iterable[Checkpoint], say: Say = unsaid) -> int:
     return idle
 
 
-@dataclass(frozen=True)
-class MemoryTask:
-    """Work of the separate process: load a model, then run one batch.
-
-    Attributes:
-        work: the batch.
-        room: bytes that the run holds besides the weights.
-    """
-
-    checkpoint: str
-    device: str
-    dtype: str
-    threads: int
-    work: Workload
-    beam: int
-    room: int = 0
-
-
-def measure_cost(task: MemoryTask) -> dict[str, Any]:
-    """Run `task` in a new process.
+def measure_cost(**task: Any) -> dict[str, Any]:
+    """`run_task` in a new process.
 
     Returns:
         `load_s`: seconds of `load_model`, without imports; `resident_before` and `resident_peak`: peak resident bytes
@@ -165,7 +146,7 @@ def measure_cost(task: MemoryTask) -> dict[str, Any]:
     reason = lines[-1] if lines else f"its process ended with status {done.returncode}"
     if done.returncode < 0:
         reason = f"its process was ended by {signal.Signals(-done.returncode).name}"
-    raise PruneError(f"{task.checkpoint}: could not be measured: {reason}", remedy)
+    raise PruneError(f"{task['checkpoint']}: could not be measured: {reason}", remedy)
 
 
 def peak_resident() -> int:
@@ -180,19 +161,25 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run_task(task: MemoryTask) -> dict[str, Any]:
-    """Load and run in this process, whose peak counts from its start; see `measure_cost`."""
+def run_task(
+    checkpoint: str, device: str, dtype: str, threads: int, work: Workload, beam: int, room: int = 0
+) -> dict[str, Any]:
+    """Load a model and run one batch in this process, whose peak counts from its start; see `measure_cost`.
 
-    torch.set_num_threads(task.threads)
+    Args:
+        work: the batch.
+        room: bytes that the run holds besides the weights.
+    """
+    torch.set_num_threads(threads)
     before = peak_resident()
     start = time.perf_counter()
-    load = load_for_decoding if task.work.decodes else load_model
-    model = load(task.checkpoint, device=task.device, dtype=task.dtype, room=task.room)
+    load = load_for_decoding if work.decodes else load_model
+    model = load(checkpoint, device=device, dtype=dtype, room=room)
     cards = [device for device in devices_of(model) if device.type == "cuda"]
     for card in cards:
         torch.cuda.synchronize(card)
     load_s = time.perf_counter() - start
-    task.work.run(model, task.beam)
+    work.run(model, beam)
     device_peak = sum(int(torch.cuda.max_memory_allocated(card)) for card in cards) if cards else None
     return {
         "load_s": load_s,
@@ -203,9 +190,9 @@ def run_task(task: MemoryTask) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the pickled task on stdin, and print its cost as JSON."""
+    """Run `run_task` with the pickled arguments on stdin, and print its cost as JSON."""
     try:
-        cost = run_task(pickle.load(sys.stdin.buffer))
+        cost = run_task(**pickle.load(sys.stdin.buffer))
     except PruneError as error:
         raise SystemExit(error.message) from None
     sys.stdout.write(f"\n{json.dumps(cost)}\n")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UsageError
-from prunecli.evaluation.decoding import end_ids
+from prunecli.evaluation.decoding import end_ids, generate
 from prunecli.evaluation.divergence import Compared, Reference
 from prunecli.evaluation.tasks import T_TEST, WINDOWS_TEST, Measured, ModelTask, perplexity
 from prunecli.model.cost import head_bytes
@@ -250,12 +250,11 @@ def continue_greedily(
     Returns:
         For each prompt the new tokens, an end token included.
     """
-    import torch
     from transformers import GenerationConfig
 
-    ends = end_ids(model, tokenizer)
+    ends, padding = end_ids(model, tokenizer), padding_id(model, tokenizer)
     model.generation_config = GenerationConfig(
-        do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=padding_id(model, tokenizer)
+        do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=padding
     )
     positions, asked = position_count(model), max_new_tokens or NEW_TOKENS
     made: dict[int, list[int]] = {}
@@ -263,12 +262,9 @@ def continue_greedily(
     for length, alike in groupby(order, key=lambda row: len(prompts[row])):
         limit = asked if positions is None else max(1, min(asked, positions - length))
         for rows in chunks(alike, max(1, batch_tokens // (length + asked))):
-            ids = torch.tensor([list(prompts[row]) for row in rows], device=model.device)
-            with torch.inference_mode():
-                output = model.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit
-                )
-            for row, line in zip(rows, output[:, length:].tolist(), strict=True):
+            output = generate(model, [prompts[row] for row in rows], padding, 1, limit)
+            for row, ids in zip(rows, output, strict=True):
+                line = ids[length:]
                 kept = len(list(takewhile(lambda token: token not in ends, line)))
                 made[row] = line[: kept + 1]
             advance(len(rows))

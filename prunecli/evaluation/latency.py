@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.hardware import (
-    MemoryTask,
     device_name,
     fit_together,
     idle_threads,
@@ -118,7 +117,7 @@ def _latency(
     if options.memory:
         with progress("loading each by itself", len(opened), "checkpoints") as advance:
             for label, checkpoint in opened.items():
-                task = MemoryTask(
+                costs[label] = measure_cost(
                     checkpoint=str(checkpoint.path),
                     device=options.device,
                     dtype=options.dtype,
@@ -127,7 +126,6 @@ def _latency(
                     beam=beam,
                     room=rooms[label],
                 )
-                costs[label] = measure_cost(task)
                 advance(1)
     turns = Turns(opened, workloads, rooms, options)
     seconds = _measure(turns, list(opened), options, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
-LOWER_IS_BETTER = ("perplexity", "loss")
-"""Scores of `RATED` whose ratio is the first checkpoint's score divided by the other one."""
 RATED: Mapping[str, tuple[str, ...]] = {
     "translation": ("chrf++",),
     "lm": ("perplexity",),
@@ -42,66 +39,6 @@ RATED: Mapping[str, tuple[str, ...]] = {
     "embedding": ("spearman", "retrieval"),
 }
 """Task -> the scores that `min_ratio` applies to."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Limits of scores.
-
-    Attributes:
-        min_ratio: least score of every other checkpoint relative to the first one, at the score that `RATED` names.
-        least: score -> least value, of every checkpoint.
-        most: score -> greatest value, of every checkpoint.
-    """
-
-    min_ratio: float | None = None
-    least: Mapping[str, float] = field(default_factory=dict)
-    most: Mapping[str, float] = field(default_factory=dict)
-
-    def check(self, task: str, checkpoints: int) -> None:
-        """Refuse limits that say nothing about `task` or about so many checkpoints.
-
-        Raises:
-            UsageError: a name that is no score of `task`, or a ratio and one checkpoint.
-        """
-        from prunecli.results.evaluation import SCORES  # imports numpy
-
-        if self.min_ratio is not None and checkpoints < 2:
-            raise UsageError(
-                "`min_ratio` compares checkpoints, one was given", "Name the one to compare with first."
-            )
-        known = SCORES[task]
-        for name in (*self.least, *self.most):
-            if name not in known:
-                raise UsageError(f"{name}: no score of {task}", f"Choose one of {', '.join(known)}.")
-
-    def missed(self, evaluation: Evaluation) -> Iterator[str]:
-        """One line for each limit that a checkpoint does not keep, or whose score was not measured."""
-        scores = {result.checkpoint: result.mean or result.scores for result in evaluation.results}
-        limits = [("least", name, limit) for name, limit in self.least.items()]
-        limits += [("most", name, limit) for name, limit in self.most.items()]
-        for word, name, limit in limits:
-            found = {label: own[name] for label, own in scores.items() if name in own}
-            if not found:
-                yield f"{name} was not measured, and at {word} {limit:g} was asked for."
-            for label, score in found.items():
-                if score < limit if word == "least" else score > limit:
-                    yield f"{label}: {name} is {score:,.4g}; at {word} {limit:g} was asked for."
-        if self.min_ratio is None:
-            return
-        (baseline, first), *others = scores.items()
-        rated = [name for name in RATED[evaluation.task] if name in first]
-        if not rated:
-            yield f"{' or '.join(RATED[evaluation.task])} was not measured, which `min_ratio` compares."
-        for name in rated:
-            for label, own in others:
-                pair = (own[name], first[name])
-                score, of = reversed(pair) if name in LOWER_IS_BETTER else pair
-                if score < self.min_ratio * of:
-                    yield (
-                        f"{label}: {name} is {own[name]:,.4g}, that of {baseline} {first[name]:,.4g}; "
-                        f"a ratio of at least {self.min_ratio:g} was asked for."
-                    )
 
 
 class EvaluationOptions(MemoryOptions, RunOptions):
@@ -203,9 +140,65 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         return DecodingOptions(self.beam, self.batch_tokens, self.max_new_tokens)
 
     @property
-    def gate(self) -> Gate:
-        """Scores that the checkpoints must reach."""
-        return Gate(self.min_ratio, _limits("least", self.least), _limits("most", self.most))
+    def limits(self) -> list[tuple[str, str, float]]:
+        """Each limit: "least" or "most", the score in lower case, as in evaluation.json, and the value.
+
+        Raises:
+            UsageError: a limit without a number.
+        """
+        found = []
+        for name in ("least", "most"):
+            for text in getattr(self, name):
+                score, _, value = text.rpartition("=")
+                try:
+                    found.append((name, score.strip().lower(), float(value)))
+                except ValueError as error:
+                    raise UsageError(f"`{name}={text}`: no number", f"Write `{name}=chrF++=50`.") from error
+        return found
+
+    def check_limits(self, task: str, checkpoints: int) -> None:
+        """Refuse limits that say nothing about `task` or about so many checkpoints.
+
+        Raises:
+            UsageError: a limit without a number, a name that is no score of `task`, or a ratio and one checkpoint.
+        """
+        from prunecli.results.evaluation import SCORES  # imports numpy
+
+        if self.min_ratio is not None and checkpoints < 2:
+            raise UsageError(
+                "`min_ratio` compares checkpoints, one was given", "Name the one to compare with first."
+            )
+        for _, name, _ in self.limits:
+            if name not in SCORES[task]:
+                raise UsageError(f"{name}: no score of {task}", f"Choose one of {', '.join(SCORES[task])}.")
+
+    def missed(self, evaluation: Evaluation) -> Iterator[str]:
+        """One line for each limit that a checkpoint does not keep, or whose score was not measured."""
+        from prunecli.results.evaluation import LOWER_IS_BETTER  # imports numpy
+
+        scores = {result.checkpoint: result.mean or result.scores for result in evaluation.results}
+        for word, name, limit in self.limits:
+            found = {label: own[name] for label, own in scores.items() if name in own}
+            if not found:
+                yield f"{name} was not measured, and at {word} {limit:g} was asked for."
+            for label, score in found.items():
+                if score < limit if word == "least" else score > limit:
+                    yield f"{label}: {name} is {score:,.4g}; at {word} {limit:g} was asked for."
+        if self.min_ratio is None:
+            return
+        (baseline, first), *others = scores.items()
+        rated = [name for name in RATED[evaluation.task] if name in first]
+        if not rated:
+            yield f"{' or '.join(RATED[evaluation.task])} was not measured, which `min_ratio` compares."
+        for name in rated:
+            for label, own in others:
+                pair = (own[name], first[name])
+                score, of = reversed(pair) if name in LOWER_IS_BETTER else pair
+                if score < self.min_ratio * of:
+                    yield (
+                        f"{label}: {name} is {own[name]:,.4g}, that of {baseline} {first[name]:,.4g}; "
+                        f"a ratio of at least {self.min_ratio:g} was asked for."
+                    )
 
     @property
     def of_tasks(self) -> dict[str, bool]:
@@ -223,18 +216,6 @@ class EvaluationOptions(MemoryOptions, RunOptions):
                 )
             )
         return self
-
-
-def _limits(name: str, given: Sequence[str]) -> dict[str, float]:
-    """Limit of each score of `SCORE=X` texts; scores in lower case, as in evaluation.json."""
-    limits = {}
-    for text in given:
-        score, _, value = text.rpartition("=")
-        try:
-            limits[score.strip().lower()] = float(value)
-        except ValueError as error:
-            raise UsageError(f"`{name}={text}`: no number", f"Write `{name}=chrF++=50`.") from error
-    return limits
 
 
 class LatencyOptions(Options):

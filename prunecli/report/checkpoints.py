@@ -16,12 +16,12 @@ from prunecli.model.inventory import PARTS
 from prunecli.model.parts import KIND_NAMES, describe_parts
 from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
 from prunecli.report.collect import MOST_IN_LAYER, CheckpointEntry, ReportData
-from prunecli.report.facts import LOWER_IS_BETTER, Row, rows_of, tested
+from prunecli.report.facts import Row, rows_of, tested
 from prunecli.report.history import command_lines, family_tree, original, statistics
 from prunecli.report.pictures import reduction_curves
 from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree
 from prunecli.results.document import Shown, maybe, millions, numbers
-from prunecli.results.evaluation import Evaluation, Score
+from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.tensors.quantities import bytes_text
 
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from prunecli.evaluation.scoring import LEAST, too_few
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.results.document import numbers, with_fingerprints
-from prunecli.results.evaluation import Evaluated, Evaluation
+from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.latency import Latency, Timed
 
-LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
 MOST_FINDINGS = 6
 
 

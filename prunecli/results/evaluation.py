@@ -45,6 +45,8 @@ WIDE = 4
 """With more checkpoints than this, a table with a column for each has one score."""
 SPREAD = {"mean": "+.1f", "std": ".1f", "lowest": "+.1f", "highest": "+.1f"}
 """Figure of a difference over pairs -> its form."""
+LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
+"""Scores of which less is better."""
 GROUPS = {"source": "source_group", "target": "target_group"}
 MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 

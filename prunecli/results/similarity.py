@@ -24,7 +24,8 @@ from prunecli.results.document import (
     numbers,
     picked,
 )
-from prunecli.results.unit_scores import LOWER_IS_BETTER, Scores
+from prunecli.results.evaluation import LOWER_IS_BETTER
+from prunecli.results.unit_scores import Scores
 
 
 class Component(Record):

@@ -30,6 +30,7 @@ from prunecli.results.document import (
     merged_text,
     split_of,
 )
+from prunecli.results.evaluation import LOWER_IS_BETTER
 from prunecli.selection.select import HOLDERS
 
 if TYPE_CHECKING:
@@ -85,7 +86,6 @@ for _kind in ("unit", "layer"):
     METHODS[_kind] += ("gradient",)
 ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
 """Methods whose values are sums."""
-LOWER_IS_BETTER = ("loss", "perplexity")
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
 FIELDS_OF_FIRST = {

@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import hardware, latency, workloads
-from prunecli.evaluation.hardware import MemoryTask, fit_together, measure_cost, run_task
+from prunecli.evaluation.hardware import fit_together, measure_cost, run_task
 from prunecli.evaluation.latency import LatencyOptions, bench_latency
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
@@ -122,9 +122,9 @@ def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
 
 def test_a_process_that_fails_says_why(tmp_path):
     work = workloads.Decoding([[5, 2]], 1, None, 2)
-    task = MemoryTask(str(tmp_path / "nothing"), "cpu", "auto", 1, work, 1)
+    task = {"checkpoint": str(tmp_path / "nothing"), "device": "cpu", "dtype": "auto", "threads": 1}
     with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
-        measure_cost(task)
+        measure_cost(**task, work=work, beam=1)
 
 
 @pytest.mark.parametrize(

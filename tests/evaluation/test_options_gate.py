@@ -1,6 +1,6 @@
 import pytest
 
-from prunecli.evaluation.options import Gate
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.results.evaluation import Evaluation
 
 
@@ -13,29 +13,35 @@ def evaluation(task, *scores):
 @pytest.mark.parametrize(
     ("gate", "task", "first", "other", "missed"),
     [
-        (Gate(0.9), "translation", {"chrf++": 50.0}, {"chrf++": 45.0}, []),
-        (Gate(0.91), "translation", {"chrf++": 50.0}, {"chrf++": 45.0}, ["b: chrf++ is 45, that of a 50"]),
-        (Gate(0.5), "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, []),
-        (Gate(0.51), "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, ["b: perplexity is 20"]),
-        (Gate(0.9), "embedding", {}, {"cosine": 0.5}, ["spearman or retrieval was not measured"]),
-        (Gate(0.9), "embedding", {"spearman": 0.8}, {"spearman": 0.7}, ["b: spearman is 0.7"]),
+        ({"min_ratio": 0.9}, "translation", {"chrf++": 50.0}, {"chrf++": 45.0}, []),
         (
-            Gate(least={"bleu": 20}),
+            {"min_ratio": 0.91},
+            "translation",
+            {"chrf++": 50.0},
+            {"chrf++": 45.0},
+            ["b: chrf++ is 45, that of a 50"],
+        ),
+        ({"min_ratio": 0.5}, "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, []),
+        ({"min_ratio": 0.51}, "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, ["b: perplexity is 20"]),
+        ({"min_ratio": 0.9}, "embedding", {}, {"cosine": 0.5}, ["spearman or retrieval was not measured"]),
+        ({"min_ratio": 0.9}, "embedding", {"spearman": 0.8}, {"spearman": 0.7}, ["b: spearman is 0.7"]),
+        (
+            {"least": ["bleu=20"]},
             "translation",
             {"bleu": 19.0},
             {"bleu": 20.0},
             ["a: bleu is 19; at least 20"],
         ),
-        (Gate(least={"spbleu": 20}), "translation", {"bleu": 19.0}, {}, ["spbleu was not measured"]),
+        ({"least": ["spbleu=20"]}, "translation", {"bleu": 19.0}, {}, ["spbleu was not measured"]),
         (
-            Gate(most={"kl_divergence": 0.1}),
+            {"most": ["kl_divergence=0.1"]},
             "lm",
             {},
             {"kl_divergence": 0.2},
             ["b: kl_divergence is 0.2; at most 0.1"],
         ),
         (
-            Gate(most={"over_generated": 0.1}),
+            {"most": ["over_generated=0.1"]},
             "translation",
             {"over_generated": 0.1},
             {"over_generated": 0.0},
@@ -44,8 +50,9 @@ def evaluation(task, *scores):
     ],
 )
 def test_limits(gate, task, first, other, missed):
-    gate.check(task, 2)
-    found = list(gate.missed(evaluation(task, first, other)))
+    options = EvaluationOptions(**gate)
+    options.check_limits(task, 2)
+    found = list(options.missed(evaluation(task, first, other)))
     assert len(found) == len(missed)
     assert all(line.startswith(start) for line, start in zip(found, missed, strict=True))
 
