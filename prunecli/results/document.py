@@ -7,7 +7,6 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,28 +66,6 @@ def header(
     }
 
 
-def asked(payload: Mapping[str, Any], option: str) -> list[str]:
-    """The values that the command line of a document gave an option: `--split dev` or `--split=dev`.
-
-    Documents of prunecli 0.2.0 and before have no field for their text: the command line alone names the text.
-    """
-    command = payload.get("command")
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(option, dest="values", action="append", nargs="?", default=[], const="")
-    found, _ = parser.parse_known_args([*map(str, command)] if isinstance(command, list) else [])
-    return list(found.values)
-
-
-def split_of(payload: Mapping[str, Any]) -> str | None:
-    """The split of the text that a document is of."""
-    return str(payload["split"]) if "split" in payload else joined(asked(payload, "--split")[-1:])
-
-
-def joined(splits: Iterable[str | None]) -> str | None:
-    """The splits of several documents as one, each once."""
-    return " and ".join(dict.fromkeys(split for split in splits if split)) or None
-
-
 def merged_text(
     parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str
 ) -> dict[str, Any]:
@@ -112,7 +89,7 @@ def merged_text(
                 )
     forms = {part.whole_files for part in parts}
     return {
-        "split": joined(part.split for part in parts),
+        "split": " and ".join(dict.fromkeys(part.split for part in parts if part.split)) or None,
         "whole_files": parts[0].whole_files if len(forms) == 1 else None,
         "mixed": {True, False} <= forms,
     }

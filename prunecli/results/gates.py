@@ -23,7 +23,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text, split_of
+from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.transaction import new_file
 
@@ -231,7 +231,7 @@ class GateStatistics(Document):
 
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> GateStatistics:
-        found = super().from_json({**payload, "split": split_of(payload)}, path)
+        found = super().from_json(payload, path)
         if found.fingerprint is None or found.mode == "published":
             raise StatisticsError(f"{path}: states no fingerprint, or the mode {found.mode!r}.", AGAIN)
         return found

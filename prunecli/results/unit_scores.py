@@ -24,11 +24,9 @@ from prunecli.results.document import (
     Record,
     Row,
     Tables,
-    asked,
     first_fault,
     header,
     merged_text,
-    split_of,
 )
 from prunecli.results.evaluation import LOWER_IS_BETTER
 from prunecli.selection.select import HOLDERS
@@ -156,16 +154,11 @@ def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a heads.json of 0.2.0 in the present format."""
-    options = ("--pairs", "--langs", "--text", "--labelled")
-    # Files of 0.2.0 name their text in the command line alone.
-    named = ",".join(value for option in options for value in asked(payload, option))
     upgraded = {
         **_renamed(payload),
         "format": Scores.FORMAT,
         "models": [{**next(iter(payload.get("models", [])), {}), **payload["model"]}],
         "kind": "head",
-        "texts": payload.get("texts") or [name.strip() for name in named.split(",") if name.strip()],
-        "split": split_of(payload),
         "also": [{"metric": metric, **_renamed(one)} for metric, one in payload.get("also", {}).items()],
     }
     if payload["method"] not in EFFECTS:

@@ -134,20 +134,6 @@ def test_files_of_0_2_0_are_read(tmp_path):
     assert alone.reported.only == {AT: 1, BT: 2}
 
 
-@pytest.mark.parametrize(
-    ("command", "texts", "split"),
-    [
-        (["--text", "a.txt", "--text=b.txt"], ["a.txt", "b.txt"], None),
-        (["--split=dev", "--pairs", "a-b, b-a", "--split", "test"], ["a-b", "b-a"], "test"),
-        (["--langs"], [], None),
-    ],
-)
-def test_the_text_of_an_older_file_is_that_of_its_command_line(tmp_path, command, texts, split):
-    found = old(tmp_path, command=command)
-    assert (found.texts, found.split) == (texts, split)
-    assert old(tmp_path, command=command, texts=["c.txt"], split="val").texts == ["c.txt"]
-
-
 @pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])
 def test_importance_of_ablation_is_what_the_model_loses(metric, found):
     assert scores("ablation", metric=metric).importance()[AT].tolist() == found
