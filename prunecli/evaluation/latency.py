@@ -35,7 +35,7 @@ from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
 from prunecli.results.latency import Latency, Spread, Timing
-from prunecli.text.choice import Dataset, TextChoice, described
+from prunecli.text.choice import TextChoice, described
 from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
@@ -90,84 +90,78 @@ def bench_latency(
             for label, checkpoint in opened.items()
         }
         gc.collect()
-        return _latency(opened, work, data, options, progress, say)
-
-
-def _latency(
-    opened: Mapping[str, Checkpoint],
-    workloads: Mapping[str, Workload],
-    data: Dataset,
-    options: LatencyOptions,
-    progress: Progress,
-    say: Say,
-) -> Latency:
-
-    beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
-    longest = max(len(row) for work in workloads.values() for row in work.rows)
-    load = Load(largest, beam, max(longest, options.new_tokens))
-    # One type for all models: speeds in two types cannot be compared.
-    dtype = fitting_dtype(
-        opened, choose_devices(options.device), options.dtype, beside=decoding(load), only_runs=True, say=say
-    )
-    options = options.model_copy(update={"dtype": dtype_name(dtype)})
-    rooms = {
-        label: decoding_room(checkpoint, load, COMPUTE[options.dtype]) for label, checkpoint in opened.items()
-    }
-    costs: dict[str, dict[str, Any]] = {label: {} for label in opened}
-    if options.memory:
-        with progress("loading each by itself", len(opened), "checkpoints") as advance:
-            for label, checkpoint in opened.items():
-                costs[label] = measure_cost(
-                    checkpoint=str(checkpoint.path),
-                    device=options.device,
-                    dtype=options.dtype,
-                    threads=torch.get_num_threads(),
-                    work=workloads[label].part(0, largest),
-                    beam=beam,
-                    room=rooms[label],
-                )
-                advance(1)
-    turns = Turns(opened, workloads, rooms, options)
-    seconds = _measure(turns, list(opened), options, progress)
-    first = next(iter(opened))
-    results = [
-        {
-            "checkpoint": label,
-            "dtype": options.dtype,
-            **turns.sizes[label],
-            "checkpoint_bytes": checkpoint.total_bytes,
-            "devices": turns.devices[label] if len(turns.devices[label]) > 1 else None,
-            **costs[label],
-            "timings": [
-                _timing(setting, phase, by_label[label], by_label[first], workloads[label])
-                for (setting, phase), by_label in seconds.items()
-            ],
+        beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
+        longest = max(one.longest for one in work.values())
+        load = Load(largest, beam, max(longest, options.new_tokens))
+        # One type for all models: speeds in two types cannot be compared.
+        dtype = fitting_dtype(
+            opened,
+            choose_devices(options.device),
+            options.dtype,
+            beside=decoding(load),
+            only_runs=True,
+            say=say,
+        )
+        options = options.model_copy(update={"dtype": dtype_name(dtype)})
+        rooms = {
+            label: decoding_room(checkpoint, load, COMPUTE[options.dtype])
+            for label, checkpoint in opened.items()
         }
-        for label, checkpoint in opened.items()
-    ]
-    if data.task == "translation":
-        about: dict[str, Any] = {"pair": pair_name(*data.pairs[0])}
-    else:
-        about = {"task": data.task, "data": described(data.text)}
-    if data.context is not None:
-        about["context"] = data.context
-    if data.task in ("translation", "lm"):
-        about["new_tokens"] = options.new_tokens
-    return Latency.model_validate(
-        {
-            **header(Latency.FORMAT, list(opened.values()), None),
-            **about,
-            "sentences": len(workloads[first]),
-            "runs": options.runs,
-            "warm_up": options.warm_up,
-            "device": ", ".join(dict.fromkeys(chain(*turns.devices.values()))),
-            "dtype": options.dtype,
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-            "interleaved": turns.together,
-            "results": results,
-        }
-    )
+        costs: dict[str, dict[str, Any]] = {label: {} for label in opened}
+        if options.memory:
+            with progress("loading each by itself", len(opened), "checkpoints") as advance:
+                for label, checkpoint in opened.items():
+                    costs[label] = measure_cost(
+                        checkpoint=str(checkpoint.path),
+                        device=options.device,
+                        dtype=options.dtype,
+                        threads=torch.get_num_threads(),
+                        work=work[label].part(0, largest),
+                        beam=beam,
+                        room=rooms[label],
+                    )
+                    advance(1)
+        turns = Turns(opened, work, rooms, options)
+        seconds = turns.timed(progress)
+        first = next(iter(opened))
+        results = [
+            {
+                "checkpoint": label,
+                "dtype": options.dtype,
+                **turns.sizes[label],
+                "checkpoint_bytes": checkpoint.total_bytes,
+                "devices": turns.devices[label] if len(turns.devices[label]) > 1 else None,
+                **costs[label],
+                "timings": [
+                    _timing(setting, phase, by_label[label], by_label[first], work[label])
+                    for (setting, phase), by_label in seconds.items()
+                ],
+            }
+            for label, checkpoint in opened.items()
+        ]
+        if data.task == "translation":
+            about: dict[str, Any] = {"pair": pair_name(*data.pairs[0])}
+        else:
+            about = {"task": data.task, "data": described(data.text)}
+        if data.context is not None:
+            about["context"] = data.context
+        if data.task in ("translation", "lm"):
+            about["new_tokens"] = options.new_tokens
+        return Latency.model_validate(
+            {
+                **header(Latency.FORMAT, list(opened.values()), None),
+                **about,
+                "sentences": len(work[first]),
+                "runs": options.runs,
+                "warm_up": options.warm_up,
+                "device": ", ".join(dict.fromkeys(chain(*turns.devices.values()))),
+                "dtype": options.dtype,
+                "threads": torch.get_num_threads(),
+                "torch": str(torch.__version__),
+                "interleaved": turns.together,
+                "results": results,
+            }
+        )
 
 
 class Turns:
@@ -190,7 +184,7 @@ class Turns:
         options: LatencyOptions,
     ) -> None:
 
-        self._opened, self._workloads, self._rooms, self._dtype = opened, workloads, rooms, options.dtype
+        self._opened, self._workloads, self._rooms, self._options = opened, workloads, rooms, options
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
         self.devices: dict[str, list[str]] = {}
@@ -198,6 +192,25 @@ class Turns:
         self.together = fit_together(list(opened.values()), devices.first, COMPUTE[options.dtype])
         self._side_by_side = self.together and len(opened) > 1
         self._devices = devices.alone if self._side_by_side else devices
+
+    def timed(self, progress: Progress) -> dict[tuple[Setting, Phase], dict[str, list[float]]]:
+        """Setting and phase -> label -> seconds of each timed run."""
+        options, labels = self._options, list(self._opened)
+        passes = range(options.warm_up + options.runs)
+        order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
+        if not self.together:
+            order.sort(
+                key=lambda turn: labels.index(turn[2])
+            )  # stable: each checkpoint has its runs in a row
+        seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
+        with progress("timing", len(order), "runs") as advance:
+            for setting, number, label in order:
+                phases = self.seconds(label, *setting)
+                if number >= options.warm_up:
+                    for phase, elapsed in phases.items():
+                        seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
+                advance(1)
+        return seconds
 
     def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
         """Time of each phase of one pass over the examples."""
@@ -216,30 +229,11 @@ class Turns:
                 gc.collect()
             load = load_for_decoding if self._workloads[label].decodes else load_model
             room = 0 if self._side_by_side else self._rooms[label]
-            model = load(self._opened[label].path, device=self._devices, dtype=self._dtype, room=room)
+            model = load(self._opened[label].path, device=self._devices, dtype=self._options.dtype, room=room)
             self._models[label] = model
             self.sizes[label] = model_sizes(model)
             self.devices[label] = [device_name(device) for device in devices_of(model)]
         return self._models[label]
-
-
-def _measure(
-    turns: Turns, labels: Sequence[str], options: LatencyOptions, progress: Progress
-) -> dict[tuple[Setting, Phase], dict[str, list[float]]]:
-    """Setting and phase -> label -> seconds of each timed run."""
-    passes = range(options.warm_up + options.runs)
-    order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
-    if not turns.together:
-        order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
-    seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
-    with progress("timing", len(order), "runs") as advance:
-        for setting, number, label in order:
-            phases = turns.seconds(label, *setting)
-            if number >= options.warm_up:
-                for phase, elapsed in phases.items():
-                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
-            advance(1)
-    return seconds
 
 
 def _timing(

@@ -36,7 +36,7 @@ from prunecli.running.encoding import (
     text_examples,
     vocabulary_size,
 )
-from prunecli.running.examples import Batch, Sequences
+from prunecli.running.examples import TokenExamples
 from prunecli.running.losses import batch_vectors
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, columns
@@ -61,15 +61,13 @@ class Workload(ABC):
     """The examples of a checkpoint, as token ids of its own tokenizer.
 
     Attributes:
-        rows: tokens that are read, for each example.
-        pad_id: padding token of a batch.
+        rows: token ids of each example, or its number.
     """
 
     decodes: ClassVar[bool] = True
     """Whether the model is loaded for decoding, and tokens are counted."""
 
-    rows: Rows
-    pad_id: int
+    rows: Sequence[Any]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -77,6 +75,11 @@ class Workload(ABC):
     def part(self, start: int, stop: int) -> Self:
         """Some of the examples."""
         return replace(self, rows=self.rows[start:stop])
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of an example."""
+        return max(map(len, self.rows))
 
     @property
     @abstractmethod
@@ -93,10 +96,12 @@ class Decoding(Workload):
     """Sentences that are decoded to one length.
 
     Attributes:
+        pad_id: padding token of a batch.
         forced_id: first output token (the target language), or None.
         new_tokens: length of each output.
     """
 
+    pad_id: int
     forced_id: int | None
     new_tokens: int
 
@@ -120,6 +125,7 @@ class Continuation(Workload):
     of one token each.
     """
 
+    pad_id: int
     new_tokens: int
 
     @property
@@ -148,36 +154,31 @@ class Continuation(Workload):
 
 @dataclass(frozen=True)
 class Passes(Workload):
-    """Examples that go through the model once.
+    """Examples that go through the model once; `rows` are their numbers.
 
     Attributes:
-        types: `token_type_ids` of each example, or None.
+        examples: all examples of the run.
         pooled: directory whose `modules.json` says how texts are pooled to vectors; None: the model's own output.
     """
 
     decodes: ClassVar[bool] = False
 
-    types: Rows | None = None
-    pooled: Path | None = None
+    examples: TokenExamples
+    pooled: Path | None
 
-    def part(self, start: int, stop: int) -> Self:
+    @property
+    def longest(self) -> int:
         """See `Workload`."""
-        types = None if self.types is None else self.types[start:stop]
-        return replace(self, rows=self.rows[start:stop], types=types)
+        return max(self.examples.ids.lengths)
 
     @property
     def tokens(self) -> dict[Phase, int]:
         """See `Workload`."""
-        return {None: sum(map(len, self.rows))}
+        return {None: sum(len(self.examples.ids[row]) for row in self.rows)}
 
     def run(self, model: Any, _beam: int) -> dict[Phase, float]:
         """See `Workload`."""
-
-        every = range(len(self))
-        inputs = Sequences(self.rows).inputs(every, self.pad_id)
-        if self.types is not None:
-            inputs["token_type_ids"] = Sequences(self.types).padded(every, 0)
-        batch = Batch(inputs, torch.empty(0), tuple(every))
+        batch = self.examples.batch(self.rows)
         pooling = None if self.pooled is None else read_pooling(self.pooled)
         finished_at(model)
         start = time.perf_counter()
@@ -243,25 +244,25 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
     # The class is asked about the task.
     model = assemble(checkpoint, torch.device("meta"), torch.float32)
     tokenizer = load_tokenizer(directory)
+    pooled = None
     if data.task == "embedding":
         texts = [one for own in columns(text.first(count), data.pairs).values() for one in own][:count]
         examples = embedding_examples(tokenizer, model, read_pooling(directory), texts, data.context)
-        return Passes(examples.ids.rows(), examples.pad_id, pooled=directory)
-    if isinstance(text, LabelledText):
+        pooled = directory
+    elif isinstance(text, LabelledText):
         examples = labelled_examples(tokenizer, model, text.first(count))
         if examples.max_rows == 1 and count > 1:
             raise UsageError(
                 f"{directory}: config.json names no padding token, so the model takes one example at a time",
                 "Give `batch_sizes=1` and `sentences=1`, or set pad_token_id in config.json.",
             )
-        types = None if examples.types is None else examples.types.rows()
-        return Passes(examples.ids.rows(), examples.pad_id, types)
-    assert isinstance(text, PlainText)
-    if data.task == "lm":
-        return _continuation(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
-    require_task(model, "mlm")
-    examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
-    return Passes(examples.ids.rows(), examples.pad_id)
+    else:
+        assert isinstance(text, PlainText)
+        if data.task == "lm":
+            return _continuation(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
+        require_task(model, "mlm")
+        examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
+    return Passes(range(len(examples.ids)), examples, pooled)
 
 
 def decoding(
