@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prunecli.analysis.representations import (
     Component,
-    Representations,
+    Features,
     components,
     linear_cka,
     local_neighbourhood_similarity,
@@ -40,6 +40,8 @@ from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 
+Outputs = Mapping[Component, Features]
+"""Component of a model -> its outputs."""
 LEAST = 20
 """Sentences below which neither measure is meaningful."""
 
@@ -192,7 +194,7 @@ def _represented(
     *,
     keep: bool = False,
     seed: int | None = None,
-) -> Iterator[tuple[str, Representations]]:
+) -> Iterator[tuple[str, Outputs]]:
     """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion.
 
     Args:
@@ -226,10 +228,10 @@ def _represented(
 
 
 def _similarities(
-    models: Sequence[Representations], options: SimilarityOptions, k: int | None
+    models: Sequence[Outputs], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
-    features = [array for model in models for array in model.features]
+    features = [array for model in models for array in model.values()]
     found: dict[Measure, NDArray[np.float64]] = {}
     if "cka" in options.measures:
         found["cka"] = linear_cka(features)
@@ -240,14 +242,14 @@ def _similarities(
 
 def _comparison(
     models: Sequence[Checkpoint],
-    outputs: Sequence[Representations],
+    outputs: Sequence[Outputs],
     similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
 ) -> Comparison:
     """Comparison of one or two models from the similarities on each portion."""
     return Comparison(
-        tuple(own.components for own in outputs),
+        tuple(map(tuple, outputs)),
         tuple(tuple(one.name for one in components(made) if one.removed) for made in models),
-        max(own.width for own in outputs),
+        max(array.shape[1] for own in outputs for array in own.values()),
         {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
     )
 

@@ -30,31 +30,13 @@ Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""
 
 
-@dataclass(frozen=True)
-class Representations:
-    """Outputs of a model's components for the same sentences.
-
-    Attributes:
-        components: those that the model has.
-        features: one `[sentences, width]` for each component.
-    """
-
-    components: tuple[Component, ...]
-    features: tuple[Features, ...]
-
-    @property
-    def width(self) -> int:
-        """Width of the widest output."""
-        return max((array.shape[1] for array in self.features), default=0)
-
-
 def represent(
     runner: InMemory,
     components: Sequence[Component],
     batches: Sequence[Batch],
     directory: Path,
     advance: Callable[[float], None] = lambda _: None,
-) -> Representations:
+) -> dict[Component, Features]:
     """Run a model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
 
     An output is what the component adds to the residual stream. Every token that the model reads counts, special
@@ -67,6 +49,9 @@ def represent(
         directory: an empty directory, for the files. They live as long as it does.
         advance: called with the number of sentences done.
 
+    Returns:
+        Each component that the model has -> its outputs.
+
     Raises:
         DataError: a representation is NaN or infinite; the message names the component and the sentence.
         UnsupportedModelError: the model has no component, or one gave no output.
@@ -77,7 +62,7 @@ def represent(
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
     observer, headless = ComponentObserver(present), runner.model.base_model  # logits are not needed
     sentences = sum(len(batch.indices) for batch in batches)
-    features: dict[int, Features] = {}
+    found: dict[Component, Features] = {}
 
     def forward(batch: Batch) -> None:
         observer.begin(batch, runner.device)
@@ -85,10 +70,10 @@ def represent(
 
     def finish(batch: Batch, _output: None) -> int:
         means = observer.take()
-        for number, component in enumerate(present):
-            if number not in means:
+        for component in present:
+            if component not in means:
                 raise UnsupportedModelError(f"{component.name}: the model does not run it")
-            rows: Features = means[number].cpu().numpy()
+            rows: Features = means[component].cpu().numpy()
             finite = np.isfinite(rows).all(axis=1)
             if not finite.all():
                 sentence = batch.indices[int(np.argmin(finite))] + 1
@@ -96,15 +81,15 @@ def represent(
                     f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
                     "The weights are damaged, or overflow the type: try `dtype=float32`.",
                 )
-            if number not in features:
-                features[number] = _file(directory / str(number), sentences, rows.shape[1])
-            features[number][list(batch.indices)] = rows
+            if component not in found:
+                found[component] = _file(directory / str(len(found)), sentences, rows.shape[1])
+            found[component][list(batch.indices)] = rows
         advance(len(batch.indices))
         return 0
 
     with observer.watching(runner.model):
         run_forward(runner, batches, forward, finish)
-    return Representations(present, tuple(features[number] for number in range(len(present))))
+    return found
 
 
 class ComponentObserver(TokenObserver):
@@ -115,42 +100,42 @@ class ComponentObserver(TokenObserver):
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = components
-        self._means: dict[int, Tensor] = {}
+        self._means: dict[Component, Tensor] = {}
         self._block = ""
 
     def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
         """See `TokenObserver`."""
-        sharing: dict[nn.Module, dict[str, int]] = defaultdict(dict)
-        for number, component in enumerate(self._components):
-            sharing[model.get_submodule(module_name(model, component.output))][component.block] = number
+        sharing: dict[nn.Module, dict[str, Component]] = defaultdict(dict)
+        for component in self._components:
+            sharing[model.get_submodule(module_name(model, component.output))][component.block] = component
         for block in dict.fromkeys(component.block for component in self._components):
             layer = model.get_submodule(module_name(model, block))
             yield layer.register_forward_pre_hook(partial(self._enter, block))
-        for module, numbers in sharing.items():
-            yield module.register_forward_hook(partial(self._leave, numbers))
+        for module, own in sharing.items():
+            yield module.register_forward_hook(partial(self._leave, own))
 
-    def take(self) -> dict[int, Tensor]:
-        """Number of each component that has run since the last call -> `[batch, width]` float32."""
+    def take(self) -> dict[Component, Tensor]:
+        """Each component that has run since the last call -> `[batch, width]` float32."""
         means, self._means = self._means, {}
         return means
 
     def _enter(self, block: str, _module: nn.Module, _inputs: Any) -> None:
         self._block = block
 
-    def _leave(self, numbers: Mapping[str, int], _module: nn.Module, _inputs: Any, output: Any) -> None:
-        number = numbers[self._block]
+    def _leave(self, own: Mapping[str, Component], _module: nn.Module, _inputs: Any, output: Any) -> None:
+        component = own[self._block]
         outputs = states_of(output)
         mask = self.mask.to(outputs.device)
         if outputs.ndim == 2 and len(outputs) == mask.numel():  # OPT's FFNs take all tokens in one dimension
             outputs = outputs.view(*mask.shape, -1)
         if outputs.shape[:-1] != mask.shape:
             raise UnsupportedModelError(
-                f"{self._components[number].name}: its output has the shape {list(outputs.shape)}, for "
+                f"{component.name}: its output has the shape {list(outputs.shape)}, for "
                 f"{list(mask.shape)} tokens"
             )
         # At once, so that one output at a time is held.
         total = outputs.float().masked_fill(~mask[..., None], 0).sum(dim=1)
-        self._means[number] = total / mask.sum(dim=1, keepdim=True)
+        self._means[component] = total / mask.sum(dim=1, keepdim=True)
 
 
 def _file(path: Path, sentences: int, width: int) -> Features:

@@ -71,8 +71,8 @@ def _with_size(
     return {
         "checkpoint": row.result.checkpoint,
         f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-        "parameters": maybe(millions, row.parameters),
-        "size": maybe(bytes_text, row.bytes),
+        "parameters": maybe(millions, row.size[0]),
+        "size": maybe(bytes_text, row.size[1]),
         **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
         rate: None if timing is None else timing.rate[1].text(1),
         "speed-up": None if timing is None else timing.speedup.text(2),
@@ -88,8 +88,8 @@ def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
     opened = {index: row.entry for index, row in enumerate(rows) if row.entry is not None}
     if not opened:
         return "parameters", {}
-    unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].parameters)
-    if unit == "parameters" and rows[0].parameters is None:  # fractions are relative to the first checkpoint
+    unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].size[0])
+    if unit == "parameters" and rows[0].size[0] is None:  # fractions are relative to the first checkpoint
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
@@ -109,7 +109,7 @@ def _charts(
     scored = {index: row for index, row in enumerate(rows) if key in row.scores}
     timed = {index: row.timed.timings[0].rate for index, row in scored.items() if row.timed}
     by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
-    by_size = {index: row.parameters / 1e6 for index, row in scored.items() if row.parameters is not None}
+    by_size = {i: row.size[0] / 1e6 for i, row in scored.items() if row.size[0] is not None}
     by_speed = {index: spread.median for index, (_, spread) in timed.items()}
     axes: list[tuple[str, dict[int, float], str]] = [
         (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),

@@ -36,20 +36,13 @@ class Row:
         return numbers(self.result.scores or self.result.mean)
 
     @property
-    def parameters(self) -> int | None:
-        """Number of parameters: from the headers, else as the quality or the speed was measured."""
-        known = None if self.entry is None else self.entry.inventory.total.parameters
-        return self._first(known, self.result.parameters, getattr(self.timed, "parameters", None))
-
-    @property
-    def bytes(self) -> int | None:
-        """Bytes of the weights, from the same sources."""
-        known = None if self.entry is None else self.entry.inventory.total.bytes
-        return self._first(known, self.result.checkpoint_bytes, getattr(self.timed, "checkpoint_bytes", None))
-
-    @staticmethod
-    def _first(*known: int | None) -> int | None:
-        return next((one for one in known if one is not None), None)
+    def size(self) -> tuple[int | None, int | None]:
+        """Parameters, and bytes of the weights: from the headers, else as the quality or the speed was measured."""
+        if self.entry is not None:
+            total = self.entry.inventory.total
+            return total.parameters, total.bytes
+        known = self.timed if self.result.parameters is None else self.result
+        return (None, None) if known is None else (known.parameters, known.checkpoint_bytes)
 
 
 def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
@@ -147,8 +140,8 @@ def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
     shown = {name: one for name, one in evaluation.shown_scores.items() if not one.form.endswith("d")}
     made = []
     for row in others:
-        size = row.parameters, first.parameters
-        smaller = 1 - size[0] / size[1] if size[0] is not None and size[1] else None
+        size, whole = row.size[0], first.size[0]
+        smaller = 1 - size / whole if size is not None and whole else None
         name = next((n for n in shown if n in row.scores and (n in first.scores or shown[n].of_two)), None)
         difference = better = None
         if name is not None and name in first.scores and not shown[name].of_two:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.analysis.representations import Representations, components, represent
+from prunecli.analysis.representations import Component, Features, components, represent
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -35,7 +35,7 @@ class Subject:
         self.model = load_model(path, device="cpu", dtype="float32")
         self.tokenizer = load_tokenizer(path)
 
-    def represent(self, directory: Path, batch_tokens: int = 40) -> Representations:
+    def represent(self, directory: Path, batch_tokens: int = 40) -> dict[Component, Features]:
         directory.mkdir()
         if CASES[self.case].task != "translation":
             batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
@@ -97,23 +97,21 @@ def test_each_is_the_mean_of_what_the_component_adds(case, tmp_path):
     subject = Subject(tiny(tmp_path / "model", case), case)
     assert len({part.name for part in subject.components}) == len(subject.components)
     found = subject.represent(tmp_path / "files")
-    assert found.components == subject.components
+    assert tuple(found) == subject.components
     for sentence in range(len(SOURCES)):
         expected = added(subject, sentence)
-        assert set(expected) == {component.name for component in found.components}
+        assert set(expected) == {component.name for component in found}
         for component, outputs in expected.items():
-            place = [held.name for held in found.components].index(component)
+            own = next(rows for held, rows in found.items() if held.name == component)
             mean = reference.token_mean(outputs, len(outputs))
-            np.testing.assert_allclose(
-                found.features[place][sentence], mean, rtol=1e-4, atol=1e-4, err_msg=component
-            )
+            np.testing.assert_allclose(own[sentence], mean, rtol=1e-4, atol=1e-4, err_msg=component)
 
 
 @pytest.mark.parametrize("case", ["t5", "gpt2"])
 def test_batches_change_nothing(case, tmp_path):
     subject = Subject(tiny(tmp_path / "model", case), case)
     one, all_at_once = (subject.represent(tmp_path / str(tokens), tokens) for tokens in (1, 4096))
-    for first, second in zip(one.features, all_at_once.features, strict=True):
+    for first, second in zip(one.values(), all_at_once.values(), strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
@@ -125,7 +123,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case, tmp_path):
     subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
     found = subject.represent(tmp_path / "files")
     expected = added(subject, 2)
-    for component, features in zip(found.components, found.features, strict=True):
+    for component, features in found.items():
         mean = reference.token_mean(expected[component.name], len(expected[component.name]))
         np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
 
@@ -138,8 +136,8 @@ def test_removed_ffns_are_left_out(case, tmp_path):
     subject = Subject(write_changed(source, tmp_path / "less", case, changes), case)
     assert [part.name for part in subject.components if part.removed] == gone
     found = subject.represent(tmp_path / "files")
-    assert not {part.name for part in found.components} & set(gone)
-    assert len(found.features) == len(subject.components) - len(gone)
+    assert not {part.name for part in found} & set(gone)
+    assert len(found) == len(subject.components) - len(gone)
 
 
 def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path):
