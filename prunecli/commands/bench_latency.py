@@ -83,10 +83,7 @@ def _show(latency: Latency) -> None:
     from prunecli.results.latency import NOISY
 
     console.show(*latency.shown)
-    console.out(
-        f"Median ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
-        f"{counted(latency.threads or 0, 'CPU thread')}, {latency.device}."
-    )
+    console.out(latency.about)
     noisy = [result.checkpoint for result in latency.results if any(row.is_noisy for row in result.timings)]
     if noisy:
         console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial, singledispatch
-from typing import Any
+from functools import partial
 
 from prunecli import __version__
 from prunecli.report.checkpoints import (
@@ -29,62 +28,6 @@ from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import counted
 
-METHODS = {
-    "gradient": "importance by gradient (1905.10650, eq. 2)",
-    "ablation": "what the score loses without the head",
-    "all-but-one": "the score with this head alone in its layer",
-}
-
-
-@singledispatch
-def described(_result: Any) -> str:
-    """Return one line on how a result was made; "" if its tables say it."""
-    return ""
-
-
-@described.register
-def _latency(latency: Latency) -> str:
-    runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
-    threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
-    return f"Median ± deviation of {runs}; {latency.device}{threads}."
-
-
-@described.register
-def _gates(statistics: GateStatistics) -> str:
-    if statistics.mode == "text":
-        return f"{counted(len(statistics.entries), 'text')}."
-    return f"{counted(len(statistics.entries), 'pair')}, collected with {statistics.mode} decoding."
-
-
-@described.register
-def _heads(scores: Scores) -> str:
-    per = " per token" if scores.per == "token" else ""
-    about = f"{METHODS[scores.method]}{per}; {scores.task}, {counted(scores.examples, 'example')}"
-    if scores.metric is not None and scores.base is not None:
-        about += f"; {scores.metric}, {scores.base:.4g} with all heads"
-    return f"{about[0].upper()}{about[1:]}."
-
-
-@described.register
-def _languages(languages: Languages) -> str:
-    return (
-        f"{counted(len(languages.pairs), 'pair')}; {languages.ratio:.0%} of the experts removed by "
-        f"{languages.metric}, {languages.strategy}; clusters join by {languages.clustering.linkage} linkage."
-    )
-
-
-@described.register
-def _texts(texts: Texts) -> str:
-    return f"{counted(len(texts.texts), 'text')}; {texts.ratio:.0%} of the experts removed by {texts.metric}."
-
-
-@described.register
-def _similarity(similarity: Similarity) -> str:
-    texts = [str(text.get("name")) for text in similarity.text]
-    named = ", ".join(texts[:4]) + ("…" if len(texts) > 4 else "")
-    benchmarks = f" Benchmarks: {', '.join(similarity.benchmarks)}." if similarity.benchmarks else ""
-    return f"{' and '.join(similarity.checkpoints[:2])} on {named or 'unnamed text'}.{benchmarks}"
-
 
 def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
     """Yield a line, the pictures and the tables of each result of a kind."""
@@ -93,8 +36,8 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
         if isinstance(result, Scores) and not rows:
             continue  # of other units than heads
         yield Heading(name)
-        if line := described(result):
-            yield Text(line)
+        if result.about:
+            yield Text(result.about)
         yield from map(Pictures, rows)
         yield from getattr(result, "shown", ())
 

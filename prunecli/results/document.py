@@ -370,6 +370,11 @@ class Document(Record):
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise cls.ERROR(f"{path}: the file is damaged ({kind_and_reason(error)})", cls.REMEDY) from error
 
+    @property
+    def about(self) -> str:
+        """One line on how the result was made; "" if its tables say it."""
+        return ""
+
     def tables(self) -> Tables:
         """Name -> rows of each table of the file; tables without rows are left out.
 

@@ -25,6 +25,7 @@ from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
 from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
 from prunecli.tensors.json_files import read_json
+from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
 
 Array = NDArray[Any]
@@ -210,6 +211,13 @@ class GateStatistics(Document):
     def names(self) -> tuple[str, ...]:
         """The sums that an entry of such a file holds."""
         return TEXT_SUMS if self.mode == "text" else SUMS
+
+    @property
+    def about(self) -> str:
+        """See `Document`."""
+        if self.mode == "text":
+            return f"{counted(len(self.entries), 'text')}."
+        return f"{counted(len(self.entries), 'pair')}, collected with {self.mode} decoding."
 
     @property
     def fingerprint(self) -> str | None:

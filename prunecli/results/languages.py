@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, model_validator
 
 from prunecli.results.document import Count, Document, Number, Record, Row, Shown, Tables, maybe
+from prunecli.tensors.quantities import counted
 
 SIDES = ("encoder", "decoder")
 
@@ -171,6 +172,14 @@ class Languages(Document):
         return self
 
     @property
+    def about(self) -> str:
+        """See `Document`."""
+        return (
+            f"{counted(len(self.pairs), 'pair')}; {self.ratio:.0%} of the experts removed by "
+            f"{self.metric}, {self.strategy}; clusters join by {self.clustering.linkage} linkage."
+        )
+
+    @property
     def shown(self) -> list[Shown]:
         """Similarities by what pairs have in common, and the experts that each layer keeps."""
         rows = self._tables()
@@ -298,6 +307,13 @@ class Texts(Document):
         if len(self.similarity) != len(self.texts):
             raise ValueError("similarity: not a row and a column for each text")
         return self
+
+    @property
+    def about(self) -> str:
+        """See `Document`."""
+        return (
+            f"{counted(len(self.texts), 'text')}; {self.ratio:.0%} of the experts removed by {self.metric}."
+        )
 
     @property
     def shown(self) -> list[Shown]:

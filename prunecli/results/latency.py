@@ -170,6 +170,13 @@ class Latency(Document):
         return text if self.new_tokens is None else f"{text}, {counted(self.new_tokens, 'new token')} each"
 
     @property
+    def about(self) -> str:
+        """See `Document`."""
+        runs = f"{counted(self.runs, 'run')} after {self.warm_up} of warm-up"
+        threads = "" if self.threads is None else f", {counted(self.threads, 'CPU thread')}"
+        return f"Median ± deviation of {runs}{threads}, {self.device}."
+
+    @property
     def shown(self) -> list[Shown]:
         """The speed of each checkpoint at each batch size, and its size, load time and memory."""
         spread = "{{{0}_median:,.{1}f}} ± {{{0}_deviation:,.{1}f}}".format

@@ -86,6 +86,14 @@ class Similarity(Document):
         return self.corresponding or self.successive or []
 
     @property
+    def about(self) -> str:
+        """See `Document`."""
+        texts = [str(text.get("name")) for text in self.text]
+        named = ", ".join(texts[:4]) + ("…" if len(texts) > 4 else "")
+        benchmarks = f" Benchmarks: {', '.join(self.benchmarks)}." if self.benchmarks else ""
+        return f"{' and '.join(self.checkpoints[:2])} on {named or 'unnamed text'}.{benchmarks}"
+
+    @property
     def shown(self) -> list[Shown]:
         """Similarities of `pairs` by side and layer, then their means."""
         known = {component.name: component for component in self.components["first"]}

@@ -30,6 +30,7 @@ from prunecli.results.document import (
 )
 from prunecli.results.evaluation import LOWER_IS_BETTER
 from prunecli.selection.select import HOLDERS
+from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -84,6 +85,12 @@ for _kind in ("unit", "layer"):
     METHODS[_kind] += ("gradient",)
 ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
 """Methods whose values are sums."""
+ABOUT = {
+    "gradient": "Importance by gradient (1905.10650, eq. 2)",
+    "ablation": "What the score loses without the head",
+    "all-but-one": "The score with this head alone in its layer",
+}
+"""Method of scoring heads -> in words."""
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
 FIELDS_OF_FIRST = {
@@ -267,6 +274,15 @@ class Scores(Document):
         return {
             name: value for name, value in fields.items() if name == "seed" or value not in (None, [], {})
         }
+
+    @property
+    def about(self) -> str:
+        """See `Document`."""
+        per = " per token" if self.per == "token" else ""
+        line = f"{ABOUT.get(self.method, self.method)}{per}; {self.task}, {counted(self.examples, 'example')}"
+        if self.metric is not None and self.base is not None:
+            line += f"; {self.metric}, {self.base:.4g} with all heads"
+        return f"{line}."
 
     @property
     def fingerprint(self) -> str | None:
