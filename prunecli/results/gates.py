@@ -11,7 +11,6 @@ sums over one token; several are averaged (`combine`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -387,59 +386,44 @@ OutputArrays = Mapping[tuple[str, str], NDArray[np.float64]]
 """(text's name, layer's name) -> `[experts, width]`, sum of f over the tokens routed to an expert."""
 
 
-@dataclass(frozen=True)
-class OutputSums:
-    """Content of the file beside a gates.json that holds sums of outputs.
+def write_outputs(path: Path, fingerprint: str, parts: Sequence[OutputArrays]) -> None:
+    """Write the sums of several processes, added up, to the file beside a gates.json; the file appears whole.
 
-    Attributes:
+    Args:
         fingerprint: fingerprint of the checkpoint that was run.
-        sums: the sums.
     """
+    from safetensors.numpy import save
 
-    fingerprint: str
-    sums: OutputArrays
+    keys = sorted({key for part in parts for key in part})
+    tensors = {"/".join(key): np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
+    with new_file(path) as temporary:
+        temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": fingerprint}))
 
-    @classmethod
-    def of(cls, fingerprint: str, parts: Sequence[OutputArrays]) -> OutputSums:
-        """The sums of several processes, added up."""
-        keys = sorted({key for part in parts for key in part})
-        return cls(
-            fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
-        )
 
-    def write(self, path: Path) -> None:
-        """Replace the file at once."""
-        from safetensors.numpy import save
+def read_outputs(path: Path) -> tuple[str, OutputArrays]:
+    """Fingerprint of the checkpoint that was run, and the sums of its outputs.
 
-        tensors = {"/".join(key): np.ascontiguousarray(values) for key, values in self.sums.items()}
-        with new_file(path) as temporary:
-            temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": self.fingerprint}))
+    Raises:
+        StatisticsError: the file is missing, damaged or of another format.
+    """
+    from safetensors import SafetensorError, safe_open
 
-    @classmethod
-    def read(cls, path: Path) -> OutputSums:
-        """The content of a file.
-
-        Raises:
-            StatisticsError: the file is missing, damaged or of another format.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        if not path.is_file():
-            raise StatisticsError(f"{path}: no such file", COLLECT_OUTPUTS)
-        try:
-            with safe_open(path, framework="np") as file:
-                metadata: Mapping[str, Any] = file.metadata() or {}
-                # By the header: numpy has no bfloat16, nor other types of fewer bits.
-                names = [*file.keys()]
-                is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
-                tensors = {name: file.get_tensor(name) for name in names if is_sound}
-        except (SafetensorError, OSError, ValueError) as error:
-            raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
-        is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
-        if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
-            raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
-        sums = {name.rpartition("/")[::2]: values for name, values in tensors.items()}
-        return cls(str(metadata.get("fingerprint")), sums)
+    if not path.is_file():
+        raise StatisticsError(f"{path}: no such file", COLLECT_OUTPUTS)
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata: Mapping[str, Any] = file.metadata() or {}
+            # By the header: numpy has no bfloat16, nor other types of fewer bits.
+            names = [*file.keys()]
+            is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)
+            tensors = {name: file.get_tensor(name) for name in names if is_sound}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise StatisticsError(f"{path}: is damaged ({reason_of(error)})", COLLECT_OUTPUTS) from error
+    is_sound &= all(values.ndim == 2 and np.isfinite(values).all() for values in tensors.values())
+    if metadata.get("format") != OUTPUTS_FORMAT or not is_sound:
+        raise StatisticsError(f"{path}: holds no sums of outputs", COLLECT_OUTPUTS)
+    sums = {name.rpartition("/")[::2]: values for name, values in tensors.items()}
+    return str(metadata.get("fingerprint")), sums
 
 
 def outputs_path(statistics: Path) -> Path:
@@ -447,7 +431,7 @@ def outputs_path(statistics: Path) -> Path:
     return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
 
 
-def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDArray[np.float64]:
+def added(parts: Sequence[OutputArrays], texts: Sequence[str], layer: str) -> NDArray[np.float64]:
     """`[experts, width]`: the sums of a layer over some texts of several files.
 
     Raises:
@@ -455,7 +439,7 @@ def added(parts: Sequence[OutputSums], texts: Sequence[str], layer: str) -> NDAr
     """
     found = []
     for text in texts:
-        own = [part.sums[text, layer] for part in parts if (text, layer) in part.sums]
+        own = [part[text, layer] for part in parts if (text, layer) in part]
         if not own:
             raise StatisticsError(f"No sums of outputs of the text {text!r} in {layer}.", COLLECT_OUTPUTS)
         found += own

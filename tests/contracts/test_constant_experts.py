@@ -23,7 +23,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.results.gates import OutputSums
+from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, refused
 from tests.contracts.test_mixtures import logits, save_tiny, stock_class
@@ -121,14 +121,12 @@ def test_the_full_model_with_means(model_type, folder):
 
     source = measured(folder, model_type)
     by_hand = [outputs_by_hand(source, model_type, lines) for lines in (PROSE, CODE)]
-    stored = OutputSums.read(folder / "gates.outputs.safetensors")
+    _, stored = read_outputs(folder / "gates.outputs.safetensors")
     with open_model(source) as checkpoint:
         layers = checkpoint.mixtures
     for text, own in zip(("prose", "code"), by_hand, strict=True):
         for layer, (sums, _) in zip(layers, own, strict=True):
-            torch.testing.assert_close(
-                torch.from_numpy(stored.sums[text, layer.name]), sums, rtol=1e-5, atol=1e-6
-            )
+            torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-5, atol=1e-6)
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     (folder / "ids.json").write_text(json.dumps({"kept": kept}))
@@ -228,7 +226,7 @@ def without_outputs(folder: Path) -> None:
 
 def of_another_run(folder: Path) -> None:
     path = folder / "gates.outputs.safetensors"
-    OutputSums("sha256:0", OutputSums.read(path).sums).write(path)
+    write_outputs(path, "sha256:0", [read_outputs(path)[1]])
 
 
 def cut_off(folder: Path) -> None:
@@ -275,9 +273,7 @@ def test_layer_by_layer_to_the_last_bit(folder):
     )
     result = collect("full", "--text", "prose=prose", "--text", "code=code", *again)
     assert result.status == 0, result.err
-    one, other = (
-        OutputSums.read(folder / f"{name}.outputs.safetensors").sums for name in ("gates", "layers")
-    )
+    one, other = (read_outputs(folder / f"{name}.outputs.safetensors")[1] for name in ("gates", "layers"))
     assert one.keys() == other.keys()
     for key, values in one.items():
         assert values.any()
@@ -294,11 +290,9 @@ def test_experts_that_hand_out_no_outputs(folder):
 def test_a_text_without_sums(folder):
     measured(folder, "qwen3_moe")
     path = folder / "gates.outputs.safetensors"
-    stored = OutputSums.read(path)
-    OutputSums(
-        stored.fingerprint, {key: value for key, value in stored.sums.items() if key[0] == "code"}
-    ).write(path)
+    fingerprint, stored = read_outputs(path)
+    write_outputs(path, fingerprint, [{key: value for key, value in stored.items() if key[0] == "code"}])
     assert prune("full", "--ratio", 0.5, "--for", "code", "--constant-experts", "-o", "out").status == 0
     refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "other"), "'prose'", 1)
     with pytest.raises(StatisticsError, match="no such file"):
-        OutputSums.read(folder / "nowhere")
+        read_outputs(folder / "nowhere")

@@ -24,10 +24,11 @@ from prunecli.results.gates import (
     TEXT_SUMS,
     GateStatistics,
     GateSums,
-    OutputSums,
     merge,
     read_gates,
+    read_outputs,
     side_of,
+    write_outputs,
 )
 from prunecli.results.matching import match_gates
 from prunecli.tensors.documents import write_json
@@ -255,11 +256,11 @@ def outputs_write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = 
 
 def test_what_was_written_is_read(tmp_path):
     sums = np.arange(6.0).reshape(3, 2)
-    OutputSums("x", {("a/b", "mlp"): sums}).write(tmp_path / "sums")
-    read = OutputSums.read(tmp_path / "sums")
-    assert read.fingerprint == "x"
-    assert list(read.sums) == [("a/b", "mlp")]
-    np.testing.assert_array_equal(read.sums["a/b", "mlp"], sums)
+    write_outputs(tmp_path / "sums", "x", [{("a/b", "mlp"): sums}])
+    fingerprint, read = read_outputs(tmp_path / "sums")
+    assert fingerprint == "x"
+    assert list(read) == [("a/b", "mlp")]
+    np.testing.assert_array_equal(read["a/b", "mlp"], sums)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_what_was_written_is_read(tmp_path):
 )
 def test_other_types_and_shapes_are_refused(dtype, data, shape, tmp_path):
     with pytest.raises(StatisticsError, match="holds no sums of outputs"):
-        OutputSums.read(outputs_write(tmp_path / "sums", dtype, data, shape))
+        read_outputs(outputs_write(tmp_path / "sums", dtype, data, shape))
 
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")

@@ -55,7 +55,7 @@ from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
-from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, OutputSums, outputs_path
+from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, outputs_path, write_outputs
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import Advance, InMemory, Observer, Run, Runner, ignored
@@ -209,7 +209,7 @@ def collect_gates(
             if process_group.is_main:
                 write_json(path, statistics.to_json(), force=force)
                 if parts is not None:
-                    OutputSums.of(checkpoint.fingerprint, parts).write(outputs_path(path))
+                    write_outputs(outputs_path(path), checkpoint.fingerprint, parts)
         for left in (partial_path(path), *layers_paths(path)):
             left.unlink(missing_ok=True)
     return Collected(statistics, report)

@@ -21,7 +21,7 @@ from prunecli.model.declared import with_keys
 from prunecli.model.quantised import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
-from prunecli.results.gates import OutputSums, added, outputs_path, ratio
+from prunecli.results.gates import added, outputs_path, ratio, read_outputs
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, given
@@ -46,8 +46,8 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     statistics = read_all(checkpoint, files, layers)
     routed, parts = aggregate_texts(statistics, texts).routed, []
     for file in files:
-        part = OutputSums.read(outputs_path(file))
-        if part.fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
+        fingerprint, part = read_outputs(outputs_path(file))
+        if fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
             raise StatisticsError(
                 f"{outputs_path(file)}: is of another run than {file}",
                 "Collect both again with `mean_outputs`.",
