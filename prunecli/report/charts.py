@@ -239,12 +239,21 @@ def _cell_size(count: int) -> int:
     return 22 if count <= 16 else 14 if count <= 40 else 10 if count <= 80 else max(3, 800 // count)
 
 
-def kept_units(caption: str, layers: Sequence[tuple[str, Collection[int], int]], unit: str) -> Picture:
+def kept_of(counts: Sequence[tuple[int, int]]) -> str | None:
+    """Format the sum of (kept, original) over layers: '288 of 1,536', or '1,536' if nothing was removed."""
+    if not counts:
+        return None
+    kept, whole = map(sum, zip(*counts, strict=True))
+    return f"{kept:,}" if kept == whole else f"{kept:,} of {whole:,}"
+
+
+def kept_units(title: str, layers: Sequence[tuple[str, Collection[int], int]], unit: str) -> Picture:
     """Draw a row for each layer (name, kept ids, original number); kept units stand out, removed ones are faint."""
     rows = {
         f"{name}: {len(kept)} of {original}": pd.Series([float(number in kept) for number in range(original)])
         for name, kept, original in layers
     }
+    caption = f"{title}: {kept_of([(len(kept), original) for _, kept, original in layers])} {unit}s"
     return heat_map(caption, pd.DataFrame(rows).T, (0.0, 1.0), titles=("layer", unit), has_legend=False)
 
 

@@ -14,13 +14,23 @@ from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
 from prunecli.model.parts import KIND_NAMES, describe_parts
-from prunecli.report.charts import Bar, Picture, Point, bars, colour_range, curves, heat_map, kept_units
+from prunecli.report.charts import (
+    Bar,
+    Picture,
+    Point,
+    bars,
+    colour_range,
+    curves,
+    heat_map,
+    kept_of,
+    kept_units,
+)
 from prunecli.report.collect import MOST_IN_LAYER, CheckpointEntry, ReportData
 from prunecli.report.facts import Row, rows_of, tested
 from prunecli.report.history import command_lines, family_tree, original, statistics
 from prunecli.report.pictures import reduction_curves
 from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree
-from prunecli.results.document import Shown, maybe, millions, numbers
+from prunecli.results.document import Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.tensors.quantities import bytes_text
 
@@ -128,8 +138,7 @@ def _by_position(rows: Sequence[Row]) -> list[Picture]:
     """Return the chart of divergence by position (2510.13999, Figure 4c), if it was measured."""
     points = []
     for row in rows:
-        spans = [numbers(span) for span in row.result.scores.get("by_position", [])]
-        label = row.result.checkpoint
+        spans, label = row.result.scores.get("by_position", []), row.result.checkpoint
         own = [Point(math.log2(span["first"]), span["kl_divergence"], label, label) for span in spans]
         points += own if len(own) > 1 else []
     if not points:
@@ -185,19 +194,11 @@ def _overview(entry: CheckpointEntry) -> dict[str, str | None]:
         ),
         "size": bytes_text(inventory.total.bytes),
         "type": ", ".join(inventory.dtypes),
-        "layers": _kept([(len(stack.layers), stack.original_layers) for stack in inventory.stacks]),
-        "tokens": _kept(tokens),
-        "experts": _kept([(layer.num_experts, layer.original_experts) for layer in inventory.layers]),
-        "heads": _kept([(layer.num_heads, layer.original_heads) for layer in inventory.attentions]),
+        "layers": kept_of([(len(stack.layers), stack.original_layers) for stack in inventory.stacks]),
+        "tokens": kept_of(tokens),
+        "experts": kept_of([(layer.num_experts, layer.original_experts) for layer in inventory.layers]),
+        "heads": kept_of([(layer.num_heads, layer.original_heads) for layer in inventory.attentions]),
     }
-
-
-def _kept(counts: Sequence[tuple[int, int]]) -> str | None:
-    """Format the sum of (kept, original) over layers: '288 of 1,536', or '1,536' if nothing was removed."""
-    if not counts:
-        return None
-    kept, whole = map(sum, zip(*counts, strict=True))
-    return f"{kept:,}" if kept == whole else f"{kept:,} of {whole:,}"
 
 
 def history_section(data: ReportData) -> Iterator[Block]:
@@ -267,9 +268,8 @@ def kept_experts(data: ReportData) -> Iterator[Block]:
                 (f"{one.side} {one.layer}", one.experts, one.original_experts)
                 for one in entry.inventory.layers
             ]
-            count = _kept([(len(kept), original) for _, kept, original in layers])
             yield Heading(entry.name)
-            yield Pictures([kept_units(f"Experts kept by {entry.name}: {count}", layers, "expert")])
+            yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
 
 
 def kept_heads(data: ReportData) -> Iterator[Block]:
@@ -288,7 +288,6 @@ def kept_heads(data: ReportData) -> Iterator[Block]:
             own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
             layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
             if any(layer.original_heads for layer in own):
-                count = _kept([(layer.num_heads, layer.original_heads) for layer in own])
-                drawn.append(kept_units(f"{KIND_NAMES[kind]}: {count} heads", layers, "head"))
+                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
         yield Heading(entry.name, level=4)
         yield Pictures(drawn)

@@ -125,12 +125,11 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
 
 def best(found: Sequence[Finding]) -> list[Finding]:
     """At most `MOST_FINDINGS` that no other one surpasses in both size and quality, the largest first."""
-    ranked = {id(one): (one.smaller or 0.0, one.better or 0.0) for one in found if one.text and not one.bad}
+    ranked = [((one.smaller or 0.0, one.better or 0.0), one) for one in found if one.text and not one.bad]
     front = [
         one
-        for one in found
-        if (own := ranked.get(id(one))) is not None
-        and not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in ranked.values())
+        for own, one in ranked
+        if not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other, _ in ranked)
     ]
     return sorted(front, key=lambda one: one.smaller or 0.0)[-MOST_FINDINGS:]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -44,7 +44,6 @@ _AROUND_DARK = ("#86b6ef", "#2f66ad", "#383835", "#a54747", "#f5a3a3")
 class Heading:
     """A heading inside a section, of level 3 or 4."""
 
-    kind: ClassVar[str] = "heading"
     text: str
     level: int = 3
 
@@ -53,7 +52,6 @@ class Heading:
 class Text:
     """A paragraph, or bullet points if `items` are given."""
 
-    kind: ClassVar[str] = "text"
     text: str = ""
     style: str = ""
     items: Sequence[str] = ()
@@ -63,7 +61,6 @@ class Text:
 class Pictures:
     """Pictures beside one another, as far as the page is wide enough."""
 
-    kind: ClassVar[str] = "pictures"
     pictures: Sequence[Picture]
 
 
@@ -71,7 +68,6 @@ class Pictures:
 class Steps:
     """Numbered command lines."""
 
-    kind: ClassVar[str] = "steps"
     lines: Sequence[str]
 
 
@@ -79,7 +75,6 @@ class Steps:
 class Tree:
     """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
-    kind: ClassVar[str] = "tree"
     caption: str
     nodes: Sequence[Node]
 
@@ -202,6 +197,7 @@ def render(
         missing=missing if drawn else "",
         light=LIGHT,
         dark=DARK,
+        kind=lambda content: type(content).__name__,
         specification=lambda picture: _json(picture.specification("container")),
     )
 

@@ -117,7 +117,6 @@ class Shown:
         keys: number of the first columns, which a narrow terminal repeats in each part of the table.
     """
 
-    kind: ClassVar[str] = "table"
     title: str
     rows: Sequence[Mapping[str, str | None]]
     text_columns: int = 1
