@@ -11,7 +11,7 @@ from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.results.document import Model
-from prunecli.results.unit_scores import ADDITIVE, Kind, Scores
+from prunecli.results.unit_scores import MEASURES, Kind, Measure, Scores
 
 
 def scores_by_hand(
@@ -41,7 +41,7 @@ def scores_by_hand(
             for name, value in fields.items()
         },
     }
-    if method in ADDITIVE:
+    if MEASURES.get(method, Measure()).additive:
         made["per"] = per
     else:
         del made["counts"]

@@ -96,44 +96,30 @@ class Similarity(Document):
     @property
     def shown(self) -> list[Shown]:
         """Similarities of `pairs` by side and layer, then their means."""
-        known = {component.name: component for component in self.components["first"]}
-        names, tables = " and ".join(self.checkpoints[:2]), []
+        names, (pairs, mean, _) = " and ".join(self.checkpoints[:2]), self._tables().values()
+        labels = {component.name: component.label for component in self.components["first"]}
+        tables = []
         for side in self.mean:
-            pairs = [row for row in self.pairs if known[row["first"]].side == side]
-            if self.corresponding is None:
-                rows = [
-                    {
-                        "component": known[row["first"]].label,
-                        "next": known[row["second"]].label,
-                        **{
-                            measure.upper(): maybe("{:.3f}", numbers(row).get(measure))
-                            for measure in self.matrices
-                        },
-                    }
-                    for row in pairs
-                ]
-            else:
-                cells = {(known[row["first"]].layer, known[row["first"]].kind): row for row in pairs}
-                rows = [
-                    {
-                        "layer": str(layer),
-                        **{
-                            f"{measure.upper()} {name}": maybe(
-                                "{:.3f}", numbers(cells.get((layer, kind), {})).get(measure)
-                            )
-                            for measure in self.matrices
-                            for kind, name in COLUMNS.items()
-                        },
-                    }
-                    for layer in dict.fromkeys(layer for layer, _ in cells)
-                ]
-            tables.append(Shown(f"{names}, {side}", rows, 1 if self.corresponding else 2))
+            lines: dict[Any, dict[str, str | None]] = {}
+            for measure, row in product(self.matrices, pairs):
+                if row["side"] != side:
+                    continue
+                heading, first = measure.upper(), row["first"]
+                if self.corresponding is None:
+                    line = lines.setdefault(
+                        first, {"component": labels[first], "next": labels[row["second"]]}
+                    )
+                else:
+                    heading += f" {COLUMNS.get(row['kind'], row['kind'])}"
+                    line = lines.setdefault(row["layer"], {"layer": str(row["layer"])})
+                line[heading] = maybe("{:.3f}", numbers(row).get(measure))
+            tables.append(Shown(f"{names}, {side}", [*lines.values()], 1 if self.corresponding else 2))
         means = {"mean of the": "{side}"} | {
             title.format(measure.upper()): form.format(measure)
             for measure in self.matrices
             for title, form in MEANS.items()
         }
-        return [*tables, Shown.of("Means", self._tables()["mean"], means)]
+        return [*tables, Shown.of("Means", mean, means)]
 
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -46,16 +45,14 @@ Values = dict[str, list[Number]]
 
 
 class Measure(NamedTuple):
-    """A method of scoring units.
+    """The values of a method.
 
     Attributes:
-        kind: kind of the units.
         additive: whether the values are sums.
         importance: from the means of the sums, or the values, to what units are ranked by.
         signed: whether values may be negative.
     """
 
-    kind: Kind
     additive: bool = True
     importance: Callable[[Array], Array] = np.asarray
     signed: bool = False
@@ -66,25 +63,22 @@ def _distance(similarity: Array) -> Array:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "gradient": Measure("head"),
-    "ablation": Measure("head", additive=False, signed=True),
-    "all-but-one": Measure("head", additive=False, signed=True),
-    "activation": Measure("unit", importance=np.sqrt),
-    "activation-norm": Measure("unit", importance=np.sqrt),
-    "cosine": Measure("layer", importance=_distance, signed=True),
-    "cka": Measure("layer", additive=False, signed=True),
-    "perplexity": Measure("layer", signed=True),
-    "embedding": Measure("layer", importance=_distance, signed=True),
+    "ablation": Measure(additive=False, signed=True),
+    "all-but-one": Measure(additive=False, signed=True),
+    "activation": Measure(importance=np.sqrt),
+    "activation-norm": Measure(importance=np.sqrt),
+    "cosine": Measure(importance=_distance, signed=True),
+    "cka": Measure(additive=False, signed=True),
+    "perplexity": Measure(signed=True),
+    "embedding": Measure(importance=_distance, signed=True),
 }
-"""Method -> what its values are. A method of another kind of units needs no entry if its values are sums to rank by."""
-METHODS: dict[Kind, tuple[str, ...]] = defaultdict(tuple)
+"""Method -> what its values are; a method without an entry has sums to rank by."""
+METHODS: Mapping[Kind, tuple[str, ...]] = {
+    "head": ("gradient", "ablation", "all-but-one"),
+    "unit": ("activation", "activation-norm", "gradient"),
+    "layer": ("cosine", "cka", "perplexity", "embedding", "gradient"),
+}
 """Kind of units -> its methods; none are known of another kind."""
-for _name, _measure in MEASURES.items():
-    METHODS[_measure.kind] += (_name,)
-for _kind in ("unit", "layer"):
-    METHODS[_kind] += ("gradient",)
-ADDITIVE = {name for name, measure in MEASURES.items() if measure.additive}
-"""Methods whose values are sums."""
 ABOUT = {
     "gradient": "Importance by gradient (1905.10650, eq. 2)",
     "ablation": "What the score loses without the head",
@@ -237,7 +231,7 @@ class Scores(Document):
     @model_validator(mode="after")
     def _go_together(self) -> Scores:
         """The arrays have a value for each unit, and the fields of the method are there."""
-        sizes, known = _sizes(self.ids), METHODS[self.kind] or (self.method,)
+        sizes, known = _sizes(self.ids), METHODS.get(self.kind, (self.method,))
         values = [number for own in self.values.values() for number in own]
         faults = {
             f"method is {self.method!r}, not one of {', '.join(known)}": self.method not in known,
@@ -316,7 +310,7 @@ class Scores(Document):
     @property
     def measure(self) -> Measure:
         """The method that scored the units."""
-        return MEASURES.get(self.method, Measure(self.kind))
+        return MEASURES.get(self.method, Measure())
 
     def means(self) -> dict[str, Array]:
         """Name of an axis -> `[units]`: the sums divided by their counts; other values as they are."""
@@ -444,7 +438,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
     """One score from several of one model: sums and counts are added, so nothing is lost.
 
     Args:
-        parts: at least one; several only of methods in `ADDITIVE`.
+        parts: at least one; several only of methods whose values are sums.
         names: names of the parts in messages. Default: scores 1, 2, ...
 
     Raises:
