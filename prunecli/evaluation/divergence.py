@@ -82,13 +82,20 @@ class Reference:
         self._states.close()
         self._head = self._model = None
 
-    def record(self, runner: Runner, what: str, progress: Progress = silent) -> Compared:
-        """Run the first model and store its last hidden states and its head; all other weights are freed.
+    def measure(self, runner: Runner, what: str, progress: Progress = silent) -> Compared:
+        """Run a model on the batches, and compare it with the first: sum_v p(v) (log p(v) - log q(v)) at each position.
+
+        Of the first model the last hidden states and the head are stored; all other weights are freed.
 
         Raises:
+            UsageError: its vocabulary has another size than the first model's; as `runner` does.
             DataError: a loss is not finite.
-            UsageError, CheckpointError, OutputError: as `runner` does.
+            CheckpointError, OutputError: as `runner` does.
         """
+        model = self._model if self._head is None else self._head.model
+        if model is not None:
+            kept = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+            return self._run(runner, what, progress, self._first, kept + LOGITS_BYTES)
         found = self._run(runner, what, progress, None)
         assert self._head is not None
         if len(self._held) == len(self._batches):
@@ -96,18 +103,6 @@ class Reference:
         else:
             self._model, self._head = runner.model, None
         return found
-
-    def compare(self, runner: Runner, what: str, progress: Progress = silent) -> Compared:
-        """Run another model on the same batches: KL(p || q) = sum_v p(v) (log p(v) - log q(v)) at each position.
-
-        Raises:
-            UsageError: its vocabulary has another size; as `runner` does.
-            DataError: a loss is not finite.
-            CheckpointError, OutputError: as `runner` does.
-        """
-        model = self._model if self._head is None else self._head.model
-        kept = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        return self._run(runner, what, progress, self._first, kept + LOGITS_BYTES)
 
     def _run(
         self,

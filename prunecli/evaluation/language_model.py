@@ -107,11 +107,9 @@ class CausalLanguageModel(ModelTask):
             nats, tokens = measure_losses(runner, batches, len(windows), what, self.progress)
             agreed = np.zeros(len(windows), np.int64)
             read = Compared(nats, tokens[:, None], np.zeros((len(windows), 1)), agreed)
-        elif self.reference is not None:
-            read = self.reference.compare(runner, what, self.progress)
         else:
-            self.reference = Reference(batches, options.spill_directory)
-            read = self.reference.record(runner, what, self.progress)
+            self.reference = self.reference or Reference(batches, options.spill_directory)
+            read = self.reference.measure(runner, what, self.progress)
         of_texts = Compared(*(sum_by_text(values, windows, len(texts)) for values in vars(read).values()))
         shown = is_compared and label != self.first
         scores = {

@@ -164,9 +164,8 @@ class Measurer:
         batches = [one for own in named.values() for one in own]
         found: dict[str, float] = {}
         if data.task == "lm" and same_tokens and self._diverges:
-            is_first = self._reference is None
-            reference = self._reference = self._reference or Reference(batches)
-            compared = (reference.record if is_first else reference.compare)(runner, what, self._progress)
+            self._reference = self._reference or Reference(batches)
+            compared = self._reference.measure(runner, what, self._progress)
             nats, tokens = compared.nats, compared.tokens
             found["divergence"] = float(compared.divergence.sum() / tokens.sum())
         else:

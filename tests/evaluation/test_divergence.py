@@ -64,8 +64,8 @@ TOKENS = [[1, 2, 4, 4], [0, 0, 2, 1], [1, 0, 0, 0], [1, 2, 4, 4]]
 
 def measured(first: Any, *others: Any, runner: Any = InMemory) -> list[Compared]:
     with closing(Reference(batches())) as kept:
-        found = [kept.record(runner(first), "reading")]
-        return [*found, *(kept.compare(runner(other), "reading") for other in others)]
+        found = [kept.measure(runner(first), "reading")]
+        return [*found, *(kept.measure(runner(other), "reading") for other in others)]
 
 
 def undeclared(model_type: str, seed: int) -> Any:
@@ -125,7 +125,7 @@ def test_only_the_head_is_kept(tmp_path):
         more = {"tie_word_embeddings": False} if model_type == "qwen3" else {}
         model = load_model(tiny_family(tmp_path / model_type, model_type, **more), device="cpu")
         with closing(Reference(batches())) as reference_:
-            reference_.record(InMemory(model), "reading")
+            reference_.measure(InMemory(model), "reading")
         assert {name for name, value in model.named_parameters() if value.numel()} == kept
 
 
