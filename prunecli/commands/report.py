@@ -40,13 +40,12 @@ def report(options: Report) -> None:
     loaded, nothing is fetched, and the page opens without a network.
     """
     from prunecli import demo
-    from prunecli.report.collect import collect, require_directory
+    from prunecli.report.collect import collect
     from prunecli.report.page import report_page
     from prunecli.tensors.quantities import counted
     from prunecli.tensors.transaction import new_file
 
     directory, output, quiet = options.directory, options.output, options.quiet
-    require_directory(directory)
     if output != STDOUT:
         refuse_unwritable(output, force=options.force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}

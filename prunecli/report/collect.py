@@ -105,17 +105,6 @@ class ReportData:
         return next(iter(named or same), None)
 
 
-def require_directory(directory: Path) -> None:
-    """Refuse what is no directory.
-
-    Raises:
-        DataError: a file, or nothing of this name.
-    """
-    if not directory.is_dir():
-        what = "a file, not a directory" if directory.exists() else "no such directory"
-        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
-
-
 def collect(
     directory: Path, elsewhere: Mapping[str, Path] | None = None, progress: Progress = silent
 ) -> ReportData:
@@ -131,7 +120,9 @@ def collect(
     Raises:
         DataError: no such directory, or it holds nothing that prunecli wrote.
     """
-    require_directory(directory)
+    if not directory.is_dir():
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
     data = ReportData(directory.resolve().name or str(directory.resolve()))
     folders = list(_folders(directory))
     with progress("reading", len(folders), "folders") as advance:
