@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PlainSerializer, SerializationInfo, model_validator
+from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, model_validator
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, reason_of
@@ -324,7 +324,7 @@ class Answer(Record):
     text: str
     step: Count | None = None
     command: str = ""
-    fields: dict[str, Any] = Field(default_factory=dict)
+    fields: dict[str, Any] = {}
 
 
 class Explanation(Document):

@@ -339,8 +339,8 @@ class Document(Record):
 
     format: str
     prunecli: str = ""
-    command: list[str] = Field(default_factory=list)
-    models: list[Model] = Field(default_factory=list)
+    command: list[str] = []
+    models: list[Model] = []
     seed: int | None = None
 
     @classmethod

@@ -105,17 +105,17 @@ class Evaluated(Record):
 
     checkpoint: str
     dtype: str = ""
-    mean: Scores = Field(default_factory=dict)
-    pairs: dict[str, Scores] = Field(default_factory=dict)
-    by_source: dict[str, Scores] = Field(default_factory=dict)
-    by_target: dict[str, Scores] = Field(default_factory=dict)
-    by_group: list[Scores] = Field(default_factory=list)
+    mean: Scores = {}
+    pairs: dict[str, Scores] = {}
+    by_source: dict[str, Scores] = {}
+    by_target: dict[str, Scores] = {}
+    by_group: list[Scores] = []
     context: Count | None = None
     stride: Count | None = None
     parameters: Count | None = None
     checkpoint_bytes: Count | None = None
-    scores: Scores = Field(default_factory=dict)
-    by_text: dict[str, Scores] = Field(default_factory=dict)
+    scores: Scores = {}
+    by_text: dict[str, Scores] = {}
     p_value: Number | None = None
 
     @property
@@ -140,7 +140,7 @@ class Example(Record):
     text: str | None = None
     source: str
     reference: str | None = None
-    outputs: dict[str, str] = Field(default_factory=dict)
+    outputs: dict[str, str] = {}
 
 
 class Evaluation(Document):
@@ -153,14 +153,14 @@ class Evaluation(Document):
     FORMAT: ClassVar[str] = "prunecli.evaluation/1"
 
     task: str
-    data: dict[str, Any] = Field(default_factory=dict)
-    pairs: list[str] = Field(default_factory=list)
-    decoding: dict[str, Any] = Field(default_factory=dict)
-    groups: dict[str, str] = Field(default_factory=dict)
-    signatures: dict[str, str] = Field(default_factory=dict)
+    data: dict[str, Any] = {}
+    pairs: list[str] = []
+    decoding: dict[str, Any] = {}
+    groups: dict[str, str] = {}
+    signatures: dict[str, str] = {}
     significance: dict[str, Any] | None = None
     results: list[Evaluated] = Field(min_length=1)
-    examples: list[Example] = Field(default_factory=list)
+    examples: list[Example] = []
 
     @property
     def ruined(self) -> list[str]:

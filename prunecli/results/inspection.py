@@ -92,7 +92,7 @@ class Fit(Record):
     whole: list[Way]
     pruned: list[Way]
     by_layer: LayerWays
-    unknown: list[str] = Field(default_factory=list)
+    unknown: list[str] = []
 
 
 class Inspection(Document):
@@ -102,16 +102,16 @@ class Inspection(Document):
 
     total: Amount
     parts: dict[str, Amount]
-    dtypes: dict[str, Amount] = Field(default_factory=dict)
-    stacks: list[StackLayers] = Field(default_factory=list)
+    dtypes: dict[str, Amount] = {}
+    stacks: list[StackLayers] = []
     layers: list[SparseLayer]
     attentions: list[Attention]
     ffns: list[Ffn]
-    embedding: dict[str, Any] = Field(default_factory=dict)
-    files: list[dict[str, Any]] = Field(default_factory=list)
-    modules: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    embedding: dict[str, Any] = {}
+    files: list[dict[str, Any]] = []
+    modules: dict[str, tuple[str, ...]] = {}
     quantisation: Quantisation | None = None
-    history: list[dict[str, Any]] = Field(default_factory=list)
+    history: list[dict[str, Any]] = []
     fit: Fit | None = None
 
     @classmethod

@@ -36,10 +36,10 @@ class Tree(Record):
         matrix: scipy's linkage matrix, `[leaves - 1, 4]`.
     """
 
-    languages: list[str] = Field(default_factory=list)
-    texts: list[str] = Field(default_factory=list)
-    order: list[str] = Field(default_factory=list)
-    clusters: dict[str, Any] = Field(default_factory=dict)
+    languages: list[str] = []
+    texts: list[str] = []
+    order: list[str] = []
+    clusters: dict[str, Any] = {}
     matrix: list[tuple[Number, Number, Number, Number]] = Field(min_length=1)
 
     @property
@@ -132,12 +132,12 @@ class ExpertsPerLayer(Record):
     strategy: str = ""
     metric: str | None = None
     layers: list[str] = Field(min_length=1)
-    sides: list[str] = Field(default_factory=list)
+    sides: list[str] = []
     mean: list[Number]
     lowest: list[Count]
     highest: list[Count]
-    by_pair: dict[str, list[Count]] = Field(default_factory=dict)
-    by_group: list[ExpertsByGroup] = Field(default_factory=list)
+    by_pair: dict[str, list[Count]] = {}
+    by_group: list[ExpertsByGroup] = []
 
     @model_validator(mode="after")
     def _have_one_length(self) -> ExpertsPerLayer:
@@ -151,15 +151,15 @@ class Languages(Document):
 
     FORMAT: ClassVar[str] = "prunecli.languages/1"
 
-    statistics: list[str] = Field(default_factory=list)
+    statistics: list[str] = []
     metric: str
     ratio: Number
     strategy: str
     balance: str = ""
     mode: str = ""
     pairs: list[str]
-    groups: dict[str, str] = Field(default_factory=dict)
-    families: dict[str, str] = Field(default_factory=dict)
+    groups: dict[str, str] = {}
+    families: dict[str, str] = {}
     similarity: Similarities | None = None
     clustering: Clustering
     experts_per_layer: ExpertsPerLayer | None = None
@@ -292,12 +292,12 @@ class Texts(Document):
 
     FORMAT: ClassVar[str] = "prunecli.texts/1"
 
-    statistics: list[str] = Field(default_factory=list)
+    statistics: list[str] = []
     metric: str
     ratio: Number
     linkage: str = ""
     texts: list[str] = Field(min_length=1)
-    families: dict[str, str] = Field(default_factory=dict)
+    families: dict[str, str] = {}
     similarity: Square
     clustering: Tree | None = None
     layers: list[TextLayer]

@@ -86,7 +86,7 @@ class Timing(Record):
     batch_size: Count
     beam: Count | None = None
     phase: str | None = None
-    seconds: list[Number] = Field(default_factory=list)
+    seconds: list[Number] = []
     examples_per_second: Spread | None = None
     tokens_per_second: Spread
     seconds_per_sentence: Spread
@@ -145,7 +145,7 @@ class Latency(Document):
 
     task: str = "translation"
     pair: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, Any] = {}
     context: Count | None = None
     sentences: Count
     new_tokens: Count | None = None

@@ -48,10 +48,10 @@ class Rewriting(Document):
         decision: the values that units were chosen by, with ranks and margins, if units were chosen.
     """
 
-    left_out: list[str] = Field(default_factory=list)
+    left_out: list[str] = []
     output: str | None = None
-    stock: dict[str, Any] = Field(default_factory=dict)
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    stock: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     parameters_before: Count | None = None
     parameters_after: Count | None = None
     bytes_before: Count | None = None
@@ -78,7 +78,7 @@ class Selected(Rewriting):
 
     held: dict[str, Count]
     kept: dict[str, list[Count]]
-    details: dict[str, Any] = Field(default_factory=dict)
+    details: dict[str, Any] = {}
 
 
 class Quality(Record):
@@ -148,7 +148,7 @@ class Sharing(Rewriting):
     """
 
     groups: list[SharedGroup]
-    removed: list[str] = Field(default_factory=list)
+    removed: list[str] = []
 
 
 class FfnSharing(Sharing):
@@ -160,7 +160,7 @@ class FfnSharing(Sharing):
 
     FORMAT: ClassVar[str] = "prunecli.ffn-plan/1"
 
-    sparse: list[str] = Field(default_factory=list)
+    sparse: list[str] = []
 
 
 class AttentionSharing(Sharing):
@@ -190,10 +190,10 @@ class Training(Document):
 
     FORMAT: ClassVar[str] = "prunecli.finetune/1"
 
-    left_out: list[str] = Field(default_factory=list)
+    left_out: list[str] = []
     output: str
-    stock: dict[str, Any] = Field(default_factory=dict)
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    stock: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     steps: Count
     warmup: Count | None = None
     epochs: Number | None = None
@@ -203,5 +203,5 @@ class Training(Document):
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     parameters: Count | None = None
-    training: list[LoggedStep] = Field(default_factory=list)
-    validation: list[LoggedStep] = Field(default_factory=list)
+    training: list[LoggedStep] = []
+    validation: list[LoggedStep] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
 from prunecli.results.document import Count, Number, Record, Row, Shown, Tables, maybe
 from prunecli.results.rewriting import Rewriting
 
@@ -40,7 +38,7 @@ class Tried(Record):
     """
 
     shares: dict[str, Number]
-    metrics: dict[str, str] = Field(default_factory=dict)
+    metrics: dict[str, str] = {}
     stage: str
     parameters: Count
     bytes: Count
@@ -80,7 +78,7 @@ class Shrunk(Rewriting):
     target: str
     shares: dict[str, Number]
     tried: list[Tried]
-    stages: list[Stage] = Field(default_factory=list)
+    stages: list[Stage] = []
 
     @property
     def shown(self) -> list[Shown]:

@@ -54,18 +54,18 @@ class Similarity(Document):
     FORMAT: ClassVar[str] = "prunecli.similarity/1"
 
     checkpoints: list[str] = Field(min_length=1)
-    benchmarks: list[str] = Field(default_factory=list)
-    random_seeds: list[int] = Field(default_factory=list)
+    benchmarks: list[str] = []
+    random_seeds: list[int] = []
     device: str = ""
     dtype: str = ""
     context: int | None = None
-    text: list[dict[str, Any]] = Field(default_factory=list)
+    text: list[dict[str, Any]] = []
     components: dict[str, list[Component]]
-    left_out: dict[str, dict[str, list[str]]] = Field(default_factory=dict)
+    left_out: dict[str, dict[str, list[str]]] = {}
     matrices: dict[Literal["cka", "lns"], dict[str, list[list[Number | None]]]]
     corresponding: list[dict[str, Any]] | None = None
     successive: list[dict[str, Any]] | None = None
-    mean: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+    mean: dict[str, dict[str, Number | None]] = {}
 
     @model_validator(mode="after")
     def _matrices_of_components(self) -> Similarity:

@@ -117,7 +117,7 @@ class Effects(Record):
     metric: str
     base: Number
     values: Values
-    p_values: Values = Field(default_factory=dict)
+    p_values: Values = {}
 
 
 class Reported(Record):
@@ -211,7 +211,7 @@ class Scores(Document):
     method: str
     task: str = ""
     examples: Total
-    texts: list[str] = Field(default_factory=list)
+    texts: list[str] = []
     split: str | None = None
     whole_files: bool | None = None
     mixed: bool = Field(default=False, exclude=True)
@@ -219,13 +219,13 @@ class Scores(Document):
     per: Literal["example", "token", "prediction"] | None = None
     ids: dict[str, list[Count]]
     values: Values
-    counts: dict[str, Total] = Field(default_factory=dict)
-    distances: dict[str, list[list[Number]]] = Field(default_factory=dict)
+    counts: dict[str, Total] = {}
+    distances: dict[str, list[list[Number]]] = {}
     metric: str | None = None
     base: Number | None = None
-    p_values: Values = Field(default_factory=dict)
-    also: list[Effects] = Field(default_factory=list)
-    best: dict[str, Count] = Field(default_factory=dict)
+    p_values: Values = {}
+    also: list[Effects] = []
+    best: dict[str, Count] = {}
     reported: Reported | None = None
 
     @model_validator(mode="after")
