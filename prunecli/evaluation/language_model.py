@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.decoding import end_ids, generate
 from prunecli.evaluation.divergence import Compared, Reference
 from prunecli.evaluation.tasks import T_TEST, WINDOWS_TEST, Measured, ModelTask, perplexity
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import head_bytes
 from prunecli.running.encoding import filling, padding_id, position_count, window_length
 from prunecli.running.losses import measure_losses
@@ -22,11 +24,6 @@ from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    import torch
-
-    from prunecli.model.checkpoint import Checkpoint
 
 PROMPT = 32
 """Tokens of a prompt, halved until a prompt is at most half of its text: few lengths, so that many run together."""

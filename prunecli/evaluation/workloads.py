@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
+from typing_extensions import Self
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
@@ -43,9 +44,6 @@ from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Phase = Literal["prefill", "decode"] | None
 """None: the whole pass, for tasks without phases."""

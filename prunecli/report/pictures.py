@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from prunecli.analysis.removed import Kept, Removed
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
@@ -27,8 +28,8 @@ from prunecli.report.charts import (
     histogram,
 )
 from prunecli.results.gates import GateStatistics
-from prunecli.results.languages import Languages, Texts
-from prunecli.results.latency import Latency
+from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
+from prunecli.results.latency import Latency, Timing
 from prunecli.results.rewriting import Training
 from prunecli.results.shrinking import Shrunk
 from prunecli.results.similarity import (
@@ -40,11 +41,6 @@ from prunecli.results.similarity import (
     stated_correlation,
 )
 from prunecli.results.unit_scores import Scores
-
-if TYPE_CHECKING:
-    from prunecli.analysis.removed import Kept, Removed
-    from prunecli.results.languages import ExpertsPerLayer, Tree
-    from prunecli.results.latency import Timing
 
 MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""

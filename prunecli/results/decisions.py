@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,13 @@ from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, model_
 from prunecli import __version__
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.axes import axis_name
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
+from prunecli.model.rewrite import Rewrite
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Record, Row, Tables, array_of
 from prunecli.tensors.json_files import parsed
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.rewrite import Rewrite
 
 FILE = "prunecli_decisions.json"
 SHARE_FFN = "share-ffn"
@@ -183,11 +181,11 @@ class Decisions(Document):
         decisions: at most one for each step of the history.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.decisions/2"
+    FORMAT = "prunecli.decisions/2"
     FIRST: ClassVar[str] = "prunecli.decisions/1"
     """Version 0.2.0: places are named by modules (layers and tokens have no name), the attention is called `kind`, and
     layers, hidden units and tokens have their numbers in the source of the step."""
-    UPGRADES: ClassVar = {FIRST: _of_first}
+    UPGRADES = {FIRST: _of_first}
     ERROR = CheckpointError
     REMEDY = REMEDY
 
@@ -330,7 +328,7 @@ class Answer(Record):
 class Explanation(Document):
     """The JSON that `prunecli explain DIR WHAT --json` prints: answers to one question, in the order of the history."""
 
-    FORMAT: ClassVar[str] = "prunecli.explanation/1"
+    FORMAT = "prunecli.explanation/1"
 
     question: str
     answers: list[Answer]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
@@ -150,7 +150,7 @@ class Evaluation(Document):
         examples: inputs on which the checkpoints differ most.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.evaluation/1"
+    FORMAT = "prunecli.evaluation/1"
 
     task: str
     data: dict[str, Any] = {}

@@ -187,10 +187,10 @@ class GateStatistics(Document):
         mixed: statistics of whole documents and of single lines were merged.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.gates/1"
+    FORMAT = "prunecli.gates/1"
     TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
     """With TEXT_SUMS, and a text's name for each entry."""
-    UPGRADES: ClassVar = {TEXT_FORMAT: dict}
+    UPGRADES = {TEXT_FORMAT: dict}
     ERROR = StatisticsError
     REMEDY = AGAIN
 

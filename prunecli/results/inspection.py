@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from prunecli.model.inventory import Amount, Quantisation, StackLayers
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.inventory import Amount, Inventory, Quantisation, StackLayers
 from prunecli.results.document import Count, Document, Record, Tables, cells, header, picked
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.inventory import Inventory
 
 HEADS = ("name", "kind", "heads", "original_heads")
 WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
@@ -98,7 +95,7 @@ class Fit(Record):
 class Inspection(Document):
     """The result of `inspect --json`."""
 
-    FORMAT: ClassVar[str] = "prunecli.inspect/1"
+    FORMAT = "prunecli.inspect/1"
 
     total: Amount
     parts: dict[str, Amount]

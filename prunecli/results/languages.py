@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations, zip_longest
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -149,7 +149,7 @@ class ExpertsPerLayer(Record):
 class Languages(Document):
     """languages.json; a part that the statistics do not allow is None."""
 
-    FORMAT: ClassVar[str] = "prunecli.languages/1"
+    FORMAT = "prunecli.languages/1"
 
     statistics: list[str] = []
     metric: str
@@ -290,7 +290,7 @@ class Texts(Document):
         similarity: `[texts, texts]`, Jaccard similarities of the experts that they select in all layers.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.texts/1"
+    FORMAT = "prunecli.texts/1"
 
     statistics: list[str] = []
     metric: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import AliasChoices, Field
 
@@ -141,7 +141,7 @@ class Latency(Document):
         new_tokens: where any are generated.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.latency/1"
+    FORMAT = "prunecli.latency/1"
 
     task: str = "translation"
     pair: str | None = None

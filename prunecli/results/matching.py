@@ -6,20 +6,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
+from prunecli.model.axes import Kind as AxisKind
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
 from prunecli.model.find_axes import axes_of
 from prunecli.model.quantised import method_of
 from prunecli.options import paths
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores
-
-if TYPE_CHECKING:
-    from prunecli.model.axes import Kind as AxisKind
-    from prunecli.model.checkpoint import Checkpoint
 
 COLLECT = "Collect the gates of this checkpoint."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -74,7 +74,7 @@ class Selected(Rewriting):
             how many), `text`, and how it falls into tokens before and after.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.selection/1"
+    FORMAT = "prunecli.selection/1"
 
     held: dict[str, Count]
     kept: dict[str, list[Count]]
@@ -110,7 +110,7 @@ class Factorization(Rewriting):
         output_layer: likewise of the output layer's table.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.embedding/1"
+    FORMAT = "prunecli.embedding/1"
 
     embedding: dict[str, Any]
     embedding_parameters_before: Count
@@ -158,7 +158,7 @@ class FfnSharing(Sharing):
         sparse: layers with experts, which stay as they are.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.ffn-plan/1"
+    FORMAT = "prunecli.ffn-plan/1"
 
     sparse: list[str] = []
 
@@ -166,7 +166,7 @@ class FfnSharing(Sharing):
 class AttentionSharing(Sharing):
     """The JSON that `share-attention --json` prints."""
 
-    FORMAT: ClassVar[str] = "prunecli.attention-plan/1"
+    FORMAT = "prunecli.attention-plan/1"
 
 
 class LoggedStep(Record):
@@ -188,7 +188,7 @@ class Training(Document):
         best: the step that is the result, where a validation chose it.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.finetune/1"
+    FORMAT = "prunecli.finetune/1"
 
     left_out: list[str] = []
     output: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from prunecli.results.document import Count, Number, Record, Row, Shown, Tables, maybe
 from prunecli.results.rewriting import Rewriting
 
@@ -73,7 +71,7 @@ class Shrunk(Rewriting):
         stages: the original, the cut model, and the healed one if the result was trained.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.shrinking/1"
+    FORMAT = "prunecli.shrinking/1"
 
     target: str
     shares: dict[str, Number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, product
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -51,7 +51,7 @@ class Similarity(Document):
         mean: side -> measure -> mean of these.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.similarity/1"
+    FORMAT = "prunecli.similarity/1"
 
     checkpoints: list[str] = Field(min_length=1)
     benchmarks: list[str] = []
@@ -211,7 +211,7 @@ class HeadComparison(Document):
         heads: those of both.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.head-comparison/1"
+    FORMAT = "prunecli.head-comparison/1"
 
     first: Scored
     second: Scored

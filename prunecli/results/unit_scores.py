@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.options import paths
 from prunecli.results.document import (
@@ -30,9 +31,6 @@ from prunecli.results.document import (
 from prunecli.results.evaluation import LOWER_IS_BETTER
 from prunecli.selection.select import HOLDERS
 from prunecli.tensors.quantities import counted
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 AGAIN = "Measure the scores again."
 Array = NDArray[np.float64]
@@ -199,10 +197,10 @@ class Scores(Document):
         reported: all-but-one, if heads were chosen on other text.
     """
 
-    FORMAT: ClassVar[str] = "prunecli.scores/1"
+    FORMAT = "prunecli.scores/1"
     FIRST: ClassVar[str] = "prunecli.heads/1"
     """Of 0.2.0, for heads alone."""
-    UPGRADES: ClassVar = {FIRST: _of_heads}
+    UPGRADES = {FIRST: _of_heads}
     ERROR = StatisticsError
     REMEDY = AGAIN
 
