@@ -54,8 +54,8 @@ def report(options: Report) -> None:
 
         bundled |= labels_for(options.originals)
     data = collect(directory, bundled, console.progress(quiet))
-    for one in data.unreadable:
-        console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
+    for name, reason in data.unreadable.items():
+        console.warn(f"Unreadable, left out: {name}: {reason}")
     if output == STDOUT:
         typer.echo(report_page(data), nl=False)
     else:

@@ -25,8 +25,8 @@ from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.stock_names import REMEDY
-from prunecli.processes import ALONE, ProcessGroup
-from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.processes import ProcessGroup
+from prunecli.progress import Progress, Say, silent
 from prunecli.results.document import sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, run_forward
@@ -60,12 +60,12 @@ class Task(ABC):
     opened: Mapping[str, Checkpoint]
     data: Dataset
     options: EvaluationOptions
-    progress: Progress = silent
-    say: Say = unsaid
-    process_group: ProcessGroup = ALONE
-    report: Callable[[str, RunReport], None] = lambda _label, _work: None
-    output: Path | None = None
-    force: bool = False
+    progress: Progress
+    say: Say
+    process_group: ProcessGroup
+    report: Callable[[str, RunReport], None]
+    output: Path | None
+    force: bool
     seed: int | None = None
 
     def __post_init__(self) -> None:

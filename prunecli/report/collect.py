@@ -64,14 +64,6 @@ class CheckpointEntry:
         return self.checkpoint.structure.history
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """A file or checkpoint that is damaged, and how."""
-
-    name: str
-    reason: str
-
-
 T = TypeVar("T")
 
 
@@ -84,14 +76,14 @@ class ReportData:
         checkpoints: those of the directory.
         elsewhere: checkpoints that lie elsewhere, and that results or histories speak of.
         documents: path below the directory -> the result in this file.
-        unreadable: what is damaged.
+        unreadable: name of a damaged file or checkpoint -> how it is damaged.
     """
 
     title: str
     checkpoints: list[CheckpointEntry] = field(default_factory=list)
     elsewhere: list[CheckpointEntry] = field(default_factory=list)
     documents: dict[str, Document] = field(default_factory=dict)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     def of(self, kind: type[T]) -> list[tuple[str, T]]:
         """(file's name, content) of the results of this kind."""
@@ -180,9 +172,9 @@ def _noted(data: ReportData, name: PurePath, path: Path) -> Iterator[None]:
         yield
     except PruneError as error:
         reason = error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
-        data.unreadable.append(Unreadable(name.as_posix(), reason))
+        data.unreadable[name.as_posix()] = reason
     except OSError as error:
-        data.unreadable.append(Unreadable(name.as_posix(), error.strerror or "cannot be read"))
+        data.unreadable[name.as_posix()] = error.strerror or "cannot be read"
 
 
 def _read_result(path: Path) -> Document | None:

@@ -87,7 +87,7 @@ def training_section(data: ReportData) -> Iterator[Block]:
 def unreadable_section(data: ReportData) -> Iterator[Block]:
     """Yield a table of damaged files and checkpoints."""
     if data.unreadable:
-        rows = [{"file": one.name, "what is wrong": one.reason} for one in data.unreadable]
+        rows = [{"file": name, "what is wrong": reason} for name, reason in data.unreadable.items()]
         yield Shown("Left out of this page", rows, text_columns=2)
 
 

@@ -293,6 +293,7 @@ MOST = 10**18
 """No count of a result is larger."""
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Total = Annotated[int, Field(ge=1, le=MOST)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 
 

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from prunecli.results.document import (
-    MOST,
     Count,
     Document,
     Number,
@@ -18,6 +17,7 @@ from prunecli.results.document import (
     Row,
     Shown,
     Tables,
+    Total,
     first_fault,
     maybe,
     millions,
@@ -54,7 +54,7 @@ MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 class _Span(TypedDict):
     """Divergence where so many tokens come before."""
 
-    first: Annotated[int, Field(ge=1, le=MOST)]
+    first: Total
     last: Count
     tokens: Count
     kl_divergence: Number

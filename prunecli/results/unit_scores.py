@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.options import paths
 from prunecli.results.document import (
-    MOST,
     Count,
     Document,
     Model,
@@ -24,6 +23,7 @@ from prunecli.results.document import (
     Record,
     Row,
     Tables,
+    Total,
     first_fault,
     header,
     merged_text,
@@ -38,7 +38,6 @@ Kind = str
 """Kind of units: "head", "unit", "layer", or any other one."""
 Method = Literal["gradient", "ablation", "all-but-one"]
 Per = Literal["example", "token"]
-Total = Annotated[int, Field(ge=1, le=MOST)]
 Values = dict[str, list[Number]]
 
 

@@ -22,7 +22,7 @@ def test_results_and_checkpoints_at_any_depth_by_name(tmp_path):
     assert [one.name for one in found.checkpoints] == ["b/model"]
     assert [name for name, _ in found.of(Latency)] == ["a.json"]
     assert [name for name, _ in found.of(Evaluation)] == ["b/c/e.json"]
-    assert found.unreadable == []
+    assert found.unreadable == {}
     assert found.title == tmp_path.name
 
 
@@ -46,7 +46,8 @@ def test_files_of_others_are_passed_over(tmp_path):
     write_json(tmp_path / "app" / "config.json", {"port": 80})
     found = collect(tmp_path)
     assert [*found.documents] == ["e.json"]
-    assert not found.checkpoints + found.unreadable
+    assert not found.checkpoints
+    assert not found.unreadable
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reas
     (tmp_path / name).write_text(text)
     found = collect(tmp_path)
     assert not found.documents
-    assert [one.name for one in found.unreadable] == [name]
-    assert re.search(reason, found.unreadable[0].reason)
-    assert str(tmp_path) not in found.unreadable[0].reason
+    assert list(found.unreadable) == [name]
+    assert re.search(reason, found.unreadable[name])
+    assert str(tmp_path) not in found.unreadable[name]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_trees_that_are_none_are_refused(tmp_path, change, reason):
     payload = results.languages()
     payload["clustering"]["encoder"] |= change
     write_json(tmp_path / "l.json", payload)
-    assert reason in collect(tmp_path).unreadable[0].reason
+    assert reason in next(iter(collect(tmp_path).unreadable.values()))
 
 
 def test_matrices_without_their_rows_are_refused(tmp_path):
@@ -100,7 +101,7 @@ def test_matrices_without_their_rows_are_refused(tmp_path):
     layers = results.languages()
     layers["experts_per_layer"]["mean"] = []
     write_json(tmp_path / "c.json", layers)
-    assert [one.name for one in collect(tmp_path).unreadable] == ["a.json", "b.json", "c.json"]
+    assert list(collect(tmp_path).unreadable) == ["a.json", "b.json", "c.json"]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -110,9 +111,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     (broken / "config.json").write_text('{"prunecli": ')
     (broken / "modeling_prunecli.py").write_text("")
     found = collect(tmp_path)
-    assert [one.name for one in found.unreadable] == ["model", "reduced"]
-    assert "model.safetensors" in found.unreadable[0].reason
-    assert "cut short" in found.unreadable[1].reason
+    assert list(found.unreadable) == ["model", "reduced"]
+    assert "model.safetensors" in found.unreadable["model"]
+    assert "cut short" in found.unreadable["reduced"]
 
 
 def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
@@ -139,5 +140,5 @@ def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
     structure = {"version": 4, "axes": axis}
     write_json(path, {**json.loads(path.read_text()), "prunecli": structure})
     found = collect(tmp_path)
-    assert [one.name for one in found.unreadable] == ["model"]
-    assert "at most 65,536" in found.unreadable[0].reason
+    assert list(found.unreadable) == ["model"]
+    assert "at most 65,536" in found.unreadable["model"]
