@@ -264,7 +264,7 @@ def _position(question: Question, place: Ranked) -> int | None:
     return None if question.number is None else place.place_of(question.number)
 
 
-NEEDED: Mapping[str, str] = {
+NEEDED = {
     "special and added": "it is a special or added token, or a config names it",
     "asked for": "--keep asks for it",
     "characters and bytes": "single characters and bytes always stay",

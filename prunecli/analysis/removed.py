@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.parts import KINDS, AttentionLayer
+from prunecli.model.parts import KINDS
 from prunecli.model.structure import statistics_files
 from prunecli.tensors.hub.names import origin
 
@@ -103,7 +103,7 @@ def _share(checkpoint: Checkpoint, kind: Kind) -> float:
     if kind == "head":
         steps = [one for one in checkpoint.structure.history if one.get("command") == "prune-heads"]
         kinds = kinds_of(steps[-1].get("arguments", {}) if steps else {})
-        layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
+        layers = checkpoint.layout.attentions
         chosen = [layer for layer in layers if layer.kind in kinds] or layers
         counts = [(layer.num_heads, layer.original_heads) for layer in chosen]
     else:
@@ -163,7 +163,7 @@ def _updates(history: Sequence[Mapping[str, Any]]) -> int:
     return steps if type(steps) is int and steps > 0 else 0
 
 
-AMOUNTS: Mapping[str, frozenset[str]] = {
+AMOUNTS = {
     "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
     "prune-heads": frozenset({"ratio", "count", "removed"}),
     "share-ffn": frozenset({"width"}),

@@ -73,7 +73,7 @@ def represent(
         for component in present:
             if component not in means:
                 raise UnsupportedModelError(f"{component.name}: the model does not run it")
-            rows: Features = means[component].cpu().numpy()
+            rows = means[component].cpu().numpy()
             finite = np.isfinite(rows).all(axis=1)
             if not finite.all():
                 sentence = batch.indices[int(np.argmin(finite))] + 1
@@ -162,7 +162,7 @@ def _file(path: Path, sentences: int, width: int) -> Features:
 
 
 Kind = Literal["self", "cross", "ffn"]
-SHORT: dict[Kind, str] = {"self": "sa", "cross": "ca", "ffn": "ffn"}
+SHORT = {"self": "sa", "cross": "ca", "ffn": "ffn"}
 """Kind -> what Figure 1 of 2309.01826 calls it."""
 Key = tuple[Side, int, Kind]
 """Which component of a model it is, whatever the family calls it."""
@@ -352,7 +352,7 @@ def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
 def _largest(values: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
     """Mask of the k largest values of each row; the first of equal values."""
     last = np.partition(values, -k, axis=1)[:, -k, None]
-    chosen: NDArray[np.bool_] = values >= last
+    chosen = values >= last
     surplus = chosen.sum(axis=1) - k
     for row in np.flatnonzero(surplus):
         tied = np.flatnonzero(values[row] == last[row])

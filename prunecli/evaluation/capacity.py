@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
-from typing import Any
 
 import torch
 
@@ -122,7 +121,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
             raise
         # What else fits is said all the same.
         unknown.append(f"Not counted layer by layer: {error.message}.")
-    fields: dict[str, Any] = {
+    fields = {
         "budget_bytes": budget,
         "batch": load.batch,
         "beam": load.beam,

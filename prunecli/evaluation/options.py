@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
-RATED: Mapping[str, tuple[str, ...]] = {
+RATED = {
     "translation": ("chrf++",),
     "lm": ("perplexity",),
     "mlm": ("loss",),
@@ -257,7 +257,7 @@ class LatencyOptions(Options):
 
 
 Measure = Literal["cka", "lns"]
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+MEASURES = get_args(Measure)
 
 
 class SimilarityOptions(RunOptions):

@@ -68,7 +68,7 @@ def make_metrics(spm: Path | None) -> dict[str, Any]:
     """
     from sacrebleu.metrics import BLEU, CHRF
 
-    metrics: dict[str, Any] = {
+    metrics = {
         "chrf++": CHRF(word_order=2),
         "chrf": CHRF(),
         "bleu": BLEU(tokenize="13a"),

@@ -192,7 +192,7 @@ class ModelTask(Task):
 
         (baseline, first), rows = next(iter(self.measured.items())), []
         for label, own in self.measured.items():
-            row: dict[str, Any] = {
+            row = {
                 "checkpoint": label,
                 "dtype": self.options.dtype,
                 **own.windows,
@@ -264,7 +264,7 @@ class Classification(ModelTask):
         line = f"{label}: classifying", len(text), "examples"
         chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, line, self.progress)
         by_class, names = f1_scores(chosen, labels), runner.model.config.id2label
-        scores: dict[str, Any] = {
+        scores = {
             "accuracy": float((chosen == labels).mean()),
             "f1": float(np.mean(list(by_class.values()))),
             "matthews": matthews_correlation(chosen, labels),

@@ -271,7 +271,7 @@ def decoding(
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
-    config: Any = SimpleNamespace(**checkpoint.config)
+    config = SimpleNamespace(**checkpoint.config)
     if checkpoint.architecture is not None:  # other families are checked once they are loaded
         stock, config = model_class(checkpoint), stock_config(checkpoint)  # with its own names and defaults
         if not stock.can_generate():

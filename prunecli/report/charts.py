@@ -65,7 +65,7 @@ class Picture:
 
     def specification(self, width: int | str) -> dict[str, Any]:
         """Return the Vega-Lite specification, `width` wide unless the chart has a fixed width."""
-        found: dict[str, Any] = self.chart.to_dict(validate=False)
+        found = self.chart.to_dict(validate=False)
         found["width"] = width if self.width is None else self.width
         if found["width"] == "container":
             found["autosize"] = {"type": "fit-x", "contains": "padding"}

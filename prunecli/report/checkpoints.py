@@ -121,7 +121,7 @@ def _charts(
     by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
     by_size = {i: row.size[0] / 1e6 for i, row in scored.items() if row.size[0] is not None}
     by_speed = {index: spread.median for index, (_, spread) in timed.items()}
-    axes: list[tuple[str, dict[int, float], str]] = [
+    axes = [
         (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),
         (f"{name} against parameters", by_size, "million parameters"),
         (f"{name} against speed", by_speed, ", ".join(sorted({rate for rate, _ in timed.values()}))),

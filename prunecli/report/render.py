@@ -160,7 +160,7 @@ def _script() -> str:
     import vl_convert
 
     own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
-    bundle: str = vl_convert.javascript_bundle(own, **VEGA_LITE)
+    bundle = vl_convert.javascript_bundle(own, **VEGA_LITE)
     return bundle.replace("</script", r"<\/script")
 
 

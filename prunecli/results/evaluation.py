@@ -376,7 +376,7 @@ def percent(value: float, first: float) -> str:
     return f"{change:+,.{0 if abs(change) >= 10 else 1}f}%"
 
 
-SCORES: Mapping[str, Mapping[str, Score]] = {
+SCORES = {
     "translation": {
         "chrf++": Score("chrF++", ".1f"),
         "chrf": Score("chrF", ".1f"),

@@ -29,8 +29,8 @@ from prunecli.tensors.transaction import new_file
 
 Array = NDArray[Any]
 Mode = Literal["forced", "beam", "published", "text"]
-SUMS: tuple[str, ...] = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
-TEXT_SUMS: tuple[str, ...] = (
+SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+TEXT_SUMS = (
     *SUMS,
     "routed",
     "gate_sq_sum",
@@ -412,7 +412,7 @@ def read_outputs(path: Path) -> tuple[str, OutputArrays]:
         raise StatisticsError(f"{path}: no such file", COLLECT_OUTPUTS)
     try:
         with safe_open(path, framework="np") as file:
-            metadata: Mapping[str, Any] = file.metadata() or {}
+            metadata = file.metadata() or {}
             # By the header: numpy has no bfloat16, nor other types of fewer bits.
             names = [*file.keys()]
             is_sound = all(file.get_slice(name).get_dtype() == "F64" for name in names)

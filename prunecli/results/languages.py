@@ -224,7 +224,7 @@ class Languages(Document):
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
         found = self.similarity or Similarities(relations={})
-        tables: Tables = {
+        tables = {
             "relations": [
                 {
                     "side": side,

@@ -104,5 +104,5 @@ class Shrunk(Rewriting):
             tried.append(
                 {**fields, **quality, **shares, **{f"{name}_by": by for name, by in metrics.items()}}
             )
-        stages: list[Row] = [{**(row := one.to_json()), **row.pop("quality")} for one in self.stages]
+        stages = [{**(row := one.to_json()), **row.pop("quality")} for one in self.stages]
         return {"tried": tried, "stages": stages}

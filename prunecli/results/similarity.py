@@ -276,7 +276,7 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
     compared = []
     for file, one in zip(files, scores, strict=True):
         shared = {"method", "task", "examples", "metric", "base"}
-        stated: dict[str, Any] = one.model_dump(include=shared, exclude_none=True)
+        stated = one.model_dump(include=shared, exclude_none=True)
         if one.per:
             stated["importance"] = one.per
         compared.append(Scored(file=file, **stated))

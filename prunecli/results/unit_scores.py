@@ -59,7 +59,7 @@ def _distance(similarity: Array) -> Array:
     return 1 - similarity
 
 
-MEASURES: Mapping[str, Measure] = {
+MEASURES = {
     "ablation": Measure(additive=False, signed=True),
     "all-but-one": Measure(additive=False, signed=True),
     "activation": Measure(importance=np.sqrt),
@@ -70,7 +70,7 @@ MEASURES: Mapping[str, Measure] = {
     "embedding": Measure(importance=_distance, signed=True),
 }
 """Method -> what its values are; a method without an entry has sums to rank by."""
-METHODS: Mapping[Kind, tuple[str, ...]] = {
+METHODS = {
     "head": ("gradient", "ablation", "all-but-one"),
     "unit": ("activation", "activation-norm", "gradient"),
     "layer": ("cosine", "cka", "perplexity", "embedding", "gradient"),
