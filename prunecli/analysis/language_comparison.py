@@ -16,6 +16,7 @@ from prunecli.methods.experts.metrics import aggregate, aggregate_texts, default
 from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.model.axes import Axis
+from prunecli.model.decision import Bools, Floats
 from prunecli.results.document import Model, header
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
@@ -132,7 +133,7 @@ def _select(
     return [select(statistics.axes, own, budget) for own in values]
 
 
-def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> NDArray[np.bool_]:
+def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> Bools:
     """`[pairs or texts, experts of all axes]`: whether an expert is selected."""
     return np.array([np.concatenate([np.isin(axis.ids, own[axis.name]) for axis in axes]) for own in kept])
 
@@ -227,7 +228,7 @@ def compare_by_text(
     )
 
 
-def _layer(axis: Axis, texts: Sequence[str], selected: NDArray[np.bool_]) -> TextLayer:
+def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
     """The experts of one layer by the texts that select them; `selected` is `[texts, experts]`."""
     experts, counts = np.array(axis.ids), selected.sum(axis=0)
     alone = (counts == 1) & (len(texts) > 1)
@@ -247,13 +248,13 @@ Node: TypeAlias = Mapping[str, Any] | str
 LinkageMethod = Literal["ward", "average", "complete", "single"]
 
 
-def jaccard_matrix(selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+def jaccard_matrix(selected: Bools) -> Floats:
     """|A ∩ B| / |A ∪ B| of each two rows of `[sets, members]`: `[sets, sets]`, symmetric; 1 for two empty sets."""
     holds = selected.astype(np.float32)  # counts below 2^24 are exact in it
     both = (holds @ holds.T).astype(np.float64)
     sizes = both.diagonal()
     either = np.add.outer(sizes, sizes) - both
-    matrix: NDArray[np.float64] = np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    matrix: Floats = np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return matrix
 
 
@@ -261,7 +262,7 @@ RELATIONS = ("same source", "same target", "neither")
 """What two different pairs have in common."""
 
 
-def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> dict[str, Relation | None]:
+def spread_by_relation(pairs: Sequence[Pair], matrix: Floats) -> dict[str, Relation | None]:
     """Mean, lowest and highest similarity of the pairs with a common source, a common target, or neither.
 
     A relation that no two pairs have is None. Values are rounded to 6 digits.
@@ -281,7 +282,7 @@ def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> di
     return found
 
 
-def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def feature_vector(values: Sequence[Floats]) -> Floats:
     """Concatenated metric values `[layers * experts]` of sparse layers, each layer normalised to sum 1.
 
     A layer without any token stays zero.
@@ -290,7 +291,7 @@ def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]
 
 
 def cluster(
-    vectors: Mapping[str, NDArray[np.float64]],
+    vectors: Mapping[str, Floats],
     method: LinkageMethod = "ward",
     kind: Literal["languages", "texts"] = "languages",
 ) -> Tree | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from prunecli.analysis.representations import (
     Component,
@@ -27,6 +26,7 @@ from prunecli.analysis.representations import (
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Floats
 from prunecli.modules.devices import choose_device
 from prunecli.modules.drawing import random_model
 from prunecli.modules.loading import load_model
@@ -108,9 +108,9 @@ class Comparison:
     components: tuple[tuple[Component, ...], ...]
     removed: tuple[tuple[str, ...], ...]
     width: int
-    similarities: Mapping[Measure, NDArray[np.float64]]
+    similarities: Mapping[Measure, Floats]
 
-    def part(self, name: str, measure: Measure) -> NDArray[np.float64]:
+    def part(self, name: str, measure: Measure) -> Floats:
         """The similarities within the `first` or the `second` model, or `between` both: `[rows, columns]`."""
         count = len(self.components[0])
         places = {"first": slice(count), "second": slice(count, None)}
@@ -229,10 +229,10 @@ def _represented(
 
 def _similarities(
     models: Sequence[Outputs], options: SimilarityOptions, k: int | None
-) -> dict[Measure, NDArray[np.float64]]:
+) -> dict[Measure, Floats]:
     """Measure -> the similarities of all components of `models`, a square matrix."""
     features = [array for model in models for array in model.values()]
-    found: dict[Measure, NDArray[np.float64]] = {}
+    found: dict[Measure, Floats] = {}
     if "cka" in options.measures:
         found["cka"] = linear_cka(features)
     if k is not None:
@@ -243,7 +243,7 @@ def _similarities(
 def _comparison(
     models: Sequence[Checkpoint],
     outputs: Sequence[Outputs],
-    similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
+    similarities: Sequence[Mapping[Measure, Floats]],
 ) -> Comparison:
     """Comparison of one or two models from the similarities on each portion."""
     return Comparison(

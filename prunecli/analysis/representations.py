@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Bools, Floats
 from prunecli.model.layout import Layer
 from prunecli.model.patchwork import module_name
 from prunecli.modules.hooks import states_of
@@ -232,7 +233,7 @@ CONSTANT = 1e-12
 """Features whose centred part is a smaller share of their square norm than this are the same for every sentence."""
 
 
-def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) -> NDArray[np.float64]:
+def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) -> Floats:
     """CKA(X, Y) = ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred X, Y, for every pair of components.
 
     2.3 prints ||A B^T||_F^2 above the line, which does not go with its n x d matrices; this is Kornblith's quotient,
@@ -264,12 +265,12 @@ def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) 
         products += square @ square.T + 2 * (right @ right.T)
     norms = np.sqrt(np.diagonal(products))
     norms[constant(features)] = np.nan
-    similarity: NDArray[np.float64] = np.clip(products / np.outer(norms, norms), 0, 1)
+    similarity: Floats = np.clip(products / np.outer(norms, norms), 0, 1)
     np.fill_diagonal(similarity, np.where(np.isnan(norms), np.nan, 1.0))
     return similarity
 
 
-def constant(features: Sequence[Features]) -> NDArray[np.bool_]:
+def constant(features: Sequence[Features]) -> Bools:
     """`[m]`: which of the features are the same for every sentence, but for rounding."""
     found = []
     for array in features:
@@ -301,7 +302,7 @@ def neighbour_count(share: float, sentences: int) -> int:
 
 def local_neighbourhood_similarity(
     features: Sequence[Features], k: int, *, block_bytes: int = BLOCK_BYTES
-) -> NDArray[np.float64]:
+) -> Floats:
     """LNS = mean over sentences s of Jaccard(k-NN_1(s), k-NN_2(s)), for every pair of components.
 
     Neighbours are the k other sentences of the highest cosine; of equal ones the first. Exact: all n^2 cosines of a
@@ -349,7 +350,7 @@ def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
     return np.concatenate(found)
 
 
-def _largest(values: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
+def _largest(values: Floats, k: int) -> Bools:
     """Mask of the k largest values of each row; the first of equal values."""
     last = np.partition(values, -k, axis=1)[:, -k, None]
     chosen = values >= last

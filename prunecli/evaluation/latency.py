@@ -33,7 +33,7 @@ from prunecli.modules.devices import choose_devices, devices_of
 from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
+from prunecli.results.document import Json, header
 from prunecli.results.latency import Latency, Spread, Timing
 from prunecli.text.choice import TextChoice, described
 from prunecli.text.parallel import pair_name
@@ -107,7 +107,7 @@ def bench_latency(
             label: decoding_room(checkpoint, load, COMPUTE[options.dtype])
             for label, checkpoint in opened.items()
         }
-        costs: dict[str, dict[str, Any]] = {label: {} for label in opened}
+        costs: dict[str, Json] = {label: {} for label in opened}
         if options.memory:
             with progress("loading each by itself", len(opened), "checkpoints") as advance:
                 for label, checkpoint in opened.items():
@@ -140,7 +140,7 @@ def bench_latency(
             for label, checkpoint in opened.items()
         ]
         if data.task == "translation":
-            about: dict[str, Any] = {"pair": pair_name(*data.pairs[0])}
+            about: Json = {"pair": pair_name(*data.pairs[0])}
         else:
             about = {"task": data.task, "data": described(data.text)}
         if data.context is not None:
@@ -241,7 +241,7 @@ def _timing(
 ) -> Timing:
 
     count, tokens = len(work), work.tokens[phase]
-    fields: dict[str, Any] = {}
+    fields: Json = {}
     if phase is not None:
         fields["phase"] = phase
     elif work.decodes:

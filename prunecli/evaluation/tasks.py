@@ -27,7 +27,7 @@ from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.stock_names import REMEDY
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent
-from prunecli.results.document import sizes
+from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, run_forward
 from prunecli.running.encoding import labelled_examples, window_length
@@ -89,7 +89,7 @@ class Task(ABC):
         """Run one checkpoint, and store what `fields` needs."""
 
     @abstractmethod
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Json:
         """The fields of evaluation.json that this task fills."""
 
     def save(self, evaluation: Evaluation) -> None:
@@ -187,7 +187,7 @@ class ModelTask(Task):
         del runner
         gc.collect()  # before the next checkpoint is loaded
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Json:
         """See `Task`."""
 
         (baseline, first), rows = next(iter(self.measured.items())), []
@@ -350,6 +350,6 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-def rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
+def rounded(scores: Mapping[str, Any]) -> Json:
     """Scores with the digits of evaluation.json."""
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from prunecli.modules.devices import choose_device, choose_devices
 from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import foretelling
-from prunecli.results.document import sizes
+from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
@@ -154,7 +153,7 @@ class TranslationTask(Task):
             gc.collect()  # before the next checkpoint is loaded
         self.translations[label] = {name: done for name, done in found.items() if done is not None}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Json:
         """See `Task`."""
         import pandas as pd
 
@@ -186,9 +185,9 @@ class TranslationTask(Task):
         columns = [*metrics, "length_ratio", "over_generated"]
         pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
         frames = {label: pd.DataFrame(own, columns=columns, index=pairs) for label, own in scores.items()}
-        results: list[dict[str, Any]] = []
+        results: list[Json] = []
         for label, frame in frames.items():
-            rows: list[dict[str, Any]] = [{**rounded(own)} for own in frame.to_dict("records")]
+            rows: list[Json] = [{**rounded(own)} for own in frame.to_dict("records")]
             for row, by_metric in zip(rows, tests[label], strict=False):
                 row["bootstrap"] = {metric: _test_json(test) for metric, test in by_metric.items()}
             first = None if label == labels[0] else frames[labels[0]]
@@ -252,7 +251,7 @@ class TranslationTask(Task):
             label: dict(zip(self.names, np.split(own, count), strict=True)) for label, own in found.items()
         }
 
-    def _examples(self) -> list[dict[str, Any]]:
+    def _examples(self) -> list[Json]:
         """The sentences where the other outputs are least like those of the first checkpoint, by chrF++.
 
         The outputs of a single checkpoint are compared with the references.

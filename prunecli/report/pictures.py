@@ -15,6 +15,7 @@ from prunecli.analysis.removed import Kept, Removed
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
+from prunecli.model.decision import Floats
 from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.report.charts import (
     Bar,
@@ -281,9 +282,7 @@ def _heads(scores: Scores) -> list[list[Picture]]:
     return [head_maps(scores, drawn)] if scores.kind == "head" else []
 
 
-def head_maps(
-    scores: Scores, values: Mapping[str, NDArray[np.float64]], counted: str | None = None
-) -> list[Picture]:
+def head_maps(scores: Scores, values: Mapping[str, Floats], counted: str | None = None) -> list[Picture]:
     """Draw a heat map for each kind of attention, layers by original ids of heads, all with one colour scale.
 
     Args:
@@ -361,7 +360,7 @@ def _components(similarity: Similarity) -> list[list[Picture]]:
     return rows
 
 
-def correlation_maps(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> list[list[Picture]]:
+def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> list[list[Picture]]:
     """Draw correlation maps (1911.12385, Figures 4 and 7 to 11): name -> map [size, size] for each row."""
     return [
         [
@@ -376,7 +375,7 @@ def correlation_maps(rows: Sequence[Mapping[str, NDArray[np.float64]]]) -> list[
     ]
 
 
-def correlation_map(chunks: Iterable[NDArray[np.generic]]) -> NDArray[np.float64]:
+def correlation_map(chunks: Iterable[NDArray[np.generic]]) -> Floats:
     """The map [m, m] of a table that comes in slices of rows [rows, m]; one pass, summed in float64 (1911.12385, B).
 
     M = E^T E, normalised between 0 and 1: the identity where all dimensions are independent. The paper does not say
@@ -398,18 +397,18 @@ def correlation_map(chunks: Iterable[NDArray[np.generic]]) -> NDArray[np.float64
         )
     lengths = np.sqrt(products.diagonal())
     lengths[lengths == 0] = 1
-    found: NDArray[np.float64] = np.minimum(np.abs(products / np.outer(lengths, lengths)), 1)
+    found: Floats = np.minimum(np.abs(products / np.outer(lengths, lengths)), 1)
     np.fill_diagonal(found, 1)
     return found
 
 
-def mean_correlation(found: NDArray[np.float64]) -> float:
+def mean_correlation(found: Floats) -> float:
     """Mean of a map beside its diagonal: 0 where all dimensions are independent, 1 where all are the same."""
     size = len(found)
     return float((found.sum() - found.trace()) / (size * (size - 1))) if size > 1 else 0.0
 
 
-def group_correlations(found: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
+def group_correlations(found: Floats, groups: int) -> Floats:
     """Mean correlation of each two groups of a layer (Figure 11), of its map [k, k]: [groups, groups].
 
     On the diagonal that of a group's dimensions with each other, without themselves. Groups are equal parts, in order.

@@ -26,7 +26,7 @@ from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.rewrite import Rewrite
 from prunecli.progress import Say, unsaid
-from prunecli.results.document import Count, Document, Record, Row, Tables, array_of
+from prunecli.results.document import Count, Document, Json, Record, Row, Tables, array_of
 from prunecli.tensors.json_files import parsed
 
 FILE = "prunecli_decisions.json"
@@ -58,7 +58,7 @@ def _unpacked(value: Any) -> Any:
     return numbers.astype(np.float64) * float(value.get("scale", 1))
 
 
-def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
+def _written(decision: Decision, info: SerializationInfo) -> Json:
     """The JSON of a decision; with ranks and margins unless the context of the serialization is `FILE`."""
     is_long = sum(place.count for place in decision.places) > LONGEST_LIST
     left_out = ("ranks", "margins") if is_long or info.context == FILE else ()
@@ -68,7 +68,7 @@ def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
             return None
         return value if not is_long else int(value) if value.is_integer() else float(f"{value:.4g}")
 
-    def place_json(place: Ranked) -> dict[str, Any]:
+    def place_json(place: Ranked) -> Json:
         def plain(value: Any) -> Any:
             if isinstance(value, Mapping):
                 return {name: plain(own) for name, own in value.items()}
@@ -90,7 +90,7 @@ def _written(decision: Decision, info: SerializationInfo) -> dict[str, Any]:
     )
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+def _said(values: Mapping[str, Any]) -> Json:
     """Drop empty fields, but those that are always written."""
     return {
         name: value
@@ -99,7 +99,7 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(found: Any) -> dict[str, Any]:
+def _place(found: Any) -> Json:
     """The fields of a `Ranked` from its JSON: arrays for lists, booleans for the ids that stay."""
     there, count = {name: value for name, value in found.items() if value is not None}, found["count"]
 
@@ -322,7 +322,7 @@ class Answer(Record):
     text: str
     step: Count | None = None
     command: str = ""
-    fields: dict[str, Any] = {}
+    fields: Json = {}
 
 
 class Explanation(Document):

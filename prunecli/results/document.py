@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
 """A user's name and password in an address; a token of the hub."""
 
@@ -42,7 +44,7 @@ def header(
     format: str,  # noqa: A002 (the key's name)
     checkpoints: Sequence[Checkpoint],
     seed: int | None,
-) -> dict[str, Any]:
+) -> Json:
     """The fields that every document begins with.
 
     Args:
@@ -66,9 +68,7 @@ def header(
     }
 
 
-def merged_text(
-    parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str
-) -> dict[str, Any]:
+def merged_text(parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str) -> Json:
     """Fields of merged statistics that describe their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
 
     Args:
@@ -95,12 +95,12 @@ def merged_text(
     }
 
 
-def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+def sizes(checkpoint: Checkpoint) -> Json:
     """The fields of a result that say how big a checkpoint is."""
     return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
 
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = Json
 """Column's name -> value."""
 Tables: TypeAlias = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
@@ -309,7 +309,7 @@ class Record(BaseModel):
         protected_namespaces=(),
     )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The fields that are there."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 

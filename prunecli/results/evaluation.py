@@ -12,6 +12,7 @@ from typing_extensions import NotRequired, TypedDict
 from prunecli.results.document import (
     Count,
     Document,
+    Json,
     Number,
     Record,
     Row,
@@ -88,7 +89,7 @@ class _Known(TypedDict, total=False):
 _KNOWN = TypeAdapter(_Known)
 
 
-def _sound(scores: dict[str, Any]) -> dict[str, Any]:
+def _sound(scores: Json) -> Json:
     try:
         _KNOWN.validate_python(scores)
     except ValidationError as error:
@@ -96,7 +97,7 @@ def _sound(scores: dict[str, Any]) -> dict[str, Any]:
     return scores
 
 
-Scores = Annotated[dict[str, Any], AfterValidator(_sound)]
+Scores = Annotated[Json, AfterValidator(_sound)]
 """Scores by name, and what is said of them."""
 
 
@@ -119,7 +120,7 @@ class Evaluated(Record):
     p_value: Number | None = None
 
     @property
-    def main(self) -> dict[str, Any]:
+    def main(self) -> Json:
         """The scores of the task; of a translation those of the only pair, or the means over the pairs."""
         alone = [*self.pairs.values()] if len(self.pairs) == 1 else [{}]
         return {**self.mean, **alone[0], **self.scores}
@@ -153,12 +154,12 @@ class Evaluation(Document):
     FORMAT = "prunecli.evaluation/1"
 
     task: str
-    data: dict[str, Any] = {}
+    data: Json = {}
     pairs: list[str] = []
-    decoding: dict[str, Any] = {}
+    decoding: Json = {}
     groups: dict[str, str] = {}
     signatures: dict[str, str] = {}
-    significance: dict[str, Any] | None = None
+    significance: Json | None = None
     results: list[Evaluated] = Field(min_length=1)
     examples: list[Example] = []
 

@@ -22,7 +22,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
+from prunecli.results.document import Count, Document, Json, Record, Tables, array_of, merged_text
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
@@ -260,7 +260,7 @@ class GateStatistics(Document):
                     raise ValueError(f"{entry}: {name} is {stated}; {needed} is needed")
         return self
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The fields that are known; counts stay integers."""
         fields = super().to_json()
         return {name: value for name, value in fields.items() if name == "seed" or value is not None}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from pydantic import AliasChoices, Field
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.inventory import Amount, Inventory, Quantisation, StackLayers
-from prunecli.results.document import Count, Document, Record, Tables, cells, header, picked
+from prunecli.results.document import Count, Document, Json, Record, Tables, cells, header, picked
 
 HEADS = ("name", "kind", "heads", "original_heads")
 WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
@@ -104,11 +103,11 @@ class Inspection(Document):
     layers: list[SparseLayer]
     attentions: list[Attention]
     ffns: list[Ffn]
-    embedding: dict[str, Any] = {}
-    files: list[dict[str, Any]] = []
+    embedding: Json = {}
+    files: list[Json] = []
     modules: dict[str, tuple[str, ...]] = {}
     quantisation: Quantisation | None = None
-    history: list[dict[str, Any]] = []
+    history: list[Json] = []
     fit: Fit | None = None
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prunecli.results.document import Count, Document, Number, Record, Row, Shown, Tables, maybe
+from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, maybe
 from prunecli.tensors.quantities import counted
 
 SIDES = ("encoder", "decoder")
@@ -39,7 +39,7 @@ class Tree(Record):
     languages: list[str] = []
     texts: list[str] = []
     order: list[str] = []
-    clusters: dict[str, Any] = {}
+    clusters: Json = {}
     matrix: list[tuple[Number, Number, Number, Number]] = Field(min_length=1)
 
     @property

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pydantic import AliasChoices, Field
 
 from prunecli.results.document import (
     Count,
     Document,
+    Json,
     Number,
     Record,
     Row,
@@ -145,7 +145,7 @@ class Latency(Document):
 
     task: str = "translation"
     pair: str | None = None
-    data: dict[str, Any] = {}
+    data: Json = {}
     context: Count | None = None
     sentences: Count
     new_tokens: Count | None = None

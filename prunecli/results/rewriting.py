@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from prunecli.results.decisions import Written
-from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.document import Count, Document, Json, Number, Record
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""
@@ -50,8 +50,8 @@ class Rewriting(Document):
 
     left_out: list[str] = []
     output: str | None = None
-    stock: dict[str, Any] = {}
-    arguments: dict[str, Any] = {}
+    stock: Json = {}
+    arguments: Json = {}
     parameters_before: Count | None = None
     parameters_after: Count | None = None
     bytes_before: Count | None = None
@@ -78,7 +78,7 @@ class Selected(Rewriting):
 
     held: dict[str, Count]
     kept: dict[str, list[Count]]
-    details: dict[str, Any] = {}
+    details: Json = {}
 
 
 class Quality(Record):
@@ -112,7 +112,7 @@ class Factorization(Rewriting):
 
     FORMAT = "prunecli.embedding/1"
 
-    embedding: dict[str, Any]
+    embedding: Json
     embedding_parameters_before: Count
     embedding_parameters_after: Count
     input: UnitFit | None = None
@@ -192,13 +192,13 @@ class Training(Document):
 
     left_out: list[str] = []
     output: str
-    stock: dict[str, Any] = {}
-    arguments: dict[str, Any] = {}
+    stock: Json = {}
+    arguments: Json = {}
     steps: Count
     warmup: Count | None = None
     epochs: Number | None = None
     metric: str | None = None
-    best: dict[str, Any] | None = None
+    best: Json | None = None
     tokens: Count = 0
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0

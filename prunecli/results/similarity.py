@@ -14,6 +14,7 @@ from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.results.document import (
     Count,
     Document,
+    Json,
     Model,
     Number,
     Record,
@@ -59,12 +60,12 @@ class Similarity(Document):
     device: str = ""
     dtype: str = ""
     context: int | None = None
-    text: list[dict[str, Any]] = []
+    text: list[Json] = []
     components: dict[str, list[Component]]
     left_out: dict[str, dict[str, list[str]]] = {}
     matrices: dict[Literal["cka", "lns"], dict[str, list[list[Number | None]]]]
-    corresponding: list[dict[str, Any]] | None = None
-    successive: list[dict[str, Any]] | None = None
+    corresponding: list[Json] | None = None
+    successive: list[Json] | None = None
     mean: dict[str, dict[str, Number | None]] = {}
 
     @model_validator(mode="after")
@@ -81,7 +82,7 @@ class Similarity(Document):
         return self
 
     @property
-    def pairs(self) -> list[dict[str, Any]]:
+    def pairs(self) -> list[Json]:
         """The corresponding components of two models, or the successive components of one."""
         return self.corresponding or self.successive or []
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.decision import Origin
+from prunecli.model.decision import Floats, Origin
 from prunecli.options import paths
 from prunecli.results.document import (
     Count,
     Document,
+    Json,
     Model,
     Number,
     Record,
@@ -33,7 +33,7 @@ from prunecli.selection.select import HOLDERS
 from prunecli.tensors.quantities import counted
 
 AGAIN = "Measure the scores again."
-Array = NDArray[np.float64]
+Array = Floats
 Kind = str
 """Kind of units: "head", "unit", "layer", or any other one."""
 Method = Literal["gradient", "ablation", "all-but-one"]
@@ -137,12 +137,12 @@ def _sizes(arrays: Mapping[str, Sequence[float]]) -> dict[str, int]:
     return {name: len(own) for name, own in arrays.items()}
 
 
-def _of_axes(values: Mapping[str, Any]) -> dict[str, Any]:
+def _of_axes(values: Mapping[str, Any]) -> Json:
     """Values of 0.2.0 by the names of axes; that version named modules."""
     return {axis_name(module, "head"): value for module, value in values.items()}
 
 
-def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(found: Mapping[str, Any]) -> Json:
     return {
         FIELDS_OF_FIRST.get(name, name): _of_axes(value) if name in FIELDS_OF_FIRST else value
         for name, value in found.items()
@@ -150,7 +150,7 @@ def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_heads(payload: Mapping[str, Any]) -> dict[str, Any]:
+def _of_heads(payload: Mapping[str, Any]) -> Json:
     """The fields of a heads.json of 0.2.0 in the present format."""
     upgraded = {
         **_renamed(payload),
@@ -259,7 +259,7 @@ class Scores(Document):
             raise ValueError(found)
         return self
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The fields that say something, and the seed."""
         fields = super().to_json()
         return {
@@ -459,7 +459,7 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
         "Merge only scores of one model, one task, one metric and one --importance of score-heads.",
     )
 
-    def added(field: str) -> dict[str, Any]:
+    def added(field: str) -> Json:
         arrays = [getattr(part, field) for part in parts]
         common = [name for name in arrays[0] if all(name in own for own in arrays)]
         return {name: np.sum([own[name] for own in arrays], axis=0).tolist() for name in common}
