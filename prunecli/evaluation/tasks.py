@@ -114,7 +114,7 @@ class Measured:
     """
 
     scores: Mapping[str, Any]
-    values: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
+    values: NDArray[Any]
     windows: Mapping[str, Any] = field(default_factory=dict)
     by_text: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -282,15 +282,11 @@ class TranslationTask(Task):
         self.partial.remove()
 
     def _hypothesis_paths(self) -> Iterator[tuple[str, str, Path]]:
-        """Label, pair, and file of the translations; nothing without --hypotheses."""
+        """Label, pair, and file of the translations DIR/LABEL/SPLIT.PAIR.hyp; nothing without --hypotheses."""
         if (folder := self.options.hypotheses) is not None:
             for label, name in product(self.opened, self.names):
-                yield label, name, hypothesis_path(folder, label, self.text.split, name)
-
-
-def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
-    """The file of the translations of one checkpoint and pair: DIR/LABEL/SPLIT.PAIR.hyp."""
-    return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
+                own = folder / label.strip("/").replace("/", "_")
+                yield label, name, own / f"{self.text.split}.{name}.hyp"
 
 
 def _test_json(test: Significance) -> dict[str, float]:

@@ -371,15 +371,16 @@ def bars(rows: Sequence[Bar], title: str) -> Any:
 
 
 @_drawn
-def histogram(values: dict[str, Sequence[float]], x_title: str, y_title: str, bins: int = 20) -> Any:
+def histogram(values: dict[str, Sequence[float]], x_title: str, y_title: str) -> Any:
     """Draw how often values occur, the named groups stacked on one another, and a line at 0."""
+    bins = alt.Bin(maxbins=20)
     rows = [{"value": value, "series": name} for name, own in values.items() for value in own]
     legend = None if len(values) == 1 else _legend(columns=1)
     drawn = alt.Chart(_data(rows)).mark_bar().encode(
-        x=alt.X("value:Q", title=x_title, bin=alt.Bin(maxbins=bins)),
+        x=alt.X("value:Q", title=x_title, bin=bins),
         y=alt.Y("count()", title=y_title),
         color=alt.Color("series:N", scale=alt.Scale(domain=list(values)), legend=legend),
-        tooltip=["series:N", alt.Tooltip("value:Q", bin=alt.Bin(maxbins=bins), title=x_title), "count()"],
+        tooltip=["series:N", alt.Tooltip("value:Q", bin=bins, title=x_title), "count()"],
     )  # fmt: skip
     zero = alt.Chart(_data([{"x": 0.0}])).mark_rule(style="reference").encode(x="x:Q")
     return alt.layer(drawn, zero).properties(height=HEIGHT)
