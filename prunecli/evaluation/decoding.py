@@ -15,7 +15,13 @@ from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import length_limit, max_positions, padding_id, vocabulary_size
+from prunecli.running.encoding import (
+    length_limit,
+    max_positions,
+    padding_id,
+    require_task,
+    vocabulary_size,
+)
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
@@ -142,9 +148,14 @@ def generate(
 
     Returns:
         Ids of each best hypothesis, the decoder's start included.
+
+    Raises:
+        UnsupportedModelError: it generates no text, or from sound.
     """
 
-    ids, mask = pad(sources, pad_id, left=not getattr(model.config, "is_encoder_decoder", False))
+    is_pair = getattr(model.config, "is_encoder_decoder", False)
+    require_task(model, "translation" if is_pair else "lm")
+    ids, mask = pad(sources, pad_id, left=not is_pair)
     with torch.inference_mode(), sound_settings(model):
         outputs = model.generate(
             input_ids=ids.to(model.device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from prunecli.model.quantised import method_of, owners_of
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype
+from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.tensors.stream import Copy, Output, is_plain_copy, sources
 
 if TYPE_CHECKING:
@@ -68,7 +70,14 @@ def rewritten(
     _refuse_quantised(source, outputs)
     if step:
         structure = structure.after(step)
-    return Rewrite(structure, outputs, result_config(source, structure), decision=decision if step else None)
+    files, path = {}, source.path / GENERATION
+    if structure.axes != source.structure.axes and path in source.side_files.carried:
+        generation = read_object(path)
+        # Whisper times words by heads that are named by the numbers of layers and heads.
+        if generation.pop("alignment_heads", None):
+            files[GENERATION] = json.dumps(generation, indent=2).encode()
+    config = result_config(source, structure)
+    return Rewrite(structure, outputs, config, files, decision=decision if step else None)
 
 
 def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:

@@ -377,6 +377,7 @@ def auto_classes_of(model_type: str) -> list[tuple[str, str]]:
         "TokenClassification": "FOR_TOKEN_CLASSIFICATION_",
         "QuestionAnswering": "FOR_QUESTION_ANSWERING_",
         "ImageTextToText": "FOR_IMAGE_TEXT_TO_TEXT_",
+        "SpeechSeq2Seq": "FOR_SPEECH_SEQ_2_SEQ_",
         "": "",
     }
     found = []

@@ -395,11 +395,16 @@ class Trial:
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:
             more["decoder_input_ids"] = tokens.flip(1)
+        given = {"input_ids": tokens}
+        if model.main_input_name == "input_features":  # Whisper: spectrograms of one length
+            size = model.config.num_mel_bins, 2 * model.config.max_source_positions
+            noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(4))
+            given = {"input_features": noise.to(model.dtype)}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # on a busy machine several wait for each other longer than they compute
         try:
             with torch.no_grad():
-                found: Tensor = model(input_ids=tokens, return_dict=True, **more)[0]
+                found: Tensor = model(**given, return_dict=True, **more)[0]
         finally:
             torch.set_num_threads(threads)
         return found

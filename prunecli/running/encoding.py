@@ -34,8 +34,9 @@ def require_task(model: Any, task: TaskName) -> None:
     name = type(model).__name__
     is_pair = has_decoder(name, is_pair=bool(getattr(model.config, "is_encoder_decoder", False)))
     generates = bool(model.can_generate())
+    reads_text = not is_pair or model.main_input_name == "input_ids"
     able: Mapping[TaskName, bool] = {
-        "translation": generates and is_pair,
+        "translation": generates and is_pair and reads_text,
         "classification": name.endswith("ForSequenceClassification"),
         "mlm": name.endswith(("ForMaskedLM", "WithLMHeadModel")),  # the latter: XLM, FlauBERT
         "lm": generates and not is_pair,
@@ -47,6 +48,8 @@ def require_task(model: Any, task: TaskName) -> None:
             "an encoder with a decoder, so that a text has no vector"
             if task == "embedding"
             else "no head for it"
+            if reads_text
+            else f"{model.main_input_name} in the place of text"
         )
         raise UnsupportedModelError(
             f"{task}: the model is a {name}, which has {lacking}",

@@ -111,7 +111,9 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         with located(source.path):
             config = source.probed.with_channels(config, len(places[CHANNELS]))
     config = with_keys(config, {**selection.settings, **sizes})
-    return replace(rewrite, config=_renamed(source, config, axes, places), files=selection.files)
+    return replace(
+        rewrite, config=_renamed(source, config, axes, places), files={**rewrite.files, **selection.files}
+    )
 
 
 def axes_beside(source: Checkpoint, selection: Selection) -> dict[str, Axis]:

@@ -14,9 +14,10 @@ from typing import Any, ParamSpec, TypeVar
 from prunecli.errors import CheckpointError, PruneError, StatisticsError
 
 BEGINNING = b"version https://git-lfs"
+GENERATION = "generation_config.json"
 BESIDE_WEIGHTS = (
     "*token*.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken",
-    "*processor*.json", "generation_config.json",
+    "*processor*.json", GENERATION,
 )  # fmt: skip
 """Files of a checkpoint directory that its model does not work without, weights and config.json apart."""
 LONGEST = 1024

@@ -24,7 +24,7 @@ from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, de
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.json_files import read_object
+from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
@@ -32,8 +32,6 @@ from prunecli.training.state import digest_of
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
-
-GENERATION_FILE = "generation_config.json"
 
 KNOWN: dict[str, Architecture] = {
     **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
@@ -174,9 +172,9 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     with no_bars():
         model.save_pretrained(directory)
     words.save_pretrained(directory)
-    generation = file.parent / GENERATION_FILE
+    generation = file.parent / GENERATION
     if KEY in values and generation.is_file():  # that of the model that was reduced
-        shutil.copyfile(generation, directory / GENERATION_FILE)
+        shutil.copyfile(generation, directory / GENERATION)
     with open_model(directory) as checkpoint:
         checkpoint.check()
 

@@ -1,6 +1,8 @@
 import pytest
 import torch
+from transformers import BartConfig, BartForQuestionAnswering
 
+from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import length_limit
@@ -49,6 +51,11 @@ class _Scripted:
         self.config, self.device, self.generation_config = model.config, model.device, model.generation_config
         self._rows = rows
 
+    main_input_name = "input_ids"
+
+    def can_generate(self):
+        return True
+
     def generate(self, **settings):
         self.settings = settings
         return torch.tensor(self._rows)
@@ -64,6 +71,12 @@ def test_an_output_without_end_token_was_ended_by_the_limit(loaded):
     assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
     assert scripted.settings["forced_bos_token_id"] == french
     assert scripted.settings["max_new_tokens"] == length_limit(3, 64)
+
+
+def test_a_model_that_generates_nothing_is_refused(loaded):
+    config = BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=99)
+    with pytest.raises(UnsupportedModelError, match="BartForQuestionAnswering, which has no head"):
+        translate(BartForQuestionAnswering(config), loaded[1], ["a"], PAIR, DecodingOptions(2))
 
 
 @pytest.mark.parametrize(("tokens", "positions", "limit"), [(10, None, 80), (10, 1024, 80), (100, 256, 255)])

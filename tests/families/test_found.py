@@ -22,6 +22,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.stock import uniform_heads
 from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
+from prunecli.running.encoding import require_task
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.tasks import task_of
@@ -312,9 +313,25 @@ def test_an_output_layer_of_its_own_stays_apart(tmp_path):
     assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
 
 
-def test_a_model_of_sound_is_refused_as_such(tmp_path):
-    config = tiny.tiny_config("whisper")
-    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+def test_a_model_of_sound_is_cut(tmp_path):
+    model = tiny.drawn(transformers.WhisperForConditionalGeneration, tiny.tiny_config("whisper"))
+    model.generation_config.alignment_heads = [[2, 1]]
+    model.save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        found = cutting.axes_found(checkpoint)
+        assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 7, 11]
+        for kind, axes in found.items():
+            output = tmp_path / kind
+            assert cutting.apart(model, checkpoint, axes, output, uneven=kind == "head") < 2e-4
+            generation = (output / "generation_config.json").read_text()
+            assert ("alignment_heads" in generation) == (kind == "unit")
+    with pytest.raises(UnsupportedModelError, match="which has input_features in the place of text"):
+        require_task(model, "translation")
+
+
+def test_a_model_of_another_sound_is_refused_as_such(tmp_path):
+    config = transformers.Speech2TextConfig(d_model=16, vocab_size=99)
+    transformers.Speech2TextForConditionalGeneration(config).save_pretrained(tmp_path)
     with (
         open_model(tmp_path) as checkpoint,
         pytest.raises(UnsupportedModelError, match="takes input_features"),

@@ -229,8 +229,13 @@ def _lists(default: PreTrainedConfig) -> dict[str, Any]:
 
 def build(model_type: str, seed: int = 0, head: str | None = None) -> PreTrainedModel:
     """A model in evaluation mode, float32, whose random weights make the logits vary."""
+    return drawn(auto_class(model_type, head), tiny_config(model_type, head), seed)
+
+
+def drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A model as `build` makes them, of this class and config."""
     torch.manual_seed(seed)
-    model = auto_class(model_type, head)(tiny_config(model_type, head)).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape)
@@ -245,6 +250,9 @@ def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Two rows of token ids without padding and, for a sequence-to-sequence model, the decoder's."""
     generator = torch.Generator().manual_seed(1)
     rows = {"input_ids": torch.randint(10, FIRST_SPECIAL, (2, LENGTH), generator=generator)}
+    if model.main_input_name == "input_features":
+        size = model.config.num_mel_bins, 2 * model.config.max_source_positions
+        rows = {"input_features": torch.randn(2, *size, generator=generator)}
     if model.config.is_encoder_decoder:
         rows["decoder_input_ids"] = torch.randint(10, FIRST_SPECIAL, (2, LENGTH - 3), generator=generator)
     return rows

@@ -15,7 +15,6 @@ from prunecli.errors import CheckpointError, DataError
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
-    GENERATION,
     SENTENCEPIECE,
     VOCABULARIES,
     Renumbering,
@@ -29,7 +28,7 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection, selection_of
-from prunecli.tensors.json_files import read_object
+from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 

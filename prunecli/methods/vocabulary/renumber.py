@@ -10,9 +10,8 @@ from typing import Any
 from prunecli.errors import CheckpointError, UsageError, kind_and_reason
 from prunecli.methods.vocabulary.tokenizer import merge_parts, without_pieces
 from prunecli.model.structure import KEY
-from prunecli.tensors.json_files import parsed
+from prunecli.tensors.json_files import GENERATION, parsed
 
-GENERATION = "generation_config.json"
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 SENTENCEPIECE = (".model", ".spm")
 """Endings of the names of SentencePiece models."""
