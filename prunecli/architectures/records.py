@@ -263,7 +263,7 @@ class Mixture:
         predicting: beginnings of the full names of layers that predict further tokens.
         predicted: config keys of the number of such layers.
         capacity: config key of the tokens that an expert takes of a sequence; None: as many as come.
-        shared: beginnings of the names of experts that serve every token, and of their gate.
+        shared: beginnings of the names of experts that serve every token, their gate, and an attention beside them.
     """
 
     blocks: tuple[str, ...]
@@ -279,7 +279,7 @@ class Mixture:
     predicting: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
     capacity: str | None = None
-    shared: tuple[str, ...] = ("shared_",)
+    shared: tuple[str, ...] = ("shared_", "attention.", "self_attn.")
 
 
 @dataclass(frozen=True)

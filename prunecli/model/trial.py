@@ -79,7 +79,7 @@ class Trial:
                 with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
                     is_alike = _divided(made.config) == _divided(skeleton.effective)
                     is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
-                    if is_alike and sum(map(prod, made.shapes.values())) < _MOST:
+                    if is_alike and sum(map(prod, made.stored.values())) < _MOST:
                         trial = cls(made, _drawn(made, dtype), cached)
                         trial.logits(trial.model)
                         return trial
@@ -559,7 +559,8 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
     """A config with sizes divided by `scale`, but for those under keys that end like these."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and "model_type" in value:
+        is_layer = key == "per_layer_config" or key.isdecimal()
+        if isinstance(value, Mapping) and ("model_type" in value or is_layer):
             found[key] = _scaled(value, scale, kept)
         elif isinstance(value, Mapping) and key.startswith("rope_"):  # with a factor for each frequency
             found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -160,6 +161,18 @@ def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
     pruned = logits(model.eval(), model_type)
     assert not torch.equal(pruned, before)
     torch.testing.assert_close(pruned, expected, rtol=0, atol=3e-6)
+
+
+def test_as_many_experts_stay_as_the_attention_beside_them_has_heads(tmp_path):
+    config_class = transformers.MistralLarge4Config
+    model = tiny.drawn(
+        transformers.MistralLarge4ForConditionalGeneration, config_class(**tiny.values_of(config_class))
+    )
+    model.save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        kept = {layer.name: (0, 2, 3, 7) for layer in checkpoint.mixtures}
+        assert model.config.text_config.index_n_heads == 4
+        assert apply(checkpoint, cut(checkpoint, kept_experts(kept))).stock_support.is_stock
 
 
 UNEVEN = {

@@ -19,7 +19,10 @@ from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.probe import layer_keys
+from prunecli.model.skeleton import Skeleton
 from prunecli.model.stock import uniform_heads
+from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
@@ -314,17 +317,22 @@ def test_an_output_layer_of_its_own_stays_apart(tmp_path):
 
 
 def test_a_model_of_sound_is_cut(tmp_path):
-    model = tiny.drawn(transformers.WhisperForConditionalGeneration, tiny.tiny_config("whisper"))
-    model.generation_config.alignment_heads = [[2, 1]]
+    config = tiny.tiny_config("whisper")
+    config.encoder_layers = config.decoder_layers = 2
+    config.max_source_positions = 16
+    model = tiny.drawn(transformers.WhisperForConditionalGeneration, config)
+    model.generation_config.alignment_heads = [[1, 1]]
     model.save_pretrained(tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         found = cutting.axes_found(checkpoint)
-        assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 7, 11]
-        for kind, axes in found.items():
-            output = tmp_path / kind
-            assert cutting.apart(model, checkpoint, axes, output, uneven=kind == "head") < 2e-4
-            generation = (output / "generation_config.json").read_text()
-            assert ("alignment_heads" in generation) == (kind == "unit")
+        assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 4, 6]
+        assert not cut(checkpoint, Selection(cutting.kept_of(checkpoint, found["unit"], 1))).files
+        heads = [*found["unit"], *found["head"]]
+        assert cutting.apart(model, checkpoint, heads, tmp_path / "uneven", uneven=True) < 2e-4
+        stock = [*found["layer"], *found["unit"]]
+        assert cutting.apart(model, checkpoint, stock, tmp_path / "stock") < 2e-4
+    for output in ("uneven", "stock"):
+        assert "alignment_heads" not in (tmp_path / output / "generation_config.json").read_text()
     with pytest.raises(UnsupportedModelError, match="which has input_features in the place of text"):
         require_task(model, "translation")
 
@@ -378,6 +386,34 @@ def test_older_names_of_norms(tmp_path):
     save_file(tensors, path, metadata={"format": "pt"})
     with open_model(tmp_path / "model") as checkpoint:
         assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+
+
+def test_single_layers_with_sizes_of_their_own_have_small_copies():
+    config = tiny.tiny_config("dots3_note_text")
+    assert config.per_layer_config[2].num_attention_heads == 64
+    _has_small_copy(transformers.Dots3NoteForCausalLM, config)
+
+
+def test_a_small_copy_can_be_stored():
+    """Step 3.7's rules for saving turn rows of its images' heads, which must be two wide."""
+    values = tiny.values_of(transformers.Step3p7Config)
+    values["text_config"] |= {
+        "sliding_window": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }
+    ropes = {
+        kind: {"rope_type": "default", "rope_theta": 1e4} for kind in values["text_config"]["layer_types"]
+    }
+    values["text_config"]["rope_parameters"] = ropes
+    _has_small_copy(transformers.Step3p7ForConditionalGeneration, transformers.Step3p7Config(**values))
+
+
+def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.PreTrainedConfig) -> None:
+    skeleton = Skeleton(model_class, type(config), config.to_dict())
+    trial = Trial.of(skeleton, layer_keys(skeleton))
+    assert trial is not None
+    assert trial.modules
 
 
 def test_labels_are_no_layers(tmp_path):

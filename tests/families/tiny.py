@@ -180,6 +180,11 @@ def tiny_config(model_type: str, head: str | None = None) -> PreTrainedConfig:
     return getattr(config, parts[0]) if parts else config
 
 
+def values_of(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """The tiny values for a config of this class."""
+    return _values(config_class())
+
+
 @functools.cache
 def _fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """Name -> default of the fields that the class adds to `PreTrainedConfig`."""
