@@ -99,9 +99,11 @@ class Checkpoint(TensorReader):
         """The declared family; of some the experts alone are declared. None: the class is, which can be asked."""
         model_type, names = self.model_type.removeprefix(REDUCED_PREFIX), class_names(self.config)
         family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
-        if family is None or not names or not family.classes:
+        if family is None or family.mixture is not None:
             return family
-        if not {family.model_class, *(known.name for known in family.classes)}.isdisjoint(names):
+        unknown = Sizes(family, self.config).undeclared()
+        # The classes have no relative positions any more, and would leave their tensors out.
+        if unknown is None or "position_embedding_type" in unknown:
             return family
         from prunecli.model.skeleton import class_of_type
 

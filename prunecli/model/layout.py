@@ -116,7 +116,10 @@ class ModelLayout:
         if not self.own_attentions:
             raise UnsupportedModelError(
                 f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
-                "or one that computes something else without some of its heads, such as a norm over all of them"
+                "or one whose heads cannot be told apart or compute something else alone: they share one key and "
+                "value (multi-query), differ by their number (ALiBi), have a norm over all of them, or lie in an "
+                "unknown order in fused tensors",
+                "prune-layers, prune-ffn and share-attention may work: `prunecli inspect` shows what can be removed.",
             )
         return self.own_attentions
 

@@ -227,6 +227,27 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
         assert task_of(checkpoint) == "embedding"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BertLMHeadModel", {"is_decoder": True, "add_cross_attention": True}),
+        ("BartForConditionalGeneration", {"tie_word_embeddings": False}),
+    ],
+)
+def test_settings_that_no_record_knows_are_asked(name, settings, tmp_path):
+    model_class = getattr(transformers, name)
+    config = tiny.tiny_config(model_class.config_class.model_type)
+    for key, value in {**settings, "encoder_layers": 2, "decoder_layers": 2}.items():
+        setattr(config, key, value)
+    model = tiny.drawn(model_class, config)
+    model.save_pretrained(tmp_path / "model")
+    with open_model(tmp_path / "model") as checkpoint:
+        assert checkpoint.architecture is None
+        found = cutting.axes_found(checkpoint)
+        axes = [*found["unit"], *found["head"]]
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=True) < 2e-4
+
+
 def test_the_class_of_a_result_opens_where_no_auto_class_names_it(tmp_path):
     transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained(tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:

@@ -116,8 +116,9 @@ def _owners(layers: Sequence[FfnLayer], options: NarrowOptions, has_experts: boo
     if not dense or (len(dense) < len(own) and not options.dense_only):
         if not own:
             raise UnsupportedModelError(
-                "No FFN was found that could get narrower, by a key of config.json for its width.",
-                "`prunecli inspect` shows what can be removed.",
+                "No FFN was found that could get narrower: no key of config.json changes its width alone (BLOOM's and "
+                "MPT's is four times the hidden size).",
+                "prune-layers removes whole layers; `prunecli inspect` shows what can be removed.",
             )
         remedy = f"Add `dense_only` to narrow the other {len(dense)} and leave these."
         raise UnsupportedModelError(
