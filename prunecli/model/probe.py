@@ -415,7 +415,10 @@ def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
 
 
 def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
-    """Heads, with the sizes of a model that has fewer of the same width; as they are where they do not divide these."""
+    """Heads, with the sizes of a model that has fewer of the same width; as they are where they do not divide these.
+
+    Heads of a state-space part beside the attention stay: other sizes follow from their number.
+    """
     first = next(iter(units.keys))
     within = first[: -len(_last(first))]
     values = skeleton.effective
@@ -425,7 +428,7 @@ def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
         return units
     scaled = {name: size // units.held for name, size in sizes.items()}
     for name, count in head_counts(values).items():
-        if name.startswith(within) and name not in units.keys and scaled:
+        if name.startswith(within) and name not in units.keys and scaled and "mamba" not in name:
             scaled[name] = count // units.held if count % units.held == 0 else 1
     return replace(units, scaled=scaled)
 

@@ -47,6 +47,7 @@ FOUND: dict[str, set[str]] = {
     "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
     "nemotron_h": {*BOTH, "expert unit", "channel"},  # a list says how many layers there are
+    "falcon_h1": {*BOTH, "channel"},  # the state-space part of each layer keeps its heads
     "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
