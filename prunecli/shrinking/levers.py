@@ -112,9 +112,9 @@ class Levers:
     def _by_layer(self) -> bool:
         return self.options.memory is not None
 
-    def _metrics(self, gradient: str, other: str) -> tuple[str, ...]:
+    def _metrics(self, other: str) -> tuple[str, ...]:
         """The metrics that can be tried: layer by layer the gradient alone."""
-        return (gradient,) if self._by_layer else (gradient, other)
+        return (GRADIENT,) if self._by_layer else (GRADIENT, other)
 
     def find(self) -> dict[str, Lever]:
         """The levers that the model has, or that `only` names.
@@ -169,7 +169,7 @@ class Levers:
         if self._by_layer and self.checkpoint.mixtures:
             raise UsageError("With `memory`, the layers of a mixture of experts are not scored.")
         other = "embedding" if self.data.task == "embedding" else "cosine"
-        metrics = self._metrics(GRADIENT, other)
+        metrics = self._metrics(other)
         return Lever("layers", axes, _shares(count, range(count - most, count)), metrics, select)
 
     def _heads(self) -> Lever:
@@ -202,7 +202,7 @@ class Levers:
             )
             return plan_widths(self.checkpoint, options)
 
-        metrics = self._metrics(GRADIENT, "activation-norm")
+        metrics = self._metrics("activation-norm")
         return Lever("units", axes, _shares(steps, range(1, steps)), metrics, select)
 
     def _unit_axes(self) -> tuple[Axis, ...]:
