@@ -136,7 +136,7 @@ class Measurer:
             DataError: an output of the original is not finite.
             PruneError: a model or text that cannot be used.
         """
-        runner = make_runner(open_model(path), self._devices, self._dtype, *self._memory, output=True)
+        runner = make_runner(open_model(path), self._devices, self._dtype, *self._memory)
         try:
             return self._quality(runner, load_tokenizer(path), path, f"measuring {what}", same_tokens)
         except DataError:

@@ -179,7 +179,6 @@ class ModelTask(Task):
             options.memory,
             options.spill_directory,
             work,
-            output=True,
         )
         self.measured[label] = self.run(label, runner, tokenizer)
         if options.memory is not None:

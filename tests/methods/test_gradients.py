@@ -123,7 +123,7 @@ def test_layer_by_layer_scores_are_the_same(case, tmp_path):
     data = Dataset("translation", pairs, (languages,)) if is_pair else lines
     kinds = {"nllb-moe": ("head", "unit"), "qwen3_moe": ("head",)}.get(case, ("head", "unit", "layer"))
     wanted, found = (
-        score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory, output=True), data, kinds)
+        score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
         for memory in (None, 2 << 30)
     )
     for kind in kinds:

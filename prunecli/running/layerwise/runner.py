@@ -399,14 +399,12 @@ def make_runner(
     report: RunReport | None = None,
     *,
     room: int = 0,
-    output: bool = False,
 ) -> Runner:
     """Runs a checkpoint layer by layer within `memory`, or, if it is None, the whole model.
 
     Args:
         report: is kept up to date, layer by layer.
         room: bytes that are needed beside the whole model.
-        output: as of `make_model`.
 
     Raises:
         PruneError: a model that cannot be run so, or does not fit.
@@ -415,7 +413,7 @@ def make_runner(
         return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
     kind = choose_dtype(dtype, checkpoint, devices.first) if isinstance(dtype, str) else dtype
     resources = Resources(devices.first, kind, memory, spill_directory)
-    return Layerwise(checkpoint, resources, report, output=output)
+    return Layerwise(checkpoint, resources, report, output=True)
 
 
 def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
