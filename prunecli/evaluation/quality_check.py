@@ -119,6 +119,8 @@ class Measurer:
     ) -> None:
         self._data, self._progress, self._diverges = data, progress, diverges
         self._devices, self._memory = choose_devices(device), (memory, spill_directory)
+        # Layer by layer no batch takes more than an example, as where the units were scored.
+        self._batch_tokens = BATCH_TOKENS if memory is None else 1
         self._dtype = fitting_dtype({str(source.path): source}, self._devices, memory=memory)
         self.first: Any = None
         self.tokens = 0
@@ -149,7 +151,13 @@ class Measurer:
         if data.task == "embedding":
             texts = [one for column in columns(data.text, data.pairs).values() for one in column]
             vectors = text_vectors(
-                runner, tokenizer, read_pooling(path), texts, BATCH_TOKENS, what=what, progress=self._progress
+                runner,
+                tokenizer,
+                read_pooling(path),
+                texts,
+                self._batch_tokens,
+                what=what,
+                progress=self._progress,
             )
             self.first = vectors if self.first is None else self.first
             cosine = float(cosines(self.first, vectors).mean())
@@ -160,7 +168,7 @@ class Measurer:
             classes = outputs_of(runner, batches, forward, line, self._progress).argmax(axis=-1)
             self.first = classes if self.first is None else self.first
             return Quality(cost=float((classes != self.first).mean()))
-        named = task_batches(tokenizer, runner.model, data, BATCH_TOKENS)
+        named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
         batches = [one for own in named.values() for one in own]
         found: dict[str, float] = {}
         if data.task == "lm" and same_tokens and self._diverges:

@@ -31,7 +31,7 @@ class Tried(Record):
         metrics: kind of units -> metric that they were ranked by.
         stage: "curve" for a single kind, "whole" for a mixture that reaches the target.
         parameters, bytes: of the result.
-        speedup: how many times faster than the original it decodes, if the target is a speed.
+        speedup: how many times faster than the original it is; of trials only if the target is a speed.
         quality: on the text that the mixture is chosen by.
     """
 

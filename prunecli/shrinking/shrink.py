@@ -210,7 +210,7 @@ class Shrinking:
             path = Path(folder) / "trial"
             applied = apply(self._source, rewrite, path)
             quality = self._measurer.measure(path, what, same_tokens="tokens" not in shares)
-            speedup = self._speedup(path)
+            speedup = None if self._options.speed is None else self._speedup(path)
         made = Tried(
             shares=dict(shares),
             metrics=dict(metrics),
@@ -232,8 +232,8 @@ class Shrinking:
         return minutes is not None and not is_first and spent > (60 if stage == "whole" else 30) * minutes
 
     def _speedup(self, path: Path) -> float | None:
-        """How many times faster than the original a model decodes, measured in turns, if the target is a speed."""
-        if self._options.speed is None:
+        """How many times faster than the original a model is, measured in turns; None: layer by layer."""
+        if self._options.memory is not None:
             return None
         options = LatencyOptions(
             sentences=2, new_tokens=16, runs=3, memory=False, device=self._options.device
@@ -255,12 +255,12 @@ class Shrinking:
             source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
         )
         measurer = self._measurer_of(self.closing)
-        sizes = applied.summary
+        sizes, speedup = applied.summary, self._speedup(cut_path)
 
         def add(model: str, path: Path) -> None:
             quality = measurer.measure(path, f"the {model} model", same_tokens=same)
             after = {"parameters": sizes.parameters_after, "bytes": sizes.bytes_after}
-            stages.append(Stage(model=model, **after, speedup=self._speedup(path), quality=quality))
+            stages.append(Stage(model=model, **after, speedup=speedup, quality=quality))
 
         before = {"parameters": sizes.parameters_before, "bytes": sizes.bytes_before}
         stages = [Stage(model="original", **before, quality=measurer.original)]
