@@ -29,6 +29,8 @@ EVEN = 64
 """Even shares are multiples of 1 / EVEN."""
 NOISE = 0.005
 """Costs that differ by less than this fraction are equal: the text of a trial is small."""
+UNLIKE = ("layers", "heads")
+"""Kinds of which some axes may lose more than others, or whose units are not of one size."""
 AGAIN = 3
 """Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
 
@@ -38,14 +40,14 @@ def sizes_of(
 ) -> Callable[[Shares, Mapping[str, str]], float]:
     """The function from a mixture's shares and metrics to its parameters or bytes.
 
-    Of each tensor the parts of the units that stay are counted: layers and attentions are not of one size, and a metric
-    may take more from some than from others.
+    Of each tensor the parts of the units that stay are counted: those of layers and heads that a metric takes, of other
+    kinds the share.
     """
     index = {name: place for place, name in enumerate(checkpoint.tensors)}
     sizes = np.array([info.nbytes if in_bytes else info.numel for info in checkpoint.tensors.values()])
 
     def beginning(name: str) -> list[int]:
-        return [place for other, place in index.items() if name and other.startswith(name)]
+        return [place for other, place in index.items() if other.startswith(name)] if name else []
 
     def held(axis: Axis) -> list[tuple[str, tuple[int, ...], list[int]]]:
         """Units of an axis with the places of the tensors that hold them; each layer has tensors of its own."""
@@ -61,8 +63,7 @@ def sizes_of(
     def left(name: str, share: float, metric: str) -> np.ndarray:
         """The fraction of each tensor that stays if a share of one kind is removed."""
         lever, fractions = levers[name], np.ones(len(sizes))
-        # One axis loses the share, without asking which units that are.
-        kept = lever.select(share, metric).kept if len(lever.axes) > 1 or name == "layers" else {}
+        kept = lever.select(share, metric).kept if name in UNLIKE else {}
         for axis, ids, tensors in parts[name]:
             stay = len({*ids}.intersection(kept[axis])) / len(ids) if axis in kept else 1 - share
             fractions[tensors] *= stay
