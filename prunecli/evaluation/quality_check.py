@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -138,6 +139,7 @@ class Measurer:
             DataError: an output of the original is not finite.
             PruneError: a model or text that cannot be used.
         """
+        gc.collect()  # before the next model is loaded
         runner = make_runner(open_model(path), self._devices, self._dtype, *self._memory)
         try:
             return self._quality(runner, load_tokenizer(path), path, f"measuring {what}", same_tokens)

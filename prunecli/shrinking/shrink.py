@@ -117,7 +117,8 @@ class Shrinking:
     def _measurer_of(self, data: Dataset) -> Measurer:
         own = self._options
         place: dict[str, Any] = {"memory": own.memory, "spill_directory": own.spill_directory}
-        return Measurer(self._source, data, own.device, self._progress, **place)
+        # For the divergence, the original's output layer would be kept.
+        return Measurer(self._source, data, own.device, self._progress, diverges=own.memory is None, **place)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
