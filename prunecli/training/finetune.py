@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from pydantic.dataclasses import dataclass
 
 from prunecli import processes
 from prunecli.errors import OutputError, UsageError
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
-from prunecli.model.rewrite import rewritten
+from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -29,7 +30,7 @@ from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
-from prunecli.training.state import finished, sole_writer, state_directory
+from prunecli.training.state import sole_writer, state_directory
 from prunecli.training.teacher_logits import check_logits_file
 from prunecli.training.train import train
 from prunecli.training.watch import Keep
@@ -175,57 +176,54 @@ def finetune(
         for path in destination.steps.glob("step-*/config.json"):  # of an earlier run
             shutil.rmtree(path.parent)
 
-    def keep(model: Any, step: int) -> None:
-        target = destination.steps / f"step-{step}"
-        target.parent.mkdir(exist_ok=True)
+    @contextmanager
+    def staged(model: Any, log: Mapping[str, Any]) -> Iterator[tuple[Checkpoint, Checkpoint, Rewrite]]:
+        """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
-            stage(model, source, state / "kept")
-            weights = open_model(state / "kept")
-            taken = finetune_step(source, start.config, data, options, {"steps": step})
-            outputs = outputs_of(source, weights, destination.dtype)
-            apply(weights, rewritten(weights, source.structure, outputs, taken), target, force=True)
-        shutil.rmtree(state / "kept")
+            stage(model, source, state / "result")
+            with open_model(state / "result") as weights:
+                step = finetune_step(source, start.config, data, options, log)
+                outputs = outputs_of(source, weights, destination.dtype)
+                yield source, weights, rewritten(weights, source.structure, outputs, step)
+
+    def keep(model: Any, step: int) -> None:
+        destination.steps.mkdir(exist_ok=True)
+        with staged(model, {"steps": step}) as (_, weights, rewrite):
+            apply(weights, rewrite, destination.steps / f"step-{step}", force=True)
+        shutil.rmtree(state / "result")
 
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
+        model, log = train(
+            start,
+            identity,
+            data,
+            options,
+            state,
+            dtype=destination.dtype,
+            resume=resume,
+            progress=progress,
+            report=say,
+            keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
+        )
+        if processes.rank() != 0:
+            return None
         try:
-            log = train(
-                start,
-                identity,
-                data,
-                options,
-                state,
-                dtype=destination.dtype,
-                resume=resume,
-                progress=progress,
-                report=say,
-                keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
-            )
-            if processes.rank() != 0:
-                return None
-            with start.open(state) as source, open_model(state / "result") as weights:
-                step = finetune_step(source, start.config, data, options, log)
+            with staged(model, log) as (source, weights, rewrite):
                 left_out = source.side_files.left_out
                 if left_out:
                     warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
-                outputs = outputs_of(source, weights, destination.dtype)
-                rewrite = rewritten(weights, source.structure, outputs, step)
                 support = stock_support(weights, rewrite.structure)
                 training = Training(  # before anything is written: a record refuses figures that cannot be
                     **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
                     left_out=[*left_out],
                     output=str(destination.output),
                     stock=support.to_json(),
-                    arguments=step["arguments"],
+                    arguments=rewrite.structure.history[-1]["arguments"],
                     **log,
                 )
                 apply(weights, rewrite, destination.output, force=destination.force)
             write_json(destination.figures, training.to_json(), force=True)
-            if not destination.keep_state:
-                shutil.rmtree(state, ignore_errors=True)
-            return training, support
         except (OSError, OutputError) as error:
-            if finished(state) is None:
-                raise
             # The weights took hours: whatever the disk refused, the next run only has to write them again.
             failed = error if isinstance(error, OutputError) else output_error(destination.output, error)
             force = " with `force`" if destination.output.exists() else ""
@@ -233,3 +231,6 @@ def finetune(
                 f"{failed.message}; the trained weights are stored in {state}",
                 f"Free some space, then repeat the same command{force}: it only writes the result.",
             ) from error
+        if not destination.keep_state:
+            shutil.rmtree(state, ignore_errors=True)
+        return training, support

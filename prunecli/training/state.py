@@ -4,7 +4,6 @@ OUTPUT.training/
     run.json        what the result depends on
     initial/        the random weights of a run from scratch
     checkpoint-N/   after N updates: weights, optimizer, schedule, random numbers, the Trainer's state
-    finished.json   the training has ended; what is left is to write the result
     result/         the weights of the result, in float32
 """
 
@@ -36,7 +35,7 @@ from prunecli.tensors.transaction import output_error
 from prunecli.tensors.unfinished import acquire
 
 FORMAT = "prunecli.finetune-state/1"
-RUN, FINISHED = "run.json", "finished.json"
+RUN = "run.json"
 WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
 
 
@@ -150,11 +149,8 @@ def last_checkpoint(state: Path) -> Path | None:
 
 
 @contextmanager
-def storing(checkpoint: Path, *, ended: bool) -> Iterator[None]:
+def storing(checkpoint: Path) -> Iterator[None]:
     """Within, a checkpoint is written: whole, or not at all.
-
-    Args:
-        ended: the training has ended. Then the weights alone are enough, if the disk takes no more.
 
     Raises:
         OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
@@ -166,11 +162,6 @@ def storing(checkpoint: Path, *, ended: bool) -> Iterator[None]:
             error
         ):  # torch.save on a full disk
             raise
-        if ended and (checkpoint / WEIGHTS).is_file():
-            for path in checkpoint.iterdir():
-                if path.name != WEIGHTS:
-                    path.unlink()
-            return
         shutil.rmtree(checkpoint, ignore_errors=True)
         failed = output_error(checkpoint, error if isinstance(error, OSError) else OSError(errno.ENOSPC, ""))
         last = last_checkpoint(checkpoint.parent)
@@ -180,8 +171,8 @@ def storing(checkpoint: Path, *, ended: bool) -> Iterator[None]:
         ) from error
 
 
-def require_sound(checkpoint: Path) -> None:
-    """Refuse a checkpoint of the training that cannot be gone on from.
+def sound_state(checkpoint: Path) -> Any:
+    """Return the Trainer's state of a checkpoint that training can go on from: step, best metric, log, callbacks.
 
     Raises:
         CheckpointError: one of its files is damaged.
@@ -189,13 +180,15 @@ def require_sound(checkpoint: Path) -> None:
     from transformers import TrainerState
 
     try:
-        best = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE)).best_model_checkpoint
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        best = state.best_model_checkpoint
         if not isinstance(best, str | None):
             raise TypeError(f"best_model_checkpoint {best!r}")
         for path in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
             if not path.name.startswith("rng_state"):  # which holds numpy's, beside tensors
                 torch.load(path, map_location="cpu", weights_only=True)
         load_file(checkpoint / WEIGHTS)
+        return state
     except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
             f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with `resume=never`."
@@ -208,22 +201,6 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
         (checkpoint / TRAINER_STATE).read_bytes()
     )  # the norm of a gradient may be NaN
     return made
-
-
-@lenient
-def finished(state: Path) -> dict[str, Any] | None:
-    """The payload of `mark_finished`; None if the training has not ended, or if the file is damaged."""
-    found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
-    digest = found.pop("sha256", None)
-    if digest != digest_of(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
-        return None
-    return found
-
-
-def mark_finished(state: Path, payload: Mapping[str, Any]) -> None:
-    """The training has ended; `finished` returns `payload` from now on."""
-    made = {"format": FORMAT, **payload}
-    write_json(state / FINISHED, {**made, "sha256": digest_of(made)}, force=True)
 
 
 def digest_of(payload: Any) -> str:
@@ -274,18 +251,11 @@ NONE_THERE = "does not have a deterministic implementation"
 
 
 @contextmanager
-def repeatable(
-    device: torch.device, probe: Callable[[], None] | None, process_group: ProcessGroup, say: Say
-) -> Iterator[None]:
-    """Within the block a GPU computes in one order, where torch can; on a CPU it always does.
-
-    Many kernels of a GPU add in an order that is another one each time; torch has others, somewhat slower, for most of
-    them. They are asked for, and where a model needs one that torch lacks, that is found by one batch, and said.
+def fixed_order(device: torch.device, *, warn_only: bool) -> Iterator[None]:
+    """Within the block a GPU computes in one order; on a CPU it always does.
 
     Args:
-        probe: a batch forwards and back, which leaves nothing behind but random numbers drawn; training seeds anew.
-            None: it cannot be asked, and what torch lacks is let pass.
-        say: hears of what torch cannot.
+        warn_only: let pass what torch cannot compute so. torch's warnings of it are not shown.
     """
     if device.type != "cuda":
         yield
@@ -297,12 +267,35 @@ def repeatable(
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
     memory.fill_uninitialized_memory = False  # whatever is made is written before it is read
-    # Strict where it can be: where torch only warns, attention takes kernels that add in any order.
-    torch.use_deterministic_algorithms(True, warn_only=probe is None)
-    lacking = None
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*deterministic")
+            yield
+    finally:
+        memory.fill_uninitialized_memory = filled
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextmanager
+def repeatable(
+    device: torch.device, probe: Callable[[], None] | None, process_group: ProcessGroup, say: Say
+) -> Iterator[None]:
+    """`fixed_order` as far as torch has kernels for what a model computes.
+
+    Many kernels of a GPU add in an order that is another one each time; torch has others, somewhat slower, for most of
+    them. They are asked for, and where a model needs one that torch lacks, that is found by one batch, and said.
+
+    Args:
+        probe: a batch forwards and back, which leaves nothing behind but random numbers drawn; training seeds anew.
+            None: it cannot be asked, and what torch lacks is let pass.
+        say: hears of what torch cannot.
+    """
+    lacking = None
+    # Strict where it can be: where torch only warns, attention takes kernels that add in any order.
+    with fixed_order(device, warn_only=probe is None):
         try:
-            if probe is not None:
+            if probe is not None and device.type == "cuda":
                 probe()
         except RuntimeError as error:
             operation, found, _ = str(error).partition(NONE_THERE)
@@ -315,30 +308,4 @@ def repeatable(
                 "other last digits."
             )
             torch.use_deterministic_algorithms(True, warn_only=True)
-        with tolerant():
-            yield
-    finally:
-        memory.fill_uninitialized_memory = filled
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-@contextmanager
-def tolerant() -> Iterator[None]:
-    """Within the block torch is silent about what it cannot do in one order."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*deterministic")
         yield
-
-
-@contextmanager
-def forwards_only() -> Iterator[None]:
-    """Within the block, of a validation, nothing is refused: without gradients hardly anything adds in any order."""
-    strict = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if strict:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with tolerant():
-            yield
-    finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warn_only)

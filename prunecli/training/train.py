@@ -30,9 +30,9 @@ from prunecli.text.tokens import language_id, languages, load_tokenizer
 from prunecli.training.data import BucketSampler, TrainingData, make_examples, with_filled_batch
 from prunecli.training.loss import choose_attention, load_teacher
 from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import outputs_of, prepare, stage, trained_parameters
+from prunecli.training.parts import outputs_of, prepare, trained_parameters
 from prunecli.training.start import Start
-from prunecli.training.state import finished, last_checkpoint, load_weights, mark_finished, prepare_state
+from prunecli.training.state import last_checkpoint, load_weights, prepare_state
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
 from prunecli.training.watch import Keep, Watch
 
@@ -52,10 +52,8 @@ def train(
     progress: Progress = silent,
     report: Say = unsaid,
     keep: Keep | None = None,
-) -> dict[str, Any]:
-    """Train; the first process writes the trained weights to the folder `result` of `state`.
-
-    An interrupted run resumes from `state`, to the same result.
+) -> tuple[Any, dict[str, Any]]:
+    """Train. An interrupted run resumes from `state`, to the same result.
 
     Each of several processes calls this; only the first reports.
 
@@ -68,7 +66,8 @@ def train(
         keep: which results are kept in the course of the training.
 
     Returns:
-        Figures: steps, tokens per second, losses, validations.
+        The model, its weights those of the result in the first process; figures: steps, tokens per second, losses,
+        validations.
 
     Raises:
         PruneError: model, text, teacher or options that cannot be used; a loss that is not finite.
@@ -100,13 +99,7 @@ def train(
             tokenizer = load_tokenizer(source.path)
             for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
                 language_id(tokenizer, language)
-            done = finished(state)
-            # A run that ended for one target goes on for another.
-            target = [options.steps, options.epochs, options.minutes, options.patience]
-            if done is not None and done["target"] != target:
-                done = None
-            if done is None:
-                require_room(source, options, arguments.device, process_group, report)
+            require_room(source, options, arguments.device, process_group, report)
 
             def build() -> Any:
                 model = load_model(source.path, device="cpu", dtype="float32")
@@ -127,48 +120,38 @@ def train(
                     f"{source.path}: the tokenizer has ids up to {highest:,}, the model {size:,} tokens",
                     "Tokenizer and model are not of one checkpoint; copy both again.",
                 )
-            if done is not None:
-                report("The training had ended before; writing its result.")
-            else:
-                teach = partial(load_teacher, options, model, tokenizer, data.task, arguments.device)
-                examples, objective, validation = make_examples(
-                    tokenizer, model, source.path, data, options, teach, process_group, report, progress
-                )
-                batches = options.accumulate * process_group.world_size
-                options = with_filled_batch(options, examples, batches, report)
-                steps = arguments.max_steps = _steps(examples, options, process_group)
-                if options.warmup > steps:
-                    half = arguments.warmup_steps = steps // 2
-                    report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
-                limit = None if options.minutes is None else 60 * options.minutes
-                with progress("training", None if steps == NO_END else steps, "steps") as advance:
-                    watch = Watch(process_group, limit=limit, advance=advance, report=report)
-                    trainer = FinetuneTrainer(
-                        model, arguments, examples, objective, validation, options, watch
-                    )
-                    if keep is not None:
-                        keep.whole_model = partial(trainer.whole_model, build)
-                        trainer.add_callback(keep)
-                    if asked_to_shard() and not trainer.is_sharded:
-                        report("accelerate shards on GPUs alone: here each process holds the whole model.")
-                    done = trainer.run(lambda left: disk_bytes(model, source, options, left, dtype, keep))
-                done["target"] = target
-                if process_group.is_main:
-                    mark_finished(state, done)
-                    model = build() if trainer.is_sharded else model
+            teach = partial(load_teacher, options, model, tokenizer, data.task, arguments.device)
+            examples, objective, validation = make_examples(
+                tokenizer, model, source.path, data, options, teach, process_group, report, progress
+            )
+            batches = options.accumulate * process_group.world_size
+            options = with_filled_batch(options, examples, batches, report)
+            steps = arguments.max_steps = _steps(examples, options, process_group)
+            if options.warmup > steps:
+                half = arguments.warmup_steps = steps // 2
+                report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
+            limit = None if options.minutes is None else 60 * options.minutes
+            with progress("training", None if steps == NO_END else steps, "steps") as advance:
+                watch = Watch(process_group, limit=limit, advance=advance, report=report)
+                trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
+                if keep is not None:
+                    keep.whole_model = partial(trainer.whole_model, build)
+                    trainer.add_callback(keep)
+                if asked_to_shard() and not trainer.is_sharded:
+                    report("accelerate shards on GPUs alone: here each process holds the whole model.")
+                weights = trainer.run(lambda left: disk_bytes(model, source, options, left, dtype, keep))
             if process_group.is_main:
-                load_weights(model, Path(done["weights"]))
+                model = build() if trainer.is_sharded else model
+                load_weights(model, weights)
             process_group.all_gather(None)  # the first removes what the others have read by now
-            if process_group.is_main:
-                stage(model, source, state / "result")
-        return {key: done[key] for key in done if key not in ("format", "weights", "target")}
+            return model, trainer.figures()
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
         if process_group.world_size > 1 and last is not None:
             report(f"Stopped: {last} is kept; the same command goes on from it.")
         raise
     finally:
-        if process_group.is_main and last_checkpoint(state) is None and finished(state) is None:
+        if process_group.is_main and last_checkpoint(state) is None:
             shutil.rmtree(state, ignore_errors=True)
 
 

@@ -15,7 +15,6 @@ from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
     Trainer,
-    TrainerState,
     TrainingArguments,
 )
 
@@ -28,26 +27,20 @@ from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import (
-    FINISHED,
     FIXED,
-    TRAINER_STATE,
     WORKSPACE,
     fill,
-    forwards_only,
+    fixed_order,
     last_checkpoint,
     repeatable,
-    require_sound,
     save_weights,
+    sound_state,
     storing,
-    trainer_state,
 )
 from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
 LOG_EVERY = 50
 """Updates between two looks at the loss, each of which waits for the device."""
-
-NEVER = 1 << 30
-"""Validations without a better one that no run lives to see."""
 
 
 class _Arguments(TrainingArguments):  # type: ignore[misc]
@@ -170,8 +163,8 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.parameter_names = [name for name, _ in model.named_parameters()]
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         own: list[Any] = [watch]
-        if validation is not None:
-            own.append(EarlyStoppingCallback(options.patience or NEVER))
+        if validation is not None and options.patience is not None:
+            own.append(EarlyStoppingCallback(options.patience))
         super().__init__(
             model=model,
             args=args,
@@ -281,7 +274,8 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
     ) -> dict[str, float]:
         """Validate; the best is kept."""
         assert self.validation is not None
-        with forwards_only():
+        # Without gradients hardly anything adds in any order: nothing is refused.
+        with fixed_order(self.args.device, warn_only=True):
             found = self.validation.measure(self.model, self.process_group)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
@@ -290,40 +284,39 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.control: Any = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def run(self, disk_bytes: Callable[[range], int]) -> dict[str, Any]:
+    def run(self, disk_bytes: Callable[[range], int]) -> Path:
         """Train to the end, from the last checkpoint if there is one.
 
         Args:
             disk_bytes: bytes that the training holds on the disk at most, for the updates that are left.
 
         Returns:
-            `figures`, and as `weights` the directory with the weights of the result.
+            The directory with the weights of the result.
 
         Raises:
             PruneError: the disk is too small, the last checkpoint is damaged, or another process has ended.
             KeyboardInterrupt: a signal ended the training; its state is kept.
         """
         state, group, report = Path(self.args.output_dir), self.process_group, self.watch.report
-        last, step, steps = last_checkpoint(state), 0, self.args.max_steps
+        last, steps = last_checkpoint(state), self.args.max_steps
         if last is not None:
-            require_sound(last)
-            kept = trainer_state(last)
-            step = kept["global_step"]
-            report(f"Going on from step {step:,} in {state}.")
+            self.state = sound_state(last)
             # The counters of the callbacks; the Trainer's own way would put back the old --patience too.
             for callback in self.callback_handler.callbacks:
-                counters = kept.get("stateful_callbacks", {}).get(type(callback).__name__, {})
+                counters = self.state.stateful_callbacks.get(type(callback).__name__, {})
                 for name, value in counters.get("attributes", {}).items():
                     setattr(callback, name, value)
-            total, self.logged_step = self.watch.unlogged or (0.0, step)
-            self.loss_sum.fill_(total)
-        if group.is_main:
-            (state / FINISHED).unlink(missing_ok=True)  # of a run to another end
-            stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
-            require_space(state, disk_bytes(range(step, steps)) - stored)
-        if last is not None and step >= steps:
-            self.state = TrainerState.load_from_json(str(last / TRAINER_STATE))
+        step = self.state.global_step
+        if last is not None and (step >= steps or self._has_stopped()):
+            report("The training had ended before; writing its result.")
         else:
+            if last is not None:
+                report(f"Going on from step {step:,} in {state}.")
+                total, self.logged_step = self.watch.unlogged or (0.0, step)
+                self.loss_sum.fill_(total)
+            if group.is_main:
+                stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
+                require_space(state, disk_bytes(range(step, steps)) - stored)
             self.args.eval_on_start = self.validation is not None and last is None
             order = repeatable(self.args.device, None if self.is_sharded else self.probe, group, report)
             try:
@@ -336,12 +329,22 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                         "Mend what that one says; the same command goes on from the last validation.",
                     ) from error
                 raise
-        best, step = self.state.best_model_checkpoint, self.state.global_step
+        step = self.state.global_step
         if self.watch.interrupted:
             report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
             raise KeyboardInterrupt
-        is_kept = self.validation is not None and best and Path(best).is_dir()
-        return {**self.figures(), "weights": best if is_kept else str(state / f"checkpoint-{step}")}
+        best = Path(self.state.best_model_checkpoint or "")
+        is_kept = self.validation is not None and best.name and best.is_dir()
+        return best if is_kept else state / f"checkpoint-{step}"
+
+    def _has_stopped(self) -> bool:
+        """Whether the run that was resumed had ended by `minutes` or `patience`, as they are now."""
+        limit = self.watch.limit
+        return (limit is not None and self.watch.elapsed >= limit) or any(
+            callback.early_stopping_patience_counter >= callback.early_stopping_patience
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, EarlyStoppingCallback)
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""
@@ -368,8 +371,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        ended = self.control.should_training_stop and not self.watch.interrupted
-        with storing(directory, ended=ended):
+        with storing(directory):
             super()._save_checkpoint(model, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

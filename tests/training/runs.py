@@ -15,7 +15,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.parts import outputs_of
+from prunecli.training.parts import outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import WEIGHTS
 from prunecli.training.train import train as train_
@@ -79,14 +79,17 @@ def options(**changes):
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function: directory of the trained weights (`staged`), and figures (`log`)."""
-    log = train_(
-        Start(checkpoint),
+    start = Start(checkpoint)
+    model, log = train_(
+        start,
         {"source": str(checkpoint)},
         translation() if data is None else data,
         made,
         state,
         **more,
     )
+    with start.open(state) as source:
+        stage(model, source, state / "result")
     return SimpleNamespace(staged=state / "result", log=log)
 
 

@@ -11,7 +11,7 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ALONE
 from prunecli.training import trainer as training
-from prunecli.training.state import WORKSPACE, forwards_only, repeatable
+from prunecli.training.state import WORKSPACE, fixed_order, repeatable
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.training.runs import options, train, translation
@@ -28,12 +28,12 @@ def test_one_order_within_the_block_alone():
     with repeatable(CARD, lambda: seen.append(flags()), ALONE, said.append):
         seen.append(flags())
         assert not torch.utils.deterministic.fill_uninitialized_memory
-        with forwards_only():
+        with fixed_order(CARD, warn_only=True):
             seen.append(flags())
         seen.append(flags())
     assert seen == [(True, False), (True, False), (True, True), (True, False)]
     assert (flags(), said) == ((False, False), [])
-    with forwards_only():
+    with fixed_order(torch.device("cpu"), warn_only=True):
         assert flags() == (False, False)
 
 

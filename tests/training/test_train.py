@@ -134,7 +134,7 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
     first = train(model, tmp_path / "state", options(steps=4))
     said = []
     again = train(model, tmp_path / "state", options(steps=4), report=said.append)
-    assert said == ["The training had ended before; writing its result."]
+    assert said[-1] == "The training had ended before; writing its result."
     assert again.log == first.log
     further = train(model, tmp_path / "state", options(steps=6))
     assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
@@ -142,7 +142,6 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
 
 def test_a_run_with_as_many_steps_as_asked_for_is_taken_over(model, tmp_path):
     first = train(model, tmp_path / "state", options(steps=4))
-    (tmp_path / "state" / "finished.json").unlink()
     assert staged(train(model, tmp_path / "state", options(steps=3))) == staged(first)
 
 
@@ -174,7 +173,6 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path, spoilt, said):
             train(model, tmp_path / "state", good)
     assert "`learning_rate`" in str(caught.value)
     assert kept_steps(tmp_path / "state") == [4]
-    assert not (tmp_path / "state" / "finished.json").exists()
     kept = [path / "checkpoint-4" / "model.safetensors" for path in (tmp_path / "state", tmp_path / "good")]
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
@@ -192,6 +190,7 @@ def test_patience(model, tmp_path):
     trained = train(model, tmp_path / "state", made)
     assert trained.log["steps"] == 6
     assert trained.log["best"]["step"] == 2
+    assert train(model, tmp_path / "state", made).log == trained.log  # it had ended
 
 
 def test_without_validation_the_last_model_is_the_result(model, tmp_path):
@@ -328,6 +327,9 @@ def test_time_ends_a_run(model, tmp_path):
     trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
     assert trained.log["steps"] == 1
     assert [row["step"] for row in trained.log["validation"]] == [0, 1]
+    assert (
+        train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50)).log == trained.log
+    )
 
 
 def test_epochs(model, tmp_path):
@@ -348,7 +350,6 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
 
 def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
     train(model, tmp_path / "state", options(steps=4))
-    (tmp_path / "state" / "finished.json").unlink()
     kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
     with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
