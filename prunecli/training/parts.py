@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.history import history_step, named
 from prunecli.model.patchwork import module_name
-from prunecli.model.sparse_layer import parts_of
 from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import StockNames, stored_tensors
 from prunecli.tensors.dtypes import parse_dtype
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 
 PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
 """Values of `train` -> the part of a layout."""
-
-OF_A_LAYER = re.compile(r"\.\d+\.")
-"""Found in the names of tensors of layers."""
 
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
@@ -73,36 +67,6 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
         getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
 
 
-def trained_parameters(checkpoint: Checkpoint, options: TrainingOptions) -> int:
-    """How many parameters of a part, or of updates of low rank, learn, by names and shapes alone."""
-    tensors = checkpoint.tensors
-    if options.lora is not None:
-        return sum(
-            options.lora * prod(tensors[name].shape[:-2]) * sum(tensors[name].shape[-2:])
-            for name in _matrices(checkpoint, options.train)
-        )
-    part = PARTS.get(options.train)
-    return sum(tensors[name].numel for name, own in _stored_parts(checkpoint).items() if part in (None, own))
-
-
-def _stored_parts(checkpoint: Checkpoint) -> dict[str, str]:
-    """Name of each tensor that a forward pass uses -> its part; "other" where it is not declared."""
-    if checkpoint.architecture is not None:
-        return {name: checkpoint.layout.part(name) for name in checkpoint.tensors}
-    parts = dict.fromkeys(checkpoint.tensors, "other")
-    rows = checkpoint.config.get("text_config", checkpoint.config).get("vocab_size")
-    parts |= {
-        name: "embeddings"
-        for name, info in checkpoint.tensors.items()
-        if len(info.shape) == 2 and info.shape[0] == rows and not OF_A_LAYER.search(name)
-    }
-    layers = checkpoint.mixtures
-    parts |= parts_of(tuple(layer for layer in layers if not layer.is_predicting))
-    for name, _ in parts_of(tuple(layer for layer in layers if layer.is_predicting)):
-        del parts[name]
-    return parts
-
-
 def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     """The model's names of the parameters that a value of `train` chooses, and others that it has no parameter of."""
     layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
@@ -134,17 +98,6 @@ def _tables(model: Any) -> list[nn.Module]:
     return [table for table in tables if table is not None]
 
 
-def _matrices(checkpoint: Checkpoint, train: TrainedPart = "all") -> list[str]:
-    """Weights of the linear layers of attentions and FFNs; or those of experts, one by one or in stacks."""
-    kinds: tuple[str, ...] = ("attention", "ffn") if checkpoint.architecture is not None else ("other",)
-    kinds, axes = (kinds, (2,)) if train == "all" else (("experts",), (2, 3))
-    return [
-        name
-        for name, part in _stored_parts(checkpoint).items()
-        if part in kinds and len(checkpoint.tensors[name].shape) in axes
-    ]
-
-
 def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     """The model's names of its linear layers of attentions and FFNs; routers and experts are none."""
     from transformers.pytorch_utils import Conv1D
@@ -152,8 +105,9 @@ def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     modules = dict(model.named_modules(remove_duplicate=False))
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     if not checkpoint.runs_stock:
-        named = {module_name(model, name).rpartition(".")[0] for name in _matrices(checkpoint)}
-        return sorted(linear & named)
+        parts = checkpoint.layout.tensors.items()
+        names = [name for name, (_, part) in parts if part in ("attention", "ffn")]
+        return sorted(linear & {module_name(model, name).rpartition(".")[0] for name in names})
     apart = _part(model, checkpoint, "routers") | _part(model, checkpoint, "experts")
     tables = _tables(model)
     # Kernels of Mamba multiply by that weight themselves: they know nothing of an update beside it.

@@ -16,6 +16,7 @@ from accelerate.utils import parse_flag_from_env
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
+from prunecli.modules.building import assemble
 from prunecli.modules.devices import Devices, place_name
 from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.modules.loading import load_model
@@ -30,7 +31,7 @@ from prunecli.text.tokens import language_id, languages, load_tokenizer
 from prunecli.training.data import BucketSampler, TrainingData, make_examples, with_filled_batch
 from prunecli.training.loss import choose_attention, load_teacher
 from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import outputs_of, prepare, trained_parameters
+from prunecli.training.parts import outputs_of, prepare
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
@@ -197,7 +198,9 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
     weights = weight_bytes(checkpoint, "F32")
     trained = weights
     if options.train != "all" or options.lora is not None:
-        trained = 4 * trained_parameters(checkpoint, options)
+        model = assemble(checkpoint, torch.device("meta"), torch.float32)
+        prepare(model, checkpoint, options)
+        trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
     if options.lora is not None:
         parts["low-rank updates"] = trained

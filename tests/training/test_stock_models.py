@@ -17,8 +17,8 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
-from prunecli.training.parts import trained_parameters
 from prunecli.training.start import Start
+from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
 from tests.families import tiny
 from tests.families.mixtures import TINY
@@ -112,7 +112,7 @@ def test_updates_of_low_rank_of_experts(tmp_path):
     with open_model(source) as before:
         stacked = {name for layer in before.mixtures for name in layer.stacked_tensors}
         assert all(name in stacked or ".experts." in name for name in ranks)
-        assert 0 < trained.log["parameters"] <= trained_parameters(before, chosen)
+        assert 0 < 4 * trained.log["parameters"] == training_bytes(before, chosen, 1)["low-rank updates"]
     losses = [row["loss"] for row in trained.log["validation"]]
     assert losses[-1] < losses[0]
 
