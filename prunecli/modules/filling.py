@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
+from prunecli.tensors.reader import TensorReader
 
 CHUNK_BYTES = 16 << 20
 DTYPES = {
@@ -23,6 +24,7 @@ DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
     "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 """safetensors' names of types -> torch's."""
 
@@ -157,13 +159,13 @@ def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
     }
 
 
-def chunk_for(checkpoint: Checkpoint, names: Iterable[str]) -> Staging:
+def chunk_for(checkpoint: TensorReader, names: Iterable[str]) -> Staging:
     """Room for a chunk of any of these tensors, for `read_into`; to clear more would take longer than a small model."""
     return Staging(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
 
 
 def read_into(
-    tensor: Tensor, checkpoint: Checkpoint, name: str, staging: Staging, entry: int | None = None
+    tensor: Tensor, checkpoint: TensorReader, name: str, staging: Staging, entry: int | None = None
 ) -> None:
     """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape; or one entry along its first axis.
 
@@ -218,7 +220,7 @@ def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Stagi
 
 
 def tensors_of(
-    checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype | None = None
+    checkpoint: TensorReader, names: Iterable[str], dtype: torch.dtype | None = None
 ) -> Iterator[Tensor]:
     """The tensors of these names, one after another, in the type `dtype`; if None, each as it is stored.
 
@@ -249,7 +251,7 @@ def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.d
         target.put(tensor)
 
 
-def require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
+def require_shape(tensor: Tensor, checkpoint: TensorReader, name: str) -> None:
     """Refuse a tensor of the checkpoint that is not of the shape of `tensor`.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -174,8 +174,15 @@ def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> d
     return names
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, by name, tensor after tensor: of those on a GPU one at a time is on the host too."""
+def save_tensors(
+    tensors: Mapping[str, Any], path: Path, fetch: Callable[[Any], Tensor] = lambda tensor: tensor
+) -> None:
+    """Write a safetensors file, by name, tensor after tensor: of those on a GPU one at a time is on the host too.
+
+    Args:
+        tensors: tensors, or other values with `dtype` and `shape`.
+        fetch: returns the tensor of a value.
+    """
     names = {dtype: name for name, dtype in DTYPES.items()}
     outputs = [
         Output(name, names[tensors[name].dtype], tuple(tensors[name].shape), Copy(name))
@@ -185,7 +192,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     with path.open("wb") as file:
         file.write(header_bytes(ordered))
         for output in ordered:
-            values = tensors[output.name].detach().cpu().contiguous()
+            values = fetch(tensors[output.name]).detach().cpu().contiguous()
             file.write(values.view(-1).view(torch.uint8).numpy().data)
 
 

@@ -1,7 +1,7 @@
 """Tensors of all batches between two layers: in memory while there is room, then in a file.
 
-A snapshot is a file with the tensors of a group of batches, from which an interrupted run resumes after its last
-finished layer: the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after another.
+A snapshot is a safetensors file with the tensors of a group of batches, from which an interrupted run resumes after its
+last finished layer.
 """
 
 from __future__ import annotations
@@ -10,29 +10,34 @@ import errno
 import json
 import os
 import shutil
-import struct
 import tempfile
 import time
 from bisect import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prunecli.errors import OutputError
+from prunecli.modules.filling import tensors_of
 from prunecli.modules.machine import spill_directory
+from prunecli.modules.saving import save_tensors
 from prunecli.private import pytree
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.copying import write_from
+from prunecli.tensors.directory import read_header as read_file_header
 from prunecli.tensors.json_files import lenient, parsed
-from prunecli.tensors.reader import read_into
+from prunecli.tensors.reader import TensorReader, read_into
 
 SNAPSHOT_EVERY_S = 60.0
 ALIGNMENT = 64
+
+CONTENT = "content"
+"""Name in a snapshot of the bytes of its JSON."""
 
 
 @dataclass(frozen=True)
@@ -262,26 +267,20 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
         OSError: the file cannot be written, or would leave less space than it takes.
     """
     held = leaves(tree, LEAVES)
-    tensors = [(one.shape, str(one.dtype).removeprefix("torch."), isinstance(one, Stored)) for one in held]
-    content = {"header": dict(header), "tree": outline(tree, LEAVES), "tensors": tensors}
-    text = json.dumps(content).encode()
-    if shutil.disk_usage(path.parent).free < 2 * (len(text) + sum(one.nbytes for one in held)):
+    is_stored = [isinstance(one, Stored) for one in held]
+    text = json.dumps({"header": dict(header), "tree": outline(tree, LEAVES), "stored": is_stored})
+    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    tensors = {CONTENT: content, **{str(number): one for number, one in enumerate(held)}}
+    if shutil.disk_usage(path.parent).free < 2 * sum(one.nbytes for one in tensors.values()):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for one in held:
-            tensor = states.get(one) if isinstance(one, Stored) else one
-            file.write(tensor.reshape(-1).view(torch.uint8).cpu().numpy().data)
+    save_tensors(tensors, path, lambda one: states.get(one) if isinstance(one, Stored) else one)
 
 
 @lenient
-def read_header(path: Path) -> dict[str, Any] | None:
+def read_header(path: Path) -> dict[str, Any]:
     """The header that was given to `write_snapshot`; None where there is no whole file."""
-    with path.open("rb") as file:
-        content, tensors = _read(file)
-        size = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in tensors)
-        is_whole = path.stat().st_size == file.tell() + size
-    return dict(content["header"]) if is_whole else None
+    with _opened(path) as file:
+        return dict(_content(file)["header"])
 
 
 def read_snapshot(path: Path, states: StateStore) -> Any:
@@ -290,29 +289,25 @@ def read_snapshot(path: Path, states: StateStore) -> Any:
     Raises:
         OutputError: no room for them.
     """
-    made = []
-    with path.open("rb") as file:
-        content, tensors = _read(file)
-        for shape, dtype, is_stored in tensors:
-            tensor = torch.empty(shape, dtype=dtype)
-            file.readinto(tensor.view(-1).view(torch.uint8).numpy().data)
-            made.append(states.put(tensor) if is_stored else tensor)
-    parts = iter(made)
-    outlined = content["tree"]
-    found = [next(parts) if other is None else other["value"] for other in outlined["leaves"]]
+    with _opened(path) as file:
+        content = _content(file)
+        tensors = tensors_of(file, map(str, range(len(content["stored"]))))
+        made = (
+            states.put(tensor) if is_stored else tensor
+            for tensor, is_stored in zip(tensors, content["stored"], strict=True)
+        )
+        outlined = content["tree"]
+        found = [next(made) if other is None else other["value"] for other in outlined["leaves"]]
     return pytree().tree_unflatten(found, pytree().treespec_loads(outlined["spec"]))
 
 
-def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[torch.Size, torch.dtype, bool]]]:
-    """The JSON, up to which the file is read, and shape and type of each tensor, and whether it was in a store."""
-    (length,) = struct.unpack("<Q", file.read(8))
-    if length > os.fstat(file.fileno()).st_size:
-        raise ValueError(length)
-    content = parsed(file.read(length))
-    tensors = [
-        (torch.Size(shape), getattr(torch, dtype), stored) for shape, dtype, stored in content["tensors"]
-    ]
-    return content, tensors
+def _opened(path: Path) -> TensorReader:
+    return TensorReader(path.parent, (read_file_header(path),))
+
+
+def _content(file: TensorReader) -> Any:
+    """The header, the tree without its tensors, and which of them were in a store."""
+    return parsed(file.read(CONTENT).tobytes())
 
 
 class Snapshots:
