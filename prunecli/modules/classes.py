@@ -119,14 +119,22 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     if names := class_names(checkpoint.config):
         values["architectures"] = list(names)
     values |= {"model_type": family.model_type, **changes}
+    require_rates(values, f"{checkpoint.path}/config.json")
+    with transformers_takes(checkpoint.path / "config.json"):
+        return CONFIG_MAPPING[family.model_type].from_dict(values)
+
+
+def require_rates(values: Mapping[str, Any], where: str) -> None:
+    """Refuse dropouts of a config.json that cannot be.
+
+    Raises:
+        CheckpointError: there is one.
+    """
     for key, value in values.items():
         if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
             raise CheckpointError(
-                f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
-                "Correct the value, or copy the file again.",
+                f"{where}: {key} is {value}, not a number from 0 to 1", "Correct the value."
             )
-    with transformers_takes(checkpoint.path / "config.json"):
-        return CONFIG_MAPPING[family.model_type].from_dict(values)
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:

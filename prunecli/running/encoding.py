@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
+from prunecli.modules.classes import require_rates
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Sequences, TokenExamples
@@ -69,11 +70,7 @@ def _require_sound(config: Any) -> None:
                 f"config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
                 "Correct the value.",
             )
-    for key, value in vars(config).items():
-        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
-            raise CheckpointError(
-                f"config.json: {key} is {value}, not a number from 0 to 1", "Correct the value."
-            )
+    require_rates(vars(config), "config.json")
 
 
 def padding_id(model: Any, tokenizer: Any) -> int:

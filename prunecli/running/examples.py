@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,7 @@ class TokenExamples(Examples):
         pad_id: fills up inputs.
         types: `token_type_ids`, if the tokenizer returns any.
         shift: from labels `[B, T]` to the decoder's inputs; None: there is no decoder.
+        more: returns further inputs of a batch of these examples.
     """
 
     ids: Sequences
@@ -135,6 +136,7 @@ class TokenExamples(Examples):
     shift: Callable[[Tensor], Tensor] | None = None
     max_rows: int | None = None
     equal: bool = False
+    more: Callable[[Sequence[int]], Mapping[str, Tensor]] = lambda _rows: {}
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:
@@ -144,7 +146,7 @@ class TokenExamples(Examples):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
-        inputs = self.ids.inputs(rows, self.pad_id)
+        inputs = {**self.more(rows), **self.ids.inputs(rows, self.pad_id)}
         if self.types is not None:
             inputs["token_type_ids"] = self.types.padded(rows, 0)
         if isinstance(self.labels, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
-from prunecli.running.examples import Examples
+from prunecli.running.examples import Examples, TokenExamples
 from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
@@ -27,7 +27,7 @@ from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.teacher_logits import KnownExamples, digest_of_examples, read_logits, write_logits
+from prunecli.training.teacher_logits import digest_of_examples, read_logits, write_logits
 from prunecli.training.watch import Translating, Validation
 
 
@@ -161,7 +161,8 @@ def make_examples(
             write_logits(options.teacher_logits, digest, teacher, examples, options.batch_tokens, progress)
             teacher = None
         process_group.all_gather(None)
-        examples = KnownExamples(examples, read_logits(options.teacher_logits, digest))
+        assert isinstance(examples, TokenExamples)
+        examples = replace(examples, more=read_logits(options.teacher_logits, digest).of)
     if data.valid is None:
         return examples, objective(options.loss), None
     translating = None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic.dataclasses import dataclass
 
 from prunecli.architectures import (
@@ -18,17 +19,22 @@ from prunecli.architectures import (
     Architecture,
 )
 from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
+from prunecli.model.described import ConfiguredCheckpoint
+from prunecli.model.skeleton import class_of_type, no_bars, transformers_takes
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
+from prunecli.modules.drawing import random_model
+from prunecli.modules.fitting import free_for_each
 from prunecli.modules.pooling import has_modules
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import GENERATION, read_object
+from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE
+from prunecli.tensors.unfinished import digest
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
-from prunecli.training.state import digest_of
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
@@ -74,14 +80,14 @@ class Start:
         """
         if self.config is not None:
             values, words = _read(self.config, self.tokenizer)
-            return {"source": None, "config": digest_of(values), "vocabulary": digest_of(words.get_vocab())}
+            return {"source": None, "config": digest(values), "vocabulary": digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
             checkpoint.refuse_constants()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,
-                "config": digest_of(checkpoint.config),
+                "config": digest(checkpoint.config),
             }
 
     def files(self, identity: Mapping[str, object]) -> dict[str, dict[str, str]]:
@@ -142,11 +148,6 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     Raises:
         PruneError: a config or tokenizer that cannot be used, or that do not fit together.
     """
-    from prunecli.model.described import ConfiguredCheckpoint
-    from prunecli.model.skeleton import no_bars
-    from prunecli.modules.drawing import random_model
-    from prunecli.training.train import require_room_to_draw
-
     file = _file(config)
     values, words = _read(config, tokenizer)
     family = family_of(values)
@@ -240,12 +241,22 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
     return values, tokenizer
 
 
-def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
-    import torch
-    from transformers import CONFIG_MAPPING
+def require_room_to_draw(config: Path, parameters: int) -> None:
+    """Refuse random weights that the machine has no memory for, in float32.
 
-    from prunecli.model.skeleton import class_of_type, transformers_takes
-    from prunecli.training.train import require_room_to_draw
+    Raises:
+        PruneError: it has not.
+    """
+    needed, free = 4 * parameters, free_for_each(torch.device("cpu"))
+    if needed > free:
+        raise PruneError(
+            f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
+            "Make its sizes smaller.",
+        )
+
+
+def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
+    from transformers import CONFIG_MAPPING
 
     model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
     if model_class is None:

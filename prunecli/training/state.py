@@ -10,7 +10,6 @@ OUTPUT.training/
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -201,11 +200,6 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
         (checkpoint / TRAINER_STATE).read_bytes()
     )  # the norm of a gradient may be NaN
     return made
-
-
-def digest_of(payload: Any) -> str:
-    """The sha256 of JSON values."""
-    return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
 def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.logits import Logits
 from prunecli.progress import Progress, silent
-from prunecli.running.examples import IGNORED, Batch, Examples
+from prunecli.running.examples import IGNORED, Examples
 from prunecli.tensors.transaction import refuse_output
 from prunecli.text.tasks import HEADLESS, TrainingTask
 
@@ -66,28 +66,6 @@ def whole_logits(log_probabilities: Tensor, tokens: Tensor, vocabulary: int) -> 
     others = max(vocabulary - tokens.shape[1], 1)
     filled = (rest.log() - math.log(others)).expand(-1, vocabulary)
     return filled.scatter(1, tokens.long(), known)
-
-
-@dataclass(frozen=True)
-class KnownExamples(Examples):
-    """Examples whose batches hold what the teacher says of them."""
-
-    own: Examples
-    known: TeacherLogits
-
-    @property
-    def lengths(self) -> Sequence[tuple[int, int]]:
-        """See `Examples`."""
-        return self.own.lengths
-
-    def cut(self, batch_tokens: int, order: Sequence[int] | None = None) -> list[list[int]]:
-        """See `Examples`."""
-        return self.own.cut(batch_tokens, order)
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """See `Examples`."""
-        made = self.own.batch(rows)
-        return Batch({**made.inputs, **self.known.of(rows)}, made.labels, made.indices)
 
 
 def check_logits_file(path: Path, task: TrainingTask) -> None:

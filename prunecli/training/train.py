@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import parse_flag_from_env
 
-from prunecli.errors import CheckpointError, PruneError, UsageError
+from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.building import assemble
@@ -244,20 +244,6 @@ def disk_bytes(
         )  # time may end the run early
     # The Trainer keeps two states, and removes the third once it is written; the result is staged in float32.
     return max(min(saves, 3) * state, min(saves, 2) * state + weights + result) + kept
-
-
-def require_room_to_draw(config: Path, parameters: int) -> None:
-    """Refuse random weights that the machine has no memory for, in float32.
-
-    Raises:
-        PruneError: it has not.
-    """
-    needed, free = 4 * parameters, free_for_each(torch.device("cpu"))
-    if needed > free:
-        raise PruneError(
-            f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
-            "Make its sizes smaller.",
-        )
 
 
 def require_room(
