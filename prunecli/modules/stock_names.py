@@ -48,10 +48,8 @@ class StockNames:
         Raises:
             UnsupportedModelError: it is turned into something else.
         """
-        for rule in self._converters:
-            found, pattern = rule.rename_source_key(self.renamed(name))
-            if pattern is None:
-                continue
+        if (converted := self._converted(name)) is not None:
+            rule, found, pattern = converted
             kinds = [type(operation).__name__ for operation in rule.operations]
             axes = [getattr(operation, "dim", None) for operation in rule.operations]
             known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
@@ -63,11 +61,16 @@ class StockNames:
 
     def parameter(self, name: str) -> str:
         """The name in the model of what a tensor ends up in, converted or not."""
+        converted = self._converted(name)
+        return self._prefixed(self.renamed(name)) if converted is None else converted[1]
+
+    def _converted(self, name: str) -> tuple[Any, str, str] | None:
+        """Rule that converts a tensor, parameter that it ends up in, and pattern of the rule; None if none does."""
         for rule in self._converters:
             found, pattern = rule.rename_source_key(self.renamed(name))
             if pattern is not None:
-                return str(found)
-        return self._prefixed(self.renamed(name))
+                return rule, str(found), pattern
+        return None
 
     def of_experts(self, layer: SparseLayer) -> set[str]:
         """The names in the model of what a layer's experts end up in."""

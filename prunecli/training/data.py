@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from prunecli.errors import DataError
-from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.evaluation.scoring import make_metrics
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -23,12 +25,12 @@ from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
-from prunecli.text.tasks import TrainingTask
+from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.loss import FeatureDistance, Objective, VectorDistance, make_lesson, require_positions
+from prunecli.training.loss import HiddenDistance, Objective, make_lesson, require_positions
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.teacher_logits import digest_of_examples, read_logits, write_logits
-from prunecli.training.watch import Translating, Validation
+from prunecli.training.watch import Validation
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,7 @@ def make_examples(
         return packed_examples(tokenizer, model, text.texts, options.context, apart=apart)
 
     def objective(loss: LossOptions) -> Objective:
-        if lesson is not None:
-            return VectorDistance(loss, lesson)
-        return (FeatureDistance if data.task == "feature-extraction" else Objective)(loss, teacher)
+        return HiddenDistance(loss, teacher, lesson) if data.task in HEADLESS else Objective(loss, teacher)
 
     examples = encoded(data.train, progress, options.seed)
     if teacher is not None:
@@ -165,15 +165,33 @@ def make_examples(
         examples = replace(examples, more=read_logits(options.teacher_logits, digest).of)
     if data.valid is None:
         return examples, objective(options.loss), None
-    translating = None
+    translated = None
     if options.metric == "chrf++":
         assert isinstance(data.valid, ParallelText)
-        decoding = DecodingOptions(options.beam, options.batch_tokens)
-        translating = Translating(data.valid, data.pairs, tokenizer, decoding)
+        translated = partial(_chrf, data.valid, data.pairs, tokenizer, options)
     # Held-out text is measured by cross-entropy, cosines or hidden states, each alone.
     alone = options.loss if data.task == "feature-extraction" else LossOptions(label_smoothing=0.0)
-    validation = Validation(encoded(data.valid), options.batch_tokens, objective(alone), translating)
+    validation = Validation(encoded(data.valid), options.batch_tokens, objective(alone), translated)
     return examples, objective(options.loss), validation
+
+
+def _chrf(
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
+    options: TrainingOptions,
+    model: Any,
+    process_group: ProcessGroup,
+) -> float:
+    """Mean chrF++ of the translations of `pairs` of `text`."""
+    metric, found = make_metrics(None)["chrf++"], []
+    decoding = DecodingOptions(options.beam, options.batch_tokens)
+    for pair in pairs:
+        sources, references = (text.sentences[name] for name in pair)
+        made = translate(model, tokenizer, sources, pair, decoding, process_group=process_group)
+        texts = [translation.text for translation in made]
+        found.append(float(metric.corpus_score(texts, [list(references)]).score))
+    return sum(found) / len(found)
 
 
 class BucketSampler(Sampler[list[int]]):

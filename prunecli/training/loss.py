@@ -140,18 +140,6 @@ def headless_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
     return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=hidden)
 
 
-class FeatureDistance(Objective):
-    """Sum over the real tokens of the mean squared difference to the teacher's last hidden states, times its weight."""
-
-    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `Objective`."""
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        outputs = model(**inputs, output_hidden_states=True)
-        with torch.no_grad():
-            taught = self.teacher(**inputs, output_hidden_states=True)
-        return self.options.hidden * hidden_distance(outputs, taught, batch)
-
-
 COMPARED = ("decoder_start_token_id", "pad_token_id")
 """Keys of both configs that shape what the models are given."""
 
@@ -317,18 +305,20 @@ class TaughtExamples(Examples):
         return Batch({**own.inputs, **also}, own.labels, own.indices)
 
 
-class VectorDistance(Objective):
-    """Sum over the texts of 1 - cos(v, v') + h MSE, v' being the teacher's vector.
+class HiddenDistance(Objective):
+    """Distance of a model without a head to its teacher: h MSE, and with a lesson the sum over texts of 1 - cos(v, v').
 
-    MSE is the mean over the batch's real tokens of the squared difference of the last hidden states.
+    MSE is the sum over the real tokens of the mean squared difference of the last hidden states, with a lesson their
+    mean times the texts; v and v' are the vectors of the model and of the teacher.
 
     Args:
         options: `hidden` is h, 0 where the teacher reads other tokens.
-        lesson: with the teacher.
+        teacher: in evaluation mode.
+        lesson: how texts become vectors; None: hidden states are all that is compared.
     """
 
-    def __init__(self, options: LossOptions, lesson: Lesson) -> None:
-        super().__init__(options, lesson.teacher)
+    def __init__(self, options: LossOptions, teacher: Any, lesson: Lesson | None = None) -> None:
+        super().__init__(options, teacher)
         self.lesson = lesson
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -341,15 +331,17 @@ class VectorDistance(Objective):
         }
         others = others or inputs
         own = model(**inputs, output_hidden_states=True)
-        vectors = self.lesson.pooling(own.hidden_states[-1], inputs["attention_mask"])
         with torch.no_grad():
             other = self.teacher(**others, output_hidden_states=True)
+        distances = []
+        if self.lesson is not None:
+            vectors = self.lesson.pooling(own.hidden_states[-1], inputs["attention_mask"])
             targets = self.lesson.taught(other.hidden_states[-1], others["attention_mask"])
-        distance = (1 - functional.cosine_similarity(vectors, targets)).sum()
+            distances.append((1 - functional.cosine_similarity(vectors, targets)).sum())
         if self.options.hidden:
-            distance = distance + self.options.hidden * hidden_distance(own, other, batch)
-        return distance
+            distances.append(self.options.hidden * hidden_distance(own, other, batch))
+        return torch.stack(distances).sum()
 
     def figures(self, loss: float) -> dict[str, float]:
         """See `Objective`."""
-        return {"cosine": 1 - loss}
+        return {} if self.lesson is None else {"cosine": 1 - loss}

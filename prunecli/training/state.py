@@ -23,13 +23,14 @@ import torch
 from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import TrainerState
 
 from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
 from prunecli.modules.saving import save_tensors
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say
 from prunecli.tensors.documents import write_json
-from prunecli.tensors.json_files import lenient, parsed, read_json
+from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.transaction import output_error
 from prunecli.tensors.unfinished import acquire
 
@@ -138,11 +139,12 @@ def prepare_state(
 
 def last_checkpoint(state: Path) -> Path | None:
     """The latest checkpoint that was written to its end."""
+    read = lenient(TrainerState.load_from_json)
     found = {
         int(path.parent.name.rpartition("-")[2]): path.parent
         for path in state.glob(f"checkpoint-*/{TRAINER_STATE}")
         # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
-        if path.parent.name.rpartition("-")[2].isdecimal() and lenient(trainer_state)(path.parent) is not None
+        if path.parent.name.rpartition("-")[2].isdecimal() and read(str(path)) is not None
     }
     return found[max(found)] if found else None
 
@@ -176,8 +178,6 @@ def sound_state(checkpoint: Path) -> Any:
     Raises:
         CheckpointError: one of its files is damaged.
     """
-    from transformers import TrainerState
-
     try:
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
         best = state.best_model_checkpoint
@@ -192,14 +192,6 @@ def sound_state(checkpoint: Path) -> Any:
         raise CheckpointError(
             f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with `resume=never`."
         ) from error
-
-
-def trainer_state(checkpoint: Path) -> dict[str, Any]:
-    """The Trainer's own state: step, best metric, log, callbacks."""
-    made: dict[str, Any] = parsed(
-        (checkpoint / TRAINER_STATE).read_bytes()
-    )  # the norm of a gradient may be NaN
-    return made
 
 
 def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:

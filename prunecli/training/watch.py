@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -16,14 +16,11 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
-from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.evaluation.scoring import make_metrics
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.running.runner import ignored
-from prunecli.text.parallel import ParallelText
 from prunecli.training.loss import Objective
 
 REMEDY = "Lower `learning_rate`, raise `warmup`, or try `dtype=float32`, with `resume=never`."
@@ -203,32 +200,22 @@ class Keep(TrainerCallback):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Translating:
-    """Translations that chrF++ is measured on: the directions `pairs` of `text`."""
-
-    text: ParallelText
-    pairs: Sequence[tuple[str, str]]
-    tokenizer: Any
-    options: DecodingOptions
-
-
-@dataclass(frozen=True)
 class Validation:
     """Held-out text.
 
     Attributes:
         batch_tokens: padded tokens in a batch.
         objective: what the loss is the mean of, over the scored tokens.
-        translating: None where chrF++ is not measured.
+        chrf: returns chrF++ of translations of the text; None: it is not measured.
     """
 
     examples: Examples
     batch_tokens: int
     objective: Objective
-    translating: Translating | None = None
+    chrf: Callable[[Any, ProcessGroup], float] | None = None
 
     def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
-        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`: mean over the pairs.
+        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`.
 
         The model is put into evaluation mode.
         """
@@ -248,14 +235,6 @@ class Validation:
         total, tokens = process_group.all_reduce([total, count])
         loss = total / max(tokens, 1)
         scores = {"loss": loss, **self.objective.figures(loss)}
-        if (task := self.translating) is not None:
-            metric, found = make_metrics(None)["chrf++"], []
-            for pair in task.pairs:
-                sources, references = (task.text.sentences[name] for name in pair)
-                made = translate(
-                    model, task.tokenizer, sources, pair, task.options, process_group=process_group
-                )
-                texts = [translation.text for translation in made]
-                found.append(float(metric.corpus_score(texts, [list(references)]).score))
-            scores["chrf++"] = sum(found) / len(found)
+        if self.chrf is not None:
+            scores["chrf++"] = self.chrf(model, process_group)
         return scores

@@ -15,7 +15,7 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.loss import FeatureDistance, VectorDistance, make_lesson
+from prunecli.training.loss import HiddenDistance, make_lesson
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from prunecli.training.watch import Validation
@@ -57,11 +57,11 @@ def test_the_distance_is_that_of_every_real_token(tmp_path, family, name):
     assert total > 0
     models = [load_model(path, device="cpu", dtype="float32").eval() for path in (student, teacher)]
     examples = text_examples(load_tokenizer(student), models[0], TEXTS)
-    objective = FeatureDistance(LossOptions(hidden=2.0), models[1])
+    objective = HiddenDistance(LossOptions(hidden=2.0), models[1])
     with torch.no_grad():
         found = objective(models[0], examples.batch(range(len(TEXTS))).with_labels)
     assert float(found) == pytest.approx(2 * total, rel=1e-4)
-    validation = Validation(examples, 12, FeatureDistance(LossOptions(hidden=1.0), models[1]))
+    validation = Validation(examples, 12, HiddenDistance(LossOptions(hidden=1.0), models[1]))
     assert validation.measure(models[0], ProcessGroup())["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
@@ -142,16 +142,16 @@ def test_vectors_and_hidden_states(folder):
     examples = learned.examples(tokenizer, models[0], TEXTS)
     batch = examples.batch(range(len(TEXTS))).with_labels
     distance = len(TEXTS) * (1 - mean_cosine("other"))
-    found = VectorDistance(LossOptions(), learned)(models[0], batch)
+    found = HiddenDistance(LossOptions(), models[1], learned)(models[0], batch)
     assert found.item() == pytest.approx(distance, rel=1e-4)
     total, count = 0.0, 0
     for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
         ids = row[mask.bool()][None]
         own, other = (model(input_ids=ids).last_hidden_state[0].tolist() for model in models)
         total, count = total + sum(map(squared_distance, own, other)), count + len(own)
-    both = VectorDistance(LossOptions(hidden=3.0), learned)(models[0], batch)
+    both = HiddenDistance(LossOptions(hidden=3.0), models[1], learned)(models[0], batch)
     assert both.item() == pytest.approx(distance + 3 * len(TEXTS) * total / count, rel=1e-4)
-    validation = Validation(examples, 12, VectorDistance(LossOptions(), learned))
+    validation = Validation(examples, 12, HiddenDistance(LossOptions(), models[1], learned))
     assert validation.measure(models[0], ProcessGroup())["cosine"] == pytest.approx(
         mean_cosine("other"), abs=1e-5
     )
