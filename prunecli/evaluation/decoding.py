@@ -13,6 +13,7 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
+from prunecli.modules.logits import vocabulary_size
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.encoding import (
@@ -20,7 +21,6 @@ from prunecli.running.encoding import (
     max_positions,
     padding_id,
     require_task,
-    vocabulary_size,
 )
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages

@@ -26,6 +26,7 @@ from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import assemble
 from prunecli.modules.classes import model_class, stock_config
+from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import read_pooling
 from prunecli.running.encoding import (
     embedding_examples,
@@ -35,7 +36,6 @@ from prunecli.running.encoding import (
     position_count,
     require_task,
     text_examples,
-    vocabulary_size,
 )
 from prunecli.running.examples import TokenExamples
 from prunecli.running.losses import batch_vectors

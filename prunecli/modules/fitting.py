@@ -142,17 +142,11 @@ def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= NATIVE_SINCE[dtype]
     if device.type == "cpu":
-        return dtype == torch.bfloat16 and _cpu_bfloat16()
+        # oneDNN multiplies bfloat16 on every AVX-512 processor, but only these do so faster than float32.
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        is_fast = onednn_bfloat16() and (not is_x86 or cpu_has("avx512_bf16", "amx_tile"))
+        return dtype == torch.bfloat16 and is_fast
     return True
-
-
-def _cpu_bfloat16() -> bool:
-    """Instructions for it: oneDNN multiplies bfloat16 on every AVX-512 processor, but only these do so faster."""
-    if not onednn_bfloat16():
-        return False
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return True
-    return cpu_has("avx512_bf16", "amx_tile")
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
@@ -237,9 +231,11 @@ class Need:
         weights = self.parts[WEIGHTS]
         grows = sum(size for name, size in self.parts.items() if trains and name != TEACHER) or weights
         room = int((FREE_SHARE * sum(self.free) - (self.total - grows)) * weights / max(grows, 1))
+        holds = len(self.free) > 1 and self.total <= FREE_SHARE * sum(self.free)
+        indivisible = "; its layers do not find room side by side" if holds else ""
         return MemoryShortError(
             f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
-            f"{free} are free, of which a tenth stays so{self._indivisible()}",
+            f"{free} are free, of which a tenth stays so{indivisible}",
             "Free some memory, choose a smaller type or another device, or prune it first.",
             Shortage(
                 path,
@@ -252,12 +248,6 @@ class Need:
                 self.free[0],
             ),
         )
-
-    def _indivisible(self) -> str:
-        """Return the error about a model that several GPUs cannot hold, though their memory together is enough."""
-        if len(self.free) == 1 or self.total > FREE_SHARE * sum(self.free):
-            return ""
-        return "; its layers do not find room side by side"
 
 
 def fitting_dtype(

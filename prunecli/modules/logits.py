@@ -61,7 +61,9 @@ class Logits:
         self._shape = tuple(kept.shape)
         self._outputs: dict[nn.Module, Any] = {}
         self._hidden, self._cuts, self._is_inside = torch.empty(0), 0, False
-        size = block_positions(_vocabulary(self.model)) if in_blocks else max(1, kept.numel())
+        # If the model does not say its vocabulary, nothing is cut.
+        vocabulary = vocabulary_size(getattr(self.model, "config", None)) or 1
+        size = block_positions(vocabulary) if in_blocks else max(1, kept.numel())
         rows = kept.flatten().nonzero().squeeze(1)
         self._blocks: Sequence[Tensor] = torch.split(rows, size)
         made = self._first(model) if kept.dim() > 1 and (by_states or kept.numel() > size) else None
@@ -173,12 +175,12 @@ class Logits:
         return type(output)(**{**output, "last_hidden_state": choose(self._hidden)[None]})
 
 
-def _vocabulary(model: Any) -> int:
-    """1 where the model does not say: then nothing is cut."""
-    config: Any = getattr(model, "config", None)
-    if not hasattr(config, "vocab_size") and hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    return int(getattr(config, "vocab_size", None) or 1)
+def vocabulary_size(config: Any) -> int | None:
+    """Rows of the table of the tokens that the model of `config` reads, or None where it does not say."""
+    value = getattr(config, "vocab_size", None)
+    if value is None and hasattr(config, "get_text_config"):  # of text and images
+        value = getattr(config.get_text_config(), "vocab_size", None)
+    return value if isinstance(value, int) else None
 
 
 class _Used(TorchFunctionMode):

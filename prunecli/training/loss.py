@@ -29,10 +29,10 @@ from torch.nn import functional
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import directory_of, open_model
 from prunecli.modules.loading import load_model
-from prunecli.modules.logits import Logits
+from prunecli.modules.logits import Logits, vocabulary_size
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Say, unsaid
-from prunecli.running.encoding import embedding_examples, position_count, require_task, vocabulary_size
+from prunecli.running.encoding import embedding_examples, position_count, require_task
 from prunecli.running.examples import IGNORED, Batch, Examples
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class Start:
         assert path is not None
         return path
 
+    @cached_property
     def identity(self) -> dict[str, object]:
         """Hashes of the model's files, as JSON.
 
@@ -90,14 +92,14 @@ class Start:
                 "config": digest(checkpoint.config),
             }
 
-    def files(self, identity: Mapping[str, object]) -> dict[str, dict[str, str]]:
+    def files(self) -> dict[str, dict[str, str]]:
         """Key of `identity` -> the file or directory that it is of -> its value, for messages."""
         start = str(self.path)
         paths = dict.fromkeys(("source", "bytes"), start) | {
             "config": str(Path(start) / "config.json") if Path(start).is_dir() else start,
             "vocabulary": str(self.tokenizer or start),
         }
-        return {key: {paths[key]: str(value)} for key, value in identity.items() if value is not None}
+        return {key: {paths[key]: str(value)} for key, value in self.identity.items() if value is not None}
 
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with; random weights lie in the directory `state`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import parse_flag_from_env
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.building import assemble
@@ -27,7 +26,7 @@ from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import in_one_line
-from prunecli.text.tokens import language_id, languages, load_tokenizer
+from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import BucketSampler, TrainingData, make_examples, with_filled_batch
 from prunecli.training.loss import choose_attention, load_teacher
 from prunecli.training.options import TrainingOptions
@@ -43,7 +42,6 @@ NO_END = 1 << 40
 
 def train(
     start: Start,
-    origin: Mapping[str, object],
     data: TrainingData,
     options: TrainingOptions,
     state: Path,
@@ -59,7 +57,6 @@ def train(
     Each of several processes calls this; only the first reports.
 
     Args:
-        origin: `start.identity()`.
         state: see `prunecli.training.state`.
         dtype: type of the weights of the result. If None, as `start` stores them.
         resume: go on from what `state` holds; else begin anew.
@@ -77,8 +74,13 @@ def train(
     arguments = training_arguments(options, state, validates=data.valid is not None)
     process_group = ProcessGroup(arguments.process_index, arguments.world_size)
     if process_group.is_main:
-        identity = {**origin, **data.describe(), **_identity(options), "processes": process_group.world_size}
-        inputs = {**start.files(origin), **data.inputs()}
+        identity = {
+            **start.identity,
+            **data.describe(),
+            **_identity(options),
+            "processes": process_group.world_size,
+        }
+        inputs = {**start.files(), **data.inputs()}
         if options.teacher is not None:
             inputs["teacher"] = {str(options.teacher): str(identity["teacher"])}
         prepare_state(state, identity, inputs, resume=resume)
@@ -89,7 +91,6 @@ def train(
             start.open(state).close()
         process_group.all_gather(None)  # the first has made what the others open
         with start.open(state) as source:
-            source.require_trainable()
             for name, info in source.tensors.items():
                 if not is_float(info.dtype):
                     raise CheckpointError(
@@ -98,8 +99,6 @@ def train(
                         "Convert the checkpoint to float32, float16 or bfloat16 first.",
                     )
             tokenizer = load_tokenizer(source.path)
-            for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
-                language_id(tokenizer, language)
             require_room(source, options, arguments.device, process_group, report)
 
             def build() -> Any:
@@ -114,13 +113,6 @@ def train(
             model = build()
             if unread:
                 report(f"Not run by {type(model).__name__}, written as they are: {in_one_line([*unread])}")
-            highest = max(tokenizer.get_vocab().values(), default=0)
-            size = model.config.get_text_config().vocab_size
-            if highest >= size:
-                raise UsageError(
-                    f"{source.path}: the tokenizer has ids up to {highest:,}, the model {size:,} tokens",
-                    "Tokenizer and model are not of one checkpoint; copy both again.",
-                )
             teach = partial(load_teacher, options, model, tokenizer, data.task, arguments.device)
             examples, objective, validation = make_examples(
                 tokenizer, model, source.path, data, options, teach, process_group, report, progress

@@ -214,10 +214,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         # Tokens of the stack with the head; those of an encoder beside a decoder do not count.
         masks = (batch.get("decoder_attention_mask", batch["attention_mask"]) for batch in batches)
         read = sum(int(mask.sum()) for mask in masks)
-        if self.process_group.world_size > 1:
-            total = torch.tensor([scored, read], device=device)
-            torch.distributed.all_reduce(total)
-            scored, read = total.tolist()
+        scored, read = map(int, self.process_group.all_reduce([scored, read]))
         self.watch.tokens += read
         return batches, scored
 

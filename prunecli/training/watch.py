@@ -98,13 +98,9 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.seconds += now - self._mark
         self._mark = now
         self.advance(1)
-        over = self.limit is not None and self.elapsed + now - self._began >= self.limit
-        if self.limit is not None and self.process_group.world_size > 1:
-            # Their clocks differ, and all must stop at the same step.
-            answer = torch.tensor([int(over)], device=args.device)
-            torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX)
-            over = bool(answer.item())
-        if over:
+        elapsed = self.elapsed + now - self._began
+        # The clocks of several processes differ, and all must stop at the same step.
+        if self.limit is not None and max(self.process_group.all_gather(elapsed)) >= self.limit:
             control.should_training_stop = control.should_save = True
             control.should_evaluate = args.eval_strategy != "no"
         if self.interrupted:

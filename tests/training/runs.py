@@ -82,7 +82,6 @@ def train(checkpoint, state, made=OPTIONS, data=None, **more):
     start = Start(checkpoint)
     model, log = train_(
         start,
-        {"source": str(checkpoint)},
         translation() if data is None else data,
         made,
         state,

@@ -22,6 +22,7 @@ from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import refused_by_layer
+from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.stock_names import REMEDY
 from prunecli.results.gates import ANY, Mode
 from prunecli.running.encoding import (
@@ -31,7 +32,6 @@ from prunecli.running.encoding import (
     padding_id,
     require_task,
     require_tokens,
-    vocabulary_size,
     window_length,
 )
 from prunecli.running.layerwise.budget import (
