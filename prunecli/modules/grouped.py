@@ -150,13 +150,6 @@ def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts:
     return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
 
 
-def threads_pay(matrices: tuple[Tensor, Tensor], experts: int, assignments: int) -> bool:
-    """Whether that many experts and rows go to threads; `matrices` are those of all experts, without biases."""
-    per_expert = sum(weight[0].numel() for weight in matrices)
-    weight_bytes = experts * per_expert * matrices[0].element_size()
-    return experts >= MIN_EXPERTS and pays(experts, weight_bytes, assignments * per_expert)
-
-
 def expert_spans(sizes: Sequence[int]) -> list[Span]:
     """`(expert, first row, end row)` of each expert that has rows."""
     ends = list(accumulate(sizes))
@@ -191,19 +184,17 @@ def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_
             run(span)
 
 
-def pays(items: int, weight_bytes: int, products: int) -> bool:
-    """Whether threads are worth their while.
+def pays(sizes: Sequence[int], per_expert: int, itemsize: int) -> bool:
+    """Whether experts on a CPU are shared out to threads, one thread to an expert.
 
     Args:
-        items: pieces of work.
-        weight_bytes: read in all.
-        products: multiply-adds in all.
+        sizes: rows of each expert.
+        per_expert: weights of an expert, without biases.
+        itemsize: bytes of a weight.
     """
-    return (
-        items > 1
-        and torch.get_num_threads() > 1
-        and (weight_bytes >= MIN_WEIGHT_BYTES or products >= MIN_PRODUCTS)
-    )
+    experts = sum(size > 0 for size in sizes)
+    is_work = experts * per_expert * itemsize >= MIN_WEIGHT_BYTES or sum(sizes) * per_expert >= MIN_PRODUCTS
+    return is_work and experts >= MIN_EXPERTS and torch.get_num_threads() > 1
 
 
 def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:

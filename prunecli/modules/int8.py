@@ -26,7 +26,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
 from prunecli.modules.filling import Destination, tensors_of
-from prunecli.modules.grouped import MIN_EXPERTS, Groups, Span, expert_spans, for_each_span, pays
+from prunecli.modules.grouped import Groups, Span, expert_spans, for_each_span, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.private import cpu_has, int8_linear, int8_packed
 
@@ -99,9 +99,7 @@ class Int8SparseFFN(SparseFFN):
             result[start:end] = int8_product(hidden, second, self.fc2_bias[expert])[: end - start]
 
         spans = expert_spans(groups.sizes)
-        each = 2 * self.d_model * self.ffn_dim
-        shared_out = len(spans) >= MIN_EXPERTS and pays(len(spans), len(spans) * each, len(rows) * each)
-        for_each_span(run, spans, shared_out=shared_out)
+        for_each_span(run, spans, shared_out=pays(groups.sizes, 2 * self.d_model * self.ffn_dim, 1))
         return result
 
 

@@ -30,7 +30,7 @@ from prunecli.modules.grouped import (
     for_each_span,
     grouped_product,
     has_grouped_kernel,
-    threads_pay,
+    pays,
 )
 from prunecli.private import apply_gate, can_replace_experts
 
@@ -315,7 +315,7 @@ def outputs_of(
 
 def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:
     """Whether experts with so many rows each are shared out to threads on a CPU, one thread to an expert."""
-    return threads_pay((held.up, held.down), sum(count > 0 for count in counts), sum(counts))
+    return pays(counts, held.up[0].numel() + held.down[0].numel(), held.up.element_size())
 
 
 def _grouped(module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor) -> Tensor:

@@ -163,10 +163,6 @@ def merged_state(model: nn.Module) -> dict[str, Any]:
     return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}
 
 
-WITHOUT_WORDS = (("train", "all"), ("gradient_checkpointing", False), ("gradient_checkpointing", True))
-"""Options that are not in the history: they say nothing."""
-
-
 def stage(model: Any, source: Checkpoint, directory: Path) -> None:
     """Write the model's weights under `source`'s tensor names, in the types they were trained in, with its other files.
 
@@ -203,6 +199,17 @@ def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tu
     )
 
 
+def decisive(options: TrainingOptions) -> dict[str, Any]:
+    """The options that the weights after a given number of updates depend on, but for the teacher."""
+    apart = {
+        *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher", "teacher_logits"),
+        "gradient_checkpointing",
+        *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
+    }
+    values = options.values_of(TrainingOptions)
+    return {key: values[key] for key in values if key not in apart} | asdict(options.loss)
+
+
 def finetune_step(
     source: Checkpoint,
     config: Path | None,
@@ -211,18 +218,9 @@ def finetune_step(
     log: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
-    values = {
-        key: value
-        for key, value in options.values_of(TrainingOptions).items()
-        if key
-        not in ("loss", "device", "teacher", "teacher_logits", "minutes", "epochs", "steps", "patience")
-        and value is not None
-        and (key, value) not in WITHOUT_WORDS
-    }
     arguments: dict[str, Any] = {
         **data.describe(),
-        **values,
-        **asdict(options.loss),
+        **{key: value for key, value in decisive(options).items() if value is not None},
         "steps": log["steps"],
     }
     if log.get("best"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,10 @@ from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import in_one_line
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.data import BucketSampler, TrainingData, make_examples, with_filled_batch
+from prunecli.training.data import TrainingData, make_examples, with_filled_batch
 from prunecli.training.loss import choose_attention, load_teacher
 from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import outputs_of, prepare
+from prunecli.training.parts import decisive, outputs_of, prepare
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
@@ -77,12 +76,17 @@ def train(
         identity = {
             **start.identity,
             **data.describe(),
-            **_identity(options),
+            **decisive(options),
+            "teacher": None,
             "processes": process_group.world_size,
         }
         inputs = {**start.files(), **data.inputs()}
         if options.teacher is not None:
-            inputs["teacher"] = {str(options.teacher): str(identity["teacher"])}
+            with open_model(options.teacher) as teacher:
+                identity["teacher"] = teacher.fingerprint
+            inputs["teacher"] = {str(options.teacher): teacher.fingerprint}
+        if options.teacher_logits is not None:
+            identity["teacher_logits"] = True
         prepare_state(state, identity, inputs, resume=resume)
     else:
         report, progress = unsaid, silent
@@ -154,26 +158,8 @@ def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessG
         return options.steps
     if options.epochs is None and options.minutes is not None:
         return NO_END
-    sampler = BucketSampler(
-        examples, options.batch_tokens, options.seed, process_group.rank, process_group.world_size
-    )
-    return max(1, math.ceil((options.epochs or 1) * math.ceil(len(sampler) / options.accumulate)))
-
-
-def _identity(options: TrainingOptions) -> dict[str, Any]:
-    """The options that the weights after a given number of updates depend on."""
-    apart = (
-        *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher", "teacher_logits"),
-        "gradient_checkpointing",
-        *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
-    )
-    values = {key: value for key, value in options.values_of(TrainingOptions).items() if key not in apart}
-    teacher = None
-    if options.teacher is not None:
-        with open_model(options.teacher) as opened:
-            teacher = opened.fingerprint
-    by_file = {} if options.teacher_logits is None else {"teacher_logits": True}
-    return {**values, **asdict(options.loss), "teacher": teacher, **by_file}
+    batches = len(examples.cut(options.batch_tokens)) // process_group.world_size
+    return max(1, math.ceil((options.epochs or 1) * math.ceil(batches / options.accumulate)))
 
 
 COUNTED_STEPS = 1_000_000

@@ -37,15 +37,16 @@ def test_a_failure_reaches_the_caller_and_stops_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("items", "weight_bytes", "products", "worth"),
+    ("experts", "rows", "per_expert", "worth"),
     [
-        (2, grouped.MIN_WEIGHT_BYTES, 0, True),
-        (2, 0, grouped.MIN_PRODUCTS, True),
-        (2, grouped.MIN_WEIGHT_BYTES - 1, grouped.MIN_PRODUCTS - 1, False),
-        (1, grouped.MIN_WEIGHT_BYTES, grouped.MIN_PRODUCTS, False),
+        (32, 1, grouped.MIN_WEIGHT_BYTES // 32, True),
+        (32, grouped.MIN_PRODUCTS >> 10, 32, True),
+        (32, 1, grouped.MIN_WEIGHT_BYTES // 32 - 1, False),
+        (grouped.MIN_EXPERTS - 1, grouped.MIN_PRODUCTS, 1 << 20, False),
     ],
 )
-def test_threads_pay_for_enough_work(items, weight_bytes, products, worth):
-    assert pays(items, weight_bytes, products) == worth
+def test_threads_pay_for_enough_work(experts, rows, per_expert, worth):
+    sizes = [0, *[rows] * experts, 0]
+    assert pays(sizes, per_expert, 1) == worth
     torch.set_num_threads(1)
-    assert not pays(items, weight_bytes, products)
+    assert not pays(sizes, per_expert, 1)

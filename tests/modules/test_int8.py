@@ -75,7 +75,6 @@ def test_experts(in_threads, monkeypatch):
     if in_threads:
         monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
         monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
-        monkeypatch.setattr(int8, "MIN_EXPERTS", 2)
     with torch.inference_mode():
         made = module(x).view(-1, 16).double().numpy()
     assert np.abs(made - want).max() < 0.03 * np.abs(want).max()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.modules import grouped
+from prunecli.modules import grouped, stock_experts
 from prunecli.modules.sparse_ffn import SparseFFN, real_rows
 from tests.reference import routing as reference
 
@@ -131,7 +131,7 @@ def test_a_masked_expert_is_as_if_pruned():
 
 @pytest.mark.parametrize("in_threads", [False, True])
 def test_gradients_are_those_of_the_plain_formula(in_threads, monkeypatch):
-    monkeypatch.setattr(grouped, "pays", lambda *_: in_threads)
+    monkeypatch.setattr(stock_experts, "pays", lambda *_: in_threads)
     module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
     module.router.float()
 

@@ -24,7 +24,7 @@ def _no_gradients():
 @pytest.mark.parametrize("model_type", OBSERVED)
 def test_logits_are_the_stock_ones(model_type, monkeypatch):
     # In every other family the experts are shared out to threads.
-    monkeypatch.setattr(stock_experts, "threads_pay", lambda *_: OBSERVED.index(model_type) % 2 == 1)
+    monkeypatch.setattr(stock_experts, "pays", lambda *_: OBSERVED.index(model_type) % 2 == 1)
     model = tiny_mixture(model_type)
     before = model.get_experts_implementation()
     stock = {}
