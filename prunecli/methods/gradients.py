@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import PruneError
-from prunecli.model.axes import Axis, Kind, axis_name, module_of
+from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.patchwork import module_name
@@ -194,43 +194,56 @@ def gradient_fields(
 def _inputs(
     checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> Iterator[tuple[Tensor, Take]]:
-    """Watch the inputs of the layers that mix heads and hidden units; yield the output weights of stacked units."""
+    """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
     names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
-            place = module_name(model, tensor)
-            if names is not None and (stacked := names.stacked(tensor)) is not None:
-                dim, expert = axis.carriers[tensor].dim, int(re.findall(r"\.(?:expert_)?(\d+)\.", tensor)[-1])
-                take = partial(_by_unit, add, axis.name, len(axis.ids), dim, expert)
-                yield model.get_parameter(stacked[0]), take
-                continue
-            if names is not None:
+            carrier, count, expert = axis.carriers[tensor], len(axis.ids), None
+            if names is None:
+                place = module_name(model, tensor)
+            elif (stacked := names.stacked(tensor)) is None:
                 place = names.place(tensor)
-            hook = partial(_note_input, add, axis.name, len(axis.ids))
-            module = model.get_submodule(place.rpartition(".")[0])
-            hooks.callback(module.register_forward_pre_hook(hook).remove)
+            else:
+                place, expert = stacked[0], int(re.findall(r"\.(?:expert_)?(\d+)\.", tensor)[-1])
+            owner, _, attribute = place.rpartition(".")
+            parameter = model.get_parameter(place)
+            if attribute == "weight" and parameter.dim() == 2:
+                hook = partial(_note_input, add, axis.name, carrier, count)
+                hooks.callback(model.get_submodule(owner).register_forward_pre_hook(hook).remove)
+            else:
+                yield parameter, partial(_by_unit, add, axis.name, carrier, count, expert)
 
 
 def _note_input(
-    add: Add, name: str, units: int, _: nn.Module, inputs: tuple[Tensor, ...]
+    add: Add, name: str, carrier: Carrier, units: int, _: nn.Module, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """dL/dxi is the sum of a dL/da over a unit's values a, which its output weights alone read."""
+    """dL/dxi is the sum of a dL/da over a unit's values a, as far as its output weights read them."""
     values, *rest = inputs
     if not values.requires_grad:  # nothing below has units that are watched: the graph begins here
         values = values.detach().requires_grad_()
+    values = values.view_as(values)  # which nothing else reads
     held = [values.detach()]
 
     def multiply(gradient: Tensor) -> None:
         product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
-        add(name, product.reshape(-1, units, product.shape[-1] // units).sum(dim=2))
+        add(name, _unit_sums(product.flatten(0, -2), carrier, units))
 
     values.register_hook(multiply)  # type: ignore[no-untyped-call]
     return (values, *rest)
 
 
-def _by_unit(add: Add, name: str, units: int, dim: int, expert: int | None, products: Tensor) -> None:
+def _by_unit(add: Add, name: str, carrier: Carrier, units: int, expert: int | None, products: Tensor) -> None:
     own = products if expert is None else products[expert]
-    add(name, own.movedim(dim, 0).reshape(units, -1).sum(dim=1))
+    add(name, _unit_sums(own.movedim(carrier.dim, -1).flatten(0, -2).sum(dim=0), carrier, units))
+
+
+def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
+    """`[..., units]`: sums of `[..., size]` over the places of each unit."""
+    width = carrier.unit(values.shape[-1], units)
+    blocks = torch.split(values, [block * units * width for block in carrier.blocks], dim=-1)
+    return torch.stack([block.reshape(*block.shape[:-1], units, -1).sum(dim=-1) for block in blocks]).sum(
+        dim=0
+    )
 
 
 def _experts(
@@ -244,7 +257,9 @@ def _experts(
     for layer, module in zip(layers, modules.values(), strict=True):
         parts = ("", "fc2_weight", "", "fc2_bias") if hasattr(module, "fc2_weight") else part_names(module)
         for part in parts[1::2]:
-            each = partial(_by_unit, add, axis_name(layer.name, "expert"), len(layer.experts), 0, None)
+            each = partial(
+                _by_unit, add, axis_name(layer.name, "expert"), Carrier(0), len(layer.experts), None
+            )
             yield getattr(module, part), each
 
 

@@ -63,6 +63,28 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
         assert found["counts"][name] == max(tokens[name], 1)
 
 
+def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
+    source = save_tiny(tmp_path / "source", "deepseek_v3", n_shared_experts=2)
+    model, ids, seen = load_model(source, device="cpu", dtype="float32"), torch.tensor([[5, 9, 12]]), {}
+    with open_model(source) as checkpoint:
+        axes = expert_axes(checkpoint)
+        for axis in axes:
+            if axis.module.endswith("shared_experts"):
+                layer = model.get_submodule(f"{axis.module}.down_proj")
+                layer.register_forward_pre_hook(
+                    lambda _, given, name=axis.name: seen.update({name: given[0]})
+                )
+        observer = ExpertUnitObserver(checkpoint, axes)
+        observer.mask = observer._decoder_mask = torch.ones_like(ids).bool()
+        with torch.no_grad(), observer.watching(model):
+            model(input_ids=ids, use_cache=False)
+    found = observer.take()
+    assert seen
+    for name, active in seen.items():
+        first, second = active.double().square().sum(dim=(0, 1)).chunk(2)
+        np.testing.assert_allclose(found["values"][name], first + second, rtol=1e-4)
+
+
 def test_one_number_for_all(tmp_path):
     with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
         axis = expert_axes(checkpoint)[0]

@@ -132,7 +132,7 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     def load_model(*_arguments, **_options):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("prunecli.evaluation.tasks.load_model", load_model)
+    monkeypatch.setattr("prunecli.running.layerwise.runner.load_model", load_model)
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
         evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from prunecli.methods.gradients import gradient_fields
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.probe import outputs
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.loading import load_model
+from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
@@ -130,6 +133,32 @@ def test_layer_by_layer_scores_are_the_same(case, tmp_path):
         for name, own in wanted[kind].values.items():
             assert np.asarray(own).any(), name
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "falcon_mamba"])
+def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
+    """Two shared experts side by side, a stack of experts, two readers: by differences of the loss."""
+    path = made(case, tmp_path / "model")
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
+    scores = score_units(checkpoint, InMemory(model), data, ("unit",))["unit"].values
+    names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
+    every = axes_of(checkpoint, "unit")
+    axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
+    for axis in axes[:2]:
+        for unit in (0, 5):
+            losses = []
+            for factor in (1.03, 0.97):
+                changed = copy.deepcopy(model)
+                with torch.no_grad():
+                    for tensor in outputs(axis.carriers):
+                        weight, carrier = changed.get_parameter(names.place(tensor)), axis.carriers[tensor]
+                        for start, stop in carrier.ranges([unit], weight.shape[carrier.dim], len(axis.ids)):
+                            weight.narrow(carrier.dim, start, stop - start).mul_(factor)
+                    logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
+                losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
+            slope = abs(losses[0] - losses[1]) / 0.06
+            assert scores[axis.name][unit] == pytest.approx(slope, rel=0.02, abs=2e-5)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])

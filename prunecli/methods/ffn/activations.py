@@ -75,7 +75,7 @@ class UnitObserver(TokenObserver):
         for layer in self._layers:
             if not (layer.removed or layer.is_sparse or layer.is_shared):
                 name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
-                hook = partial(self._given, axis_name(layer.name, "unit"))
+                hook = partial(self._given, axis_name(layer.name, "unit"), 1)
                 yield model.get_submodule(name).register_forward_pre_hook(hook)
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
@@ -100,10 +100,12 @@ class UnitObserver(TokenObserver):
             fields["counts"][name] = tokens
         return fields
 
-    def _given(self, name: str, _module: Any, inputs: tuple[Tensor, ...]) -> None:
+    def _given(self, name: str, blocks: int, _module: Any, inputs: tuple[Tensor, ...]) -> None:
         # OPT's are of all tokens, one sentence behind another.
         units = inputs[0].view(*self.mask.shape, -1)
-        self._add(name, units[self.mask.to(units.device)])
+        rows = units[self.mask.to(units.device)]
+        # Of several experts that serve every token, side by side, each has every unit.
+        self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))
 
     def _add(self, place: Hashable, rows: Tensor) -> None:
         active = rows.float().square().sum(dim=0).double()
@@ -152,7 +154,8 @@ class ExpertUnitObserver(UnitObserver):
         for axis in self._always.values():
             (output, *_) = outputs(axis.carriers)
             module = model.get_submodule(names.place(output).rpartition(".")[0])
-            yield module.register_forward_pre_hook(partial(self._given, axis.name))
+            blocks = len(axis.carriers[output].blocks)
+            yield module.register_forward_pre_hook(partial(self._given, axis.name, blocks))
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
