@@ -420,9 +420,10 @@ def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers)
     owner = common_owner(name.rpartition(".")[0] for name in own)
     start = len(owner) + 1 if owner else 0
     (key,) = units.keys
+    # The output layer comes last, see `output_layer`; of models with images the names are sorted.
     specs = [
         TensorSpec(name[start:], (), "ffn", hidden=carrier.dim, hidden_blocks=len(carrier.blocks))
-        for name, carrier in own.items()
+        for name, carrier in sorted(own.items(), key=lambda item: item[0] in outputs(own)[:1])
     ]
     others = (TensorSpec(name[start:], (), "ffn") for name in _beside(names, own))
     return FeedForward(owner, key, (), (*specs, *others))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -276,9 +277,30 @@ def _attend(
 
 
 def module_name(model: Any, name: str) -> str:
-    """The name in `model` of what the stock layout calls `name`: a base model lacks the first part of the names."""
+    """The name in `model` of the module or tensor that the files call `name`.
+
+    A base model lacks the first part of the names; some classes have others than their files.
+    """
     prefix = f"{model.base_model_prefix}."
-    return name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
+    own = name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
+    if _has(model, own):
+        return own
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    for rule in get_model_conversion_mapping(model):
+        if not isinstance(rule, WeightConverter):
+            name, _ = rule.rename_source_key(name)
+    places = (name, prefix + name, name.removeprefix(prefix))
+    return next((place for place in places if _has(model, place)), own)
+
+
+def _has(model: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(model)
+    except AttributeError:
+        return False
+    return True
 
 
 def fit_sizes(

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from prunecli import load_model
+from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
+from prunecli.methods.sharing.plan import output_layer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import layer_keys
@@ -29,9 +31,10 @@ from prunecli.running.encoding import require_task
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.tasks import task_of
+from tests.commands.calls import call
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
-from tests.tiny import change_config, config_of, write_json
+from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND: dict[str, set[str]] = {
@@ -560,3 +563,15 @@ def test_positions_that_say_how_wide_a_head_is(tmp_path):
     tiny.auto_class("phimoe")(config).save_pretrained(tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
         assert {"layer", "head"} <= {*cutting.axes_found(checkpoint)}
+
+
+@pytest.mark.parametrize("command", [prune_layers, prune_ffn])
+def test_a_model_of_images_is_measured_under_the_names_of_its_class(command, tmp_path):
+    cutting.saved("gemma3", tmp_path / "model")
+    write_plain_tokenizer(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("the hen then ten tins on it\n" * 20)
+    with open_model(tmp_path / "model") as checkpoint:
+        assert {output_layer(ffn.tensors) for ffn in checkpoint.layout.ffns} == {"down_proj"}
+    given = ("--text", tmp_path / "text.txt", "--ratio", "0.5", "-o", tmp_path / "out")
+    found = call(command, tmp_path / "model", *given)
+    assert found.status == 0, found.err
