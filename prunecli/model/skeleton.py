@@ -178,7 +178,7 @@ class Skeleton:
 
 @lru_cache(maxsize=16)  # a model and its result are opened several times, and some types have ten classes
 def known_skeleton(model_class: Any, config_class: Any, config: str) -> Skeleton:
-    """The one skeleton of a class and the text of a config.json, whose model is made once."""
+    """Skeleton of a class and the text of a config.json, whose model is made once."""
     return Skeleton(model_class, config_class, parsed(config))
 
 
