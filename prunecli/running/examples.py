@@ -116,6 +116,11 @@ class Sequences:
         return {"input_ids": ids, "attention_mask": mask}
 
 
+def nothing_more(_rows: Sequence[int]) -> Mapping[str, Tensor]:
+    """No further tensors; a function of the module, since examples are pickled for another process."""
+    return {}
+
+
 @dataclass(frozen=True)
 class TokenExamples(Examples):
     """Texts, windows of them, or pairs of texts, with what is to be predicted of each.
@@ -136,7 +141,7 @@ class TokenExamples(Examples):
     shift: Callable[[Tensor], Tensor] | None = None
     max_rows: int | None = None
     equal: bool = False
-    more: Callable[[Sequence[int]], Mapping[str, Tensor]] = lambda _rows: {}
+    more: Callable[[Sequence[int]], Mapping[str, Tensor]] = nothing_more
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:
