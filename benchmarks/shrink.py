@@ -55,9 +55,8 @@ def mixtures(best: Tried, tried: list[Tried]) -> Iterator[tuple[str, Tried, Mapp
     for one in whole:
         if len(one.shares) == 1:
             yield f"{next(iter(one.shares))} alone", one, one.metrics
-    shares = [[*one.shares.values()] for one in whole]
-    even = max(range(len(whole)), key=lambda one: (len(shares[one]), min(shares[one]) - max(shares[one])))
-    yield "even shares", whole[even], whole[even].metrics
+    even = max(whole, key=lambda one: (len(one.shares), min(one.shares.values()) - max(one.shares.values())))
+    yield "even shares", even, even.metrics
     drawn = {name: metric if name == "tokens" else "random" for name, metric in best.metrics.items()}
     if drawn != dict(best.metrics):
         yield "random", best, drawn

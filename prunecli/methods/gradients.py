@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -124,15 +125,17 @@ def gradient_sums(
 
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
-        for watch in (_inputs, _experts):
-            for parameter, take in watch(checkpoint, model, named, sums.add, hooks):
-                takers.setdefault(parameter, []).append(take)
+        watched = (
+            _inputs(checkpoint, model, named, sums.add, hooks),
+            _experts(checkpoint, model, named, sums.add),
+        )
+        for parameter, take in chain(*watched):
+            takers.setdefault(parameter, []).append(take)
         for parameter, together in takers.items():
             hooks.callback(_watch(parameter, together).remove)
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
-        for handle in _watch_norms(checkpoint, model, named, sums.add):
-            hooks.callback(handle.remove)
+        _watch_norms(checkpoint, model, named, sums.add, hooks)
         differentiate_losses(runner, batches, "scoring units", progress, losses_of=losses)
     sums.flush()
     found = {}
@@ -247,7 +250,7 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
 
 
 def _experts(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, _hooks: ExitStack
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
 ) -> Iterator[tuple[Tensor, Take]]:
     """The output weights of experts."""
     if not any(axis.kind == "expert" for axis in axes.values()):
@@ -292,7 +295,9 @@ def _watch_layers(
         numbers[name] += 1
 
 
-def _watch_norms(checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add) -> Iterator[Any]:
+def _watch_norms(
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+) -> None:
     """Watch what norms hand on of each channel."""
     if (axis := axes.get(CHANNELS)) is None:
         return
@@ -302,7 +307,7 @@ def _watch_norms(checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], a
             add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
 
     for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
-        yield norm.register_forward_hook(note)
+        hooks.callback(norm.register_forward_hook(note).remove)
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:

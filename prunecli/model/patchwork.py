@@ -283,7 +283,7 @@ def module_name(model: Any, name: str) -> str:
     """
     prefix = f"{model.base_model_prefix}."
     own = name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
-    if _has(model, own):
+    if has_part(model, own):
         return own
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
@@ -291,16 +291,22 @@ def module_name(model: Any, name: str) -> str:
     for rule in get_model_conversion_mapping(model):
         if not isinstance(rule, WeightConverter):
             name, _ = rule.rename_source_key(name)
+    return placed(model, name) or own
+
+
+def placed(model: Any, name: str) -> str | None:
+    """The name as it is, or with or without the prefix of the base model: what the model has. None: it has neither."""
+    prefix = f"{model.base_model_prefix}."
     places = (name, prefix + name, name.removeprefix(prefix))
-    return next((place for place in places if _has(model, place)), own)
+    return next((place for place in places if has_part(model, place)), None)
 
 
-def _has(model: Any, name: str) -> bool:
+def has_part(model: Any, name: str) -> bool:
+    """Whether the model has a module, parameter or buffer of the name."""
     try:
-        attrgetter(name)(model)
+        return isinstance(attrgetter(name)(model), Tensor | nn.Module)
     except AttributeError:
         return False
-    return True
 
 
 def fit_sizes(

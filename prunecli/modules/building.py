@@ -21,7 +21,7 @@ from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import has_part, module_name
 from prunecli.model.probe import layer_keys
 from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton
@@ -45,7 +45,7 @@ from prunecli.modules.stages import EmptyModel, declared_stages, stock_mixtures,
 from prunecli.modules.stock_experts import (
     use_own_experts,
 )
-from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
+from prunecli.modules.stock_names import REMEDY, StockNames
 from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
 
 
@@ -292,7 +292,7 @@ def _targets(
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
         own = place(name)
-        if not has_tensor(model, own):
+        if not has_part(model, own):
             if not checkpoint.runs_stock:
                 layout = checkpoint.layout
                 output = f"{layout.require_tables().output}."

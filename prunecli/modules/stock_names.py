@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.patchwork import placed
 from prunecli.model.skeleton import stored_form
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.filling import tensors_of
@@ -29,7 +30,7 @@ class StockNames:
         from transformers.core_model_loading import WeightConverter
 
         self.model = model
-        self._path, self._prefix = checkpoint.path, f"{model.base_model_prefix}."
+        self._path = checkpoint.path
         rules = get_model_conversion_mapping(model)
         self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -101,17 +102,7 @@ class StockNames:
         return self._prefixed(self.renamed(name))
 
     def _prefixed(self, name: str) -> str:
-        places = (name, self._prefix + name, name.removeprefix(self._prefix))
-        return next((place for place in places if has_tensor(self.model, place)), name)
-
-
-def has_tensor(model: Any, name: str) -> bool:
-    """Whether the model has a parameter or buffer of the name."""
-    owner, _, attribute = name.rpartition(".")
-    try:
-        return isinstance(getattr(model.get_submodule(owner), attribute), torch.Tensor)
-    except AttributeError:
-        return False
+        return placed(self.model, name) or name
 
 
 def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:

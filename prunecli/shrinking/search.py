@@ -198,13 +198,15 @@ class Search:
     def _measured_size(self) -> Callable[[Shares, Mapping[str, str]], float]:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""
 
-        def time(name: str, share: float) -> float:
-            alone = {one.shares[name]: self._value(one) for one in self.tried if [*one.shares] == [name]}
-            shares = sorted(alone)
-            times = np.minimum.accumulate([1.0, *(alone[one] for one in shares)])
-            return float(np.interp(share, [0.0, *shares], times))
-
-        return lambda shares, _metrics: prod(time(name, share) for name, share in shares.items())
+        points = {name: {0.0: 1.0} for name in self._levers}
+        for one in self.tried:
+            if len(one.shares) == 1:
+                points[next(iter(one.shares))] |= {share: self._value(one) for share in one.shares.values()}
+        known = {name: [*zip(*sorted(own.items()), strict=True)] for name, own in points.items()}
+        times = {name: (shares, np.minimum.accumulate(own)) for name, (shares, own) in known.items()}
+        return lambda shares, _metrics: prod(
+            float(np.interp(share, *times[name])) for name, share in shares.items()
+        )
 
     def _predicted(self) -> list[Shares]:
         """The mixtures with the least predicted cost; each differs from the others by two steps of some kind."""

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from prunecli import __version__
 from prunecli.errors import UnsupportedModelError, UsageError
@@ -116,9 +115,16 @@ class Shrinking:
 
     def _measurer_of(self, data: Dataset) -> Measurer:
         own = self._options
-        place: dict[str, Any] = {"memory": own.memory, "spill_directory": own.spill_directory}
         # For the divergence, the original's output layer would be kept.
-        return Measurer(self._source, data, own.device, self._progress, diverges=own.memory is None, **place)
+        return Measurer(
+            self._source,
+            data,
+            own.device,
+            self._progress,
+            diverges=own.memory is None,
+            memory=own.memory,
+            spill_directory=own.spill_directory,
+        )
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
