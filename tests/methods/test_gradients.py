@@ -135,7 +135,7 @@ def test_layer_by_layer_scores_are_the_same(case, tmp_path):
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "falcon_mamba"])
+@pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
     """Two shared experts side by side, a stack of experts, two readers: by differences of the loss."""
     path = made(case, tmp_path / "model")
@@ -146,9 +146,9 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
     every = axes_of(checkpoint, "unit")
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
-        for unit in (0, 5):
+        for unit in np.argsort(scores[axis.name])[-2:]:
             losses = []
-            for factor in (1.03, 0.97):
+            for factor in (1.001, 0.999):  # a larger step moves tokens to other experts
                 changed = copy.deepcopy(model)
                 with torch.no_grad():
                     for tensor in outputs(axis.carriers):
@@ -157,8 +157,8 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
                             weight.narrow(carrier.dim, start, stop - start).mul_(factor)
                     logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
                 losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
-            slope = abs(losses[0] - losses[1]) / 0.06
-            assert scores[axis.name][unit] == pytest.approx(slope, rel=0.02, abs=2e-5)
+            slope = abs(losses[0] - losses[1]) / 0.002
+            assert scores[axis.name][unit] == pytest.approx(slope, rel=0.05, abs=5e-4)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])

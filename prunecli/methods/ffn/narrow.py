@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -146,9 +145,7 @@ def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> 
     product = np.ones(len(axis.ids))
     matrices = [name for name in axis.carriers if len(checkpoint.info(name).shape) > 1]
     if output_only:
-        stacked = [name for name in matrices if len(checkpoint.info(name).shape) > 2]
-        last = [name for name in stacked if re.search(r"down|output|w2", name)]
-        matrices = last if stacked else outputs(axis.carriers)
+        matrices = outputs(axis.carriers)
     for name in matrices:
         carrier = axis.carriers[name]
         each = squares(checkpoint, Copy(name), carrier.dim)
