@@ -13,7 +13,14 @@ from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Archi
 from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
-from prunecli.model.declared import SHARED_LAYERS, Sizes, class_names, counts_experts, depths_beyond
+from prunecli.model.declared import (
+    REMEDY,
+    SHARED_LAYERS,
+    Sizes,
+    class_names,
+    counts_experts,
+    depths_beyond,
+)
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
@@ -269,7 +276,7 @@ class Checkpoint(TensorReader):
             raise CheckpointError(
                 f"{self.path}: tensors do not fit config.json: {faults}",
                 layout.sizes.undeclared()
-                or "config.json and the weights are not of one checkpoint; copy both again.",
+                or f"{REMEDY} Or the tensors are of an older class than {layout.family.model_class}.",
             )
         self._is_checked = True
 

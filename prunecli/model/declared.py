@@ -20,6 +20,7 @@ LARGEST = 1 << 48
 """A config.json that names a larger size is damaged."""
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
+REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 SHARED_LAYERS = 1000
 """Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
 
@@ -153,6 +154,8 @@ class Sizes:
     def undeclared(self) -> str | None:
         """Return a sentence about a setting of config.json that the family's record lacks; None: no such setting."""
         family, names = self.family, class_names(self.config)
+        if family.found is not None:
+            return None
         known = [known.name for known in family.classes]
         if known and names and not {*known, family.model_class} & {*names}:
             declared = ", ".join(known)

@@ -11,7 +11,7 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import axis_name
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import REMEDY, Sizes
 from prunecli.model.parts import layer_windows
 from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
@@ -42,7 +42,7 @@ def check_layers(sizes: Sizes, structure: Structure) -> None:
         if len(ids) != depth or ids != [number for number in range(units.of) if number in ids]:
             raise CheckpointError(
                 f"config.json names layers {ids} of the {side} as kept, of {units.of}; it counts {depth}",
-                "config.json and the weights are not of one checkpoint; copy both again.",
+                REMEDY,
             )
 
 

@@ -48,6 +48,7 @@ from prunecli.model.probed import REMEDY, Carriers, Probed
 from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
+from prunecli.private import UNEXPECTED
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -89,6 +90,11 @@ class Found:
     def classes(self) -> tuple[ModelClass, ...]:
         """Classes that open the model."""
         return self.small.opened_as()
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor that the class does not have is a buffer of older ones, which changes nothing."""
+        patterns = getattr(self.skeleton.model, UNEXPECTED) or ()
+        return any(re.search(pattern, name) for pattern in (*patterns, r"\.(masked_bias|inv_freq)$"))
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
         """Whether a layer has a tensor of this name that can be cut.

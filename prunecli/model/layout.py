@@ -16,6 +16,7 @@ from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import AttentionLayer, FfnLayer, check_parts, resolve_attentions, resolve_ffns
+from prunecli.model.probe import layer_of
 from prunecli.model.structure import Structure
 
 Declared = tuple[tuple[int, ...], Part]
@@ -156,9 +157,19 @@ class ModelLayout:
         declared = self.tensors.get(name) or self.tensors.get(self.family.tied.get(name, ""))
         return declared[1] if declared else "other"
 
+    @cached_property
+    def _layer_names(self) -> frozenset[str]:
+        return frozenset(map(layer_of, self.shapes)) - {""}
+
     def is_extra(self, name: str) -> bool:
         """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""
-        return self.family.found is not None or name.startswith(self.family.extras)
+        found = self.family.found
+        if found is None:
+            return name.startswith(self.family.extras)
+        # The class would leave a tensor of its layers out, and compute something else (positions of older classes).
+        return (
+            self.family.mixture is not None or layer_of(name) not in self._layer_names or found.ignores(name)
+        )
 
     def faults(self, tensors: Mapping[str, tuple[int, ...]]) -> str:
         """How these tensors, name -> shape, are not those that it stores; "": they are."""

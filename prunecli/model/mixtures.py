@@ -10,13 +10,12 @@ from typing import TypeVar
 from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import axis_name
-from prunecli.model.declared import LARGEST, Sizes, all_items
+from prunecli.model.declared import LARGEST, REMEDY, Sizes, all_items
 from prunecli.model.sparse_layer import CONSTANT, Groups, SparseLayer
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
-REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 OF_AN_EXPERT = re.compile(r"(?:^|\.)experts?\.")
 """What is found in the names of tensors of experts."""
 _OF_A_WIDTH = re.compile(r"norm|proj|dense|linear")

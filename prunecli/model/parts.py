@@ -11,7 +11,7 @@ from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, FeedForward, Side, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import Sizes, value_of
+from prunecli.model.declared import REMEDY, Sizes, value_of
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -24,8 +24,6 @@ KIND_NAMES: Mapping[str, str] = {
     "decoder": "decoder self-attention",
     "cross": "cross-attention",
 }
-
-REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 
 
 class Owned:
@@ -260,7 +258,7 @@ def _layer(
     if len(set(ids)) != len(ids) or not all(0 <= head < original for head in ids):
         raise CheckpointError(
             f"config.json names heads {list(ids)} of {name}, which had {original}",
-            "config.json and the weights are not of one checkpoint; copy both again.",
+            REMEDY,
         )
     # Layers of one stack may differ.
     attention = replace(attention, tensors=sizes.those_of(stack, structure, number, attention.tensors))

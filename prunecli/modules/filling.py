@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import REMEDY
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.reader import TensorReader
 
@@ -268,8 +269,8 @@ def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointE
     """Return the error about tensors that a model needs and the checkpoint lacks."""
     few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
     what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
+    remedy = REMEDY
     tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied
-    remedy = "config.json and the weights are not of one checkpoint; copy both again."
     if all(tied.get(name) in checkpoint.tensors for name in names):
         same = ", ".join(f"{tied[name]} as {name}" for name in names)
         remedy = f"transformers before version 5 left out what was one parameter for it: store {same} too."

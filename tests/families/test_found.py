@@ -483,6 +483,22 @@ def test_missing_tensors_are_named(tmp_path):
         checkpoint.check()
 
 
+def test_a_tensor_that_the_class_would_leave_out_of_a_layer_is_refused(tmp_path):
+    """Relative positions, which transformers' class no longer has; buffers of older classes are no fault."""
+    path, layer = tmp_path / "model", "electra.encoder.layer.1.attention.self"
+    cutting.saved("electra", path)
+    state = {**load_file(path / "model.safetensors"), f"{layer}.masked_bias": torch.zeros(1)}
+    save_file(state, path / "model.safetensors")
+    checkpoint = open_model(path)
+    checkpoint.require_architecture()
+    checkpoint.check()
+    save_file({**state, f"{layer}.distance_embedding.weight": torch.zeros(7, 12)}, path / "model.safetensors")
+    checkpoint = open_model(path)
+    checkpoint.require_architecture()
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(electra.*distance_embedding.weight\)"):
+        checkpoint.check()
+
+
 def test_a_config_that_its_class_refuses_is_named(tmp_path):
     cutting.saved("granite", tmp_path)
     change_config(tmp_path, hidden_act="none of these")
