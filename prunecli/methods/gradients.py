@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
@@ -139,6 +139,12 @@ def gradient_sums(
         differentiate_losses(runner, batches, "scoring units", progress, losses_of=losses)
     sums.flush()
     found = {}
+    for kind in {axis.kind for axis in axes}:
+        if not any(axis.name in sums.sums for axis in axes if axis.kind == kind):
+            raise UnsupportedModelError(
+                f"{kind}s cannot be scored: no gradient reaches them, since the class computes gradients of its own",
+                "Rank them by another metric, such as activations, or at random.",
+            )
     for name, axis in named.items():
         # Where no gradient came, no loss depends on the units.
         found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))

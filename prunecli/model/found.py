@@ -7,7 +7,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -44,7 +44,7 @@ from prunecli.model.probe import (
     owners,
     template_of,
 )
-from prunecli.model.probed import REMEDY, Carriers, Probed
+from prunecli.model.probed import REMEDY, Carriers, Probed, Uneven
 from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
@@ -69,7 +69,8 @@ class Found:
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
         vocabulary: keys of config.json of the number of tokens; empty: none was found.
-        uneven: key of the heads or hidden units of which each layer may keep another number -> what it moves.
+        asked: see `Uneven`.
+        with_notes: returns a stack with notes which of its FFN and attentions can go, and which norms go with them.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
             `template_of` -> where they lie.
@@ -81,7 +82,8 @@ class Found:
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
     vocabulary: tuple[str, ...]
-    uneven: Mapping[str, UnitKeys]
+    asked: Uneven
+    with_notes: Callable[[Stack], Stack]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
@@ -95,6 +97,19 @@ class Found:
         """Whether a tensor that the class does not have is a buffer of older ones, which changes nothing."""
         patterns = getattr(self.skeleton.model, UNEXPECTED) or ()
         return any(re.search(pattern, name) for pattern in (*patterns, r"\.(masked_bias|inv_freq)$"))
+
+    @cached_property
+    def uneven(self) -> Mapping[str, UnitKeys]:
+        """Key of the heads or hidden units of which each layer may keep another number -> what it moves."""
+        return {key: units for key, asked in self.asked.items() if (units := asked()) is not None}
+
+    def tried(self, family: Architecture, structure: Structure) -> Architecture:
+        """The record, after trials of what a model of this structure lacks: they cannot run while a model is built."""
+        if structure.axes or structure.widths:
+            self.uneven  # noqa: B018
+        if not structure.removed:
+            return family
+        return replace(family, stacks=tuple(map(self.with_notes, family.stacks)))
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
         """Whether a layer has a tensor of this name that can be cut.
@@ -267,6 +282,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             movable,
             next((tuple(units.keys) for units, _ in tokens), ()),
             uneven,
+            partial(_with_notes, own),
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
                 [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}
@@ -351,11 +367,14 @@ def _stacks(
         attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
-    stacks = [by_side[side] for side in ("encoder", "decoder") if side in by_side]
-    for one in stacks:
-        if one not in probed.removable:
-            probed.removable[one] = _removable(probed.trial, one)
-    return tuple(probed.removable[one] for one in stacks)
+    return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
+
+
+def _with_notes(probed: Probed, stack: Stack) -> Stack:
+    if stack not in probed.removable:
+        tried = _removable(probed.trial, stack)
+        probed.removable.update({stack: tried, tried: tried})
+    return probed.removable[stack]
 
 
 def _removable(trial: Trial, stack: Stack) -> Stack:

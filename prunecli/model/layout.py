@@ -193,6 +193,8 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
     Raises:
         CheckpointError: config.json lacks a size, or it or the structure says what cannot be.
     """
+    if family.found is not None:
+        family = family.found.tried(family, structure)
     sizes = Sizes(family, config)
     if family.stacks:  # else its experts alone are known
         check_layers(sizes, structure)

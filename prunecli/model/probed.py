@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from json import dumps
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -56,6 +56,8 @@ REMEDY = "inspect, evaluate and bench-latency work all the same."
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 Options = dict[str, tuple[Carrier, ...]]
+Uneven = dict[str, Callable[[], UnitKeys | None]]
+"""Key of heads or hidden units -> these, if each layer may keep another number: tried when it is asked."""
 _SIDES = ("encoder", "decoder")
 
 
@@ -102,7 +104,7 @@ class Probed:
     def units(self) -> Confirmed:
         """The hidden units, heads and tokens that the small copy can lose."""
         trial, skeleton = self.trial, self.skeleton
-        uneven: dict[str, UnitKeys] = {}
+        uneven: Uneven = {}
         small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
         widths = _tried(
             trial,
@@ -168,7 +170,7 @@ class Confirmed(NamedTuple):
     widths: list[tuple[UnitKeys, Carriers]]
     heads: list[tuple[UnitKeys, Carriers]]
     tokens: list[tuple[UnitKeys, Carriers]]
-    uneven: dict[str, UnitKeys]
+    uneven: Uneven
     is_traced: bool
 
 
@@ -215,13 +217,13 @@ def _tried(
     found: Sequence[UnitKeys],
     small: Sequence[UnitKeys],
     axes: Callable[[Carriers], Mapping[str, str]],
-    uneven: dict[str, UnitKeys],
+    uneven: Uneven,
     least: int = 1,
 ) -> list[tuple[UnitKeys, Carriers]]:
     """Return the units that the small model confirms, in the layout in which it confirms them.
 
     Args:
-        uneven: takes what it confirms with another number of units in each layer too.
+        uneven: takes what asks whether each layer may have another number of units.
         least: units that a layer keeps at least.
     """
     confirmed: list[tuple[UnitKeys, Carriers]] = []
@@ -233,16 +235,16 @@ def _tried(
             with suppress(Exception):  # of any kind: transformers opens no such model
                 if trial.of_units(own, layout, axes(layout)) < NEAR:
                     confirmed.append((units, units.layouts[min(number, len(units.layouts) - 1)]))
-                    most = None if is_of_experts(layout) else _uneven(trial, own, layout, axes(layout), least)
-                    if most is not None:
-                        uneven[[*units.keys][-1]] = replace(units, least=most)
+                    if not is_of_experts(layout):
+                        uneven[[*units.keys][-1]] = _uneven(units, trial, own, layout, axes(layout), least)
                     break
         else:
             layout = without_tables(own.layouts[-1])
             own = replace(own, biased=len(layout) < len(own.carriers))
-            if own.biased and (most := _uneven(trial, own, layout, axes(layout), least)) is not None:
+            asked = _uneven(units, trial, own, layout, axes(layout), least)
+            if own.biased and asked() is not None:
                 confirmed.append((replace(units, biased=True), without_tables(units.layouts[-1])))
-                uneven[[*units.keys][-1]] = replace(units, least=most)
+                uneven[[*units.keys][-1]] = asked
     return confirmed
 
 
@@ -251,7 +253,7 @@ def _traced(
     skeleton: Skeleton,
     layers: Sequence[LayerKey],
     small_layers: Sequence[LayerKey],
-    uneven: dict[str, UnitKeys],
+    uneven: Uneven,
 ) -> list[tuple[UnitKeys, Carriers]]:
     """Heads whose width follows from their number, of which each layer may keep another one."""
     confirmed: list[tuple[UnitKeys, Carriers]] = []
@@ -260,9 +262,10 @@ def _traced(
         keys = {name: counts[name] // counts[key] for name in small.keys}
         units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
         for layout in small.layouts:
-            if units.scaled and (least := _uneven(trial, small, layout, owners(layout), 0)) is not None:
+            asked = _uneven(units, trial, small, layout, owners(layout), 0)
+            if units.scaled and asked() is not None:
                 confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))
-                uneven[key] = replace(units, least=least)
+                uneven[key] = asked
                 break
     return confirmed
 
@@ -291,14 +294,19 @@ def _of_module(module: str, values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _uneven(
-    trial: Trial, units: UnitKeys, layout: Carriers, axes: Mapping[str, str], least: int
-) -> int | None:
-    """Units that a layer keeps at least where each may keep another number; None: as many have to stay in all."""
-    for count in range(least, 2) if axes else ():
-        with suppress(Exception):  # as above
-            if trial.of_uneven(units, layout, axes, count) < NEAR:
-                return count
-    return None
+    units: UnitKeys, trial: Trial, small: UnitKeys, layout: Carriers, axes: Mapping[str, str], least: int
+) -> Callable[[], UnitKeys | None]:
+    """What tries once, when it is asked, whether each layer may keep another number of units, and how many at least."""
+
+    @cache
+    def asked() -> UnitKeys | None:
+        for count in range(least, 2) if axes else ():
+            with suppress(Exception):  # as above
+                if trial.of_uneven(small, layout, axes, count) < NEAR:
+                    return replace(units, least=count)
+        return None
+
+    return asked
 
 
 def _is_same(trial: Trial, stack: LayerKey) -> bool:

@@ -104,7 +104,17 @@ class Skeleton:
     @cached_property
     def stored(self) -> dict[str, Shape]:
         """Name of each tensor, as the files have it -> its shape."""
-        return {name: tuple(tensor.shape) for name, tensor in stored_form(self.model).items()}
+        return {name: tuple(tensor.shape) for name, tensor in self._both_forms[1].items()}
+
+    @cached_property
+    def _both_forms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors by their names in the model, and in files; most are the same objects."""
+        state = self.model.state_dict()
+        return state, stored_form(self.model, state)
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(tensor): name for name, tensor in self._both_forms[1].items()}
 
     @cached_property
     def tied(self) -> set[str]:
@@ -114,7 +124,8 @@ class Skeleton:
 
     def stored_name(self, name: str) -> str:
         """The name in files of a tensor of the model."""
-        return next(iter(stored_form(self.model, {name: self.model.state_dict()[name]})))
+        tensor = self._both_forms[0][name]
+        return self._names.get(id(tensor)) or next(iter(stored_form(self.model, {name: tensor})))
 
     @cached_property
     def model(self) -> Any:

@@ -138,21 +138,32 @@ class Trial:
         # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
         numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
-        apart = 0.0
+        apart, model, smaller = 0.0, None, None
         # Of any two axes other units go in one of these rounds: what one uses of the other then shows. Groups that are
         # shared by several units may be even by chance, and are not where the first or the last half stays.
         rounds = range(max(1, max(numbers_of.values()).bit_length()))
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            model = self._opened(self.skeleton, masked)
+            model = (None if is_stream else self._filled(model, masked)) or self._opened(
+                self.skeleton, masked
+            )
             if is_stream:
                 places = {self.modules.get(name, "") for name in carriers}
                 fold_norms(stream_norms(model, places), halves[0], halves[1])
             expected = self.logits(model)
-            smaller = self._opened(smaller_skeleton, cut)
+            smaller = self._filled(smaller, cut) or self._opened(smaller_skeleton, cut)
             apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
         return apart
+
+    def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
+        """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
+        if model is None or self.modules.keys() != tensors.keys():
+            return None
+        own = model.state_dict()
+        for name, tensor in tensors.items():
+            own[self.modules[name]].copy_(tensor)
+        return model
 
     def of_uneven(
         self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str], least: int

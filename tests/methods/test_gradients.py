@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from prunecli.errors import UnsupportedModelError
 from prunecli.methods.gradients import gradient_fields
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
@@ -192,3 +193,12 @@ def test_embedding_models_have_scores_too(tmp_path):
     for one in scores.values():
         assert one.method == "gradient"
         assert all(np.array(own).any() for own in one.values.values())
+
+
+def test_units_that_no_gradient_reaches_are_refused(tmp_path):
+    """Reformer's layers compute their gradients themselves."""
+    path = made("reformer", tmp_path / "model")
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
+    with pytest.raises(UnsupportedModelError, match="heads cannot be scored: no gradient reaches them"):
+        score_units(checkpoint, InMemory(model), data, ["head"])

@@ -191,7 +191,12 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
             dtype = checkpoint.info(sources[0]).cast(target).dtype
             made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression, name), expression))
     gone = {name for names in own.values() for name in names}
-    for layer in (layers[name] for name in plan.removed):
+    structure = _structure(checkpoint, plan, layers)
+    result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
+    parts: tuple[FfnLayer | AttentionLayer, ...] = (*result.ffns, *result.attentions)
+    for layer in parts:
+        if layer.name not in plan.removed:
+            continue
         gone.update(layer.norm_tensors)
         if isinstance(layer, AttentionLayer):
             prefix = layer.name.removesuffix(layer.spec.name)
@@ -202,9 +207,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
             outputs += made.get(name, ())
         else:
             outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
-    return rewritten(
-        checkpoint, _structure(checkpoint, plan, layers), tuple(outputs), plan.step, plan.decision
-    )
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
 
 
 def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
