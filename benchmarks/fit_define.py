@@ -68,7 +68,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "table.npy"
         write_table(path, options.rows, options.width, options.hidden)
-        table = Table.of(np.load(path, mmap_mode="r"))
+        array = np.load(path, mmap_mode="r")
+        table = Table(*array.shape, lambda start, stop: array[start:stop])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, worked = time.perf_counter(), time.process_time()
         fit = fit_define(table, shape, FitOptions(epochs=options.epochs))
@@ -76,7 +77,7 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"{shape}, {options.threads} threads")
     print(f"{seconds:.1f} s ({worked:.1f} s of processor time), {peak / 2**20:.2f} GiB more memory at most")
-    print(f"parameters {fit.parameters_before:,} -> {fit.parameters_after:,} ", end="")
+    print(f"parameters {shape.table_parameters:,} -> {fit.parameters_after:,} ", end="")
     print(f"(projective {fit.baseline_parameters:,})")
     for name, quality in (("projective", fit.baseline), ("start", fit.start), ("fitted", fit.quality)):
         print(f"{name:>10}: explained variance {quality.explained_variance:.4f}, ", end="")

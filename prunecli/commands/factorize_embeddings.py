@@ -112,7 +112,7 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
         fits["input"] = UnitFit(
             **Quality.model_validate(fit.quality).to_json(),
             unit_parameters=fit.unit.shape.parameters,
-            table_parameters=fit.parameters_before,
+            table_parameters=fit.unit.shape.table_parameters,
             projective=Quality.model_validate(fit.baseline),
             errors=[*fit.errors],
         )

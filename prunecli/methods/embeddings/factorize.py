@@ -11,18 +11,7 @@ from numpy.typing import NDArray
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.table import (
-    Array,
-    Goal,
-    Table,
-    checkpoint_table,
-    count_tokens,
-    measure,
-    moments,
-    projective,
-    read_unit,
-    row_weights,
-)
+from prunecli.methods.embeddings.table import Table, checkpoint_table, count_tokens, read_unit
 from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
@@ -106,22 +95,13 @@ def _output_map(
     padding_id: int | None,
     progress: Progress,
 ) -> OutputMap:
-    """The truncated SVD of the rows without their mean: no map of this n is nearer to them."""
-    ignored: tuple[int, ...] = ()
-    if padding_id is not None and not table.rows(padding_id, padding_id + 1).any():
-        ignored = (padding_id,)
-    weights = row_weights(table.vocabulary, counts, power=FitOptions().power, ignored=ignored)
-    found = moments(table, weights, progress)
-    first = projective(found, map_dim)
-    goal = Goal(weights, found.variance, FitOptions().cosine_weight)
-    quality = measure(table, goal, lambda _start, _stop, rows: first.expanded(first.mapped(rows)), progress)
-
-    def mapped_rows(start: int, stop: int) -> Array:
-        return first.mapped(table.rows(start, stop))
-
-    mapped = Table(table.vocabulary, map_dim, mapped_rows, table.name)
-    projection = np.ascontiguousarray(first.expansion.T.astype(np.float32))
-    return OutputMap(projection, quality.explained_variance, mapped, quality)
+    """The projective embedding of the output table: no map of this n is nearer to the rows without their mean."""
+    if padding_id is not None and table.rows(padding_id, padding_id + 1).any():
+        padding_id = None
+    shape = UnitShape(table.vocabulary, map_dim, table.model_dim, kind="projective")
+    fit = fit_define(table, shape, counts=counts, padding_idx=padding_id, tied_output=True, progress=progress)
+    assert fit.output is not None
+    return replace(fit.output, table=fit.unit.map.weight.detach().numpy(), quality=fit.quality)
 
 
 Shape = tuple[int, ...]
@@ -210,10 +190,11 @@ def _expressions(
             found[f"{source}.{part}"] = given(held.detach().numpy())
     if factors.output is not None:
         found[f"{output}.project.weight"] = given(factors.output.projection.T)
-        if (mapped := factors.output.table) is not None:
-            found[f"{output}.weight"] = Generated((mapped.vocabulary, mapped.model_dim), mapped.rows)
-        elif unit is not None:
-            found[f"{output}.weight"] = given(unit.map.weight.detach().numpy())
+        mapped = factors.output.table
+        if mapped is None and unit is not None:
+            mapped = unit.map.weight.detach().numpy()
+        if mapped is not None:
+            found[f"{output}.weight"] = given(mapped)
     return found
 
 

@@ -39,13 +39,13 @@ class OutputMap:
     Attributes:
         projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
         explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
-        table: U [V, n], computed from the output table while it is read. If None, the map table of the input's unit.
+        table: U [V, n]. If None, the map table of the input's unit.
         quality: quality of the rows P U^T with their mean, if it was measured.
     """
 
     projection: NDArray[np.float32]
     explained_variance: float
-    table: Table | None = None
+    table: Array | None = None
     quality: Quality | None = None
 
 
@@ -68,11 +68,6 @@ class DefineFit:
     start: Quality
     errors: tuple[float, ...]
     output: OutputMap | None
-
-    @property
-    def parameters_before(self) -> int:
-        """Number of parameters of the table."""
-        return self.unit.shape.table_parameters
 
     @property
     def parameters_after(self) -> int:
@@ -189,22 +184,13 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
         CheckpointError: a value of E is not finite.
     """
     map_dim = mapped.shape[1]
-    width = map_dim + table.model_dim
-    products, sums = np.zeros((map_dim, width)), np.zeros(width)
-    squares = np.zeros(table.model_dim)
-    with progress("solving for the output projection", table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            both = np.concatenate([mapped[start:stop], rows], axis=1, dtype=np.float64)
-            weighted = both * weights[start:stop, None]
-            products += weighted[:, :map_dim].T @ both
-            squares += (weighted[:, map_dim:] * rows).sum(axis=0)
-            sums += weighted.sum(axis=0)
-            advance(stop - start)
-    total = float(weights.sum(dtype=np.float64))
-    mean = sums / total
-    products = products / total - np.outer(mean[:map_dim], mean)
-    variance = float((squares / total - mean[map_dim:] ** 2).sum())
-    own, across = products[:, :map_dim], products[:, map_dim:]
+
+    def both(start: int, stop: int) -> Array:
+        return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
+
+    found = moments(Table(table.vocabulary, map_dim + table.model_dim, both), weights, progress)
+    own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
+    variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
     return OutputMap(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)

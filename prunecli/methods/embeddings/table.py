@@ -46,12 +46,6 @@ class Table:
     read: Rows
     name: str = "The embedding table"
 
-    @classmethod
-    def of(cls, array: NDArray[np.generic], name: str = "The embedding table") -> Table:
-        """An array or a memory map [V, m]."""
-        vocabulary, model_dim = array.shape
-        return cls(vocabulary, model_dim, lambda start, stop: array[start:stop], name)
-
     def rows(self, start: int, stop: int) -> Array:
         """Rows `start` to `stop` in float32.
 
@@ -230,11 +224,6 @@ class Goal:
     variance: float
     cosine_weight: float
 
-    def quality(self, squared: float, cosine: float) -> Quality:
-        """Quality of a table with these weighted means of |e - o|^2 and cos(e, o)."""
-        relative = squared / self.variance
-        return Quality(1 - relative, cosine, relative + self.cosine_weight * (1 - cosine))
-
     def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
         """Mean error of the rows that have these numbers [B], weighted; a scalar with a gradient."""
         weights = torch.from_numpy(self.weights)[numbers]
@@ -266,7 +255,8 @@ def measure(
             cosine += float(weights @ functional.cosine_similarity(own, other).double())
             advance(stop - start)
     total = float(goal.weights.sum(dtype="float64"))
-    return goal.quality(squared / total, cosine / total)
+    relative, mean_cosine = squared / total / goal.variance, cosine / total
+    return Quality(1 - relative, mean_cosine, relative + goal.cosine_weight * (1 - mean_cosine))
 
 
 BATCH = 4096

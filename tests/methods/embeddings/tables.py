@@ -29,7 +29,12 @@ def truncated_svd(
     return found
 
 
+def table_of(array: NDArray[np.generic], name: str = "The embedding table") -> Table:
+    """An array or a memory map `[V, m]` as a table."""
+    return Table(*array.shape, lambda start, stop: array[start:stop], name)
+
+
 def start_of(array: NDArray[np.float32], map_dim: int, parts: int = 1):
     """The projective embedding of a table, every row weighing the same."""
-    table = Table.of(array)
+    table = table_of(array)
     return projective(moments(table, row_weights(table.vocabulary)), map_dim, parts)

@@ -12,7 +12,7 @@ from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, f
 from prunecli.methods.embeddings.table import Quality, Table, row_weights
 from prunecli.methods.embeddings.train import batches
 from prunecli.model.define import UNIT_KINDS, UnitShape
-from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
+from tests.methods.embeddings.tables import bent_table, start_of, table_of, truncated_svd
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
 FAST = FitOptions(epochs=4, batch_rows=64)
@@ -32,7 +32,7 @@ def quality_of(array: np.ndarray, other: np.ndarray, weights: np.ndarray, cosine
 
 
 def fit(array: np.ndarray, options: FitOptions = FAST, shape: UnitShape = SHAPE, **more) -> DefineFit:
-    return fit_define(Table.of(array), shape, options, **more)
+    return fit_define(table_of(array), shape, options, **more)
 
 
 def same(found: Quality, expected: Quality) -> None:
@@ -77,7 +77,7 @@ def test_the_last_layer_is_the_best_for_its_inputs(shared):
     array = bent_table()
     shape = UnitShape(300, 8, 24, 24, 2, 2, "group-linear", shared, reduction=False)
     unit = fit(array, replace(FAST, epochs=1), shape).unit
-    refine_reduction(unit, Table.of(array), row_weights(300))
+    refine_reduction(unit, table_of(array), row_weights(300))
     with torch.no_grad():
         first = torch.nn.functional.gelu(unit.layers[0](unit.map.weight))
     halves, targets = np.split(first.numpy(), 2, axis=1), np.split(array, 2, axis=1)
@@ -154,7 +154,7 @@ def test_a_tied_output_keeps_its_share_of_the_table():
 def test_the_reduction_is_the_best_for_its_features():
     array = bent_table()
     unit = fit(array).unit
-    refine_reduction(unit, Table.of(array), row_weights(300))
+    refine_reduction(unit, table_of(array), row_weights(300))
     with torch.no_grad():
         *_, expanded, _ = unit.stages(unit.map.weight)
         features = np.concatenate([expanded.numpy(), np.ones((300, 1))], axis=1)
@@ -167,7 +167,7 @@ def test_batches_cover_the_table_once_in_another_order_each_time():
     array = np.arange(600, dtype=np.float32).reshape(300, 2)
     orders = []
     for epoch in range(2):
-        found = list(batches(Table.of(array), replace(FAST, batch_rows=70), epoch))
+        found = list(batches(table_of(array), replace(FAST, batch_rows=70), epoch))
         assert max(len(numbers) for numbers, _ in found) <= 70
         numbers = torch.cat([numbers for numbers, _ in found])
         assert sorted(numbers.tolist()) == list(range(300))
@@ -197,7 +197,7 @@ def test_the_projection_for_a_tied_output_solves_weighted_least_squares():
     array, rng = bent_table(), np.random.default_rng(0)
     mapped = (array[:, :5] ** 2 + rng.standard_normal((300, 5))).astype(np.float32)
     weights = row_weights(300, np.arange(300))
-    found = fit_output(Table.of(array), mapped, weights)
+    found = fit_output(table_of(array), mapped, weights)
     root = np.sqrt(weights.astype(np.float64))[:, None]
     inputs = np.concatenate([mapped, np.ones((300, 1))], axis=1)
     solution, *_ = np.linalg.lstsq(inputs * root, array * root, rcond=None)
@@ -212,5 +212,5 @@ def test_columns_without_variance_are_not_used():
     array = bent_table()
     mapped = start_of(array, 4).mapped(array)
     mapped[:, 2] = 0
-    found = fit_output(Table.of(array), mapped, row_weights(300))
+    found = fit_output(table_of(array), mapped, row_weights(300))
     np.testing.assert_allclose(found.projection[:, 2], 0, atol=1e-6)

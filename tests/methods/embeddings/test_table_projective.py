@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prunecli.methods.embeddings.table import Table, moments, projective, row_weights
-from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
+from prunecli.methods.embeddings.table import moments, projective, row_weights
+from tests.methods.embeddings.tables import bent_table, start_of, table_of, truncated_svd
 
 
 def test_moments_are_those_of_numpy():
     array = bent_table(5000, 6)  # more rows than a chunk holds
     weights = row_weights(5000, np.arange(5000))
-    found = moments(Table.of(array), weights)
+    found = moments(table_of(array), weights)
     np.testing.assert_allclose(found.mean, np.average(array, axis=0, weights=weights), rtol=1e-5)
     np.testing.assert_allclose(
         found.covariance, np.cov(array.T, aweights=weights, ddof=0), rtol=1e-4, atol=1e-5
@@ -23,7 +23,7 @@ def test_moments_are_those_of_numpy():
 def test_reconstructs_as_the_dense_svd(parts):
     array = bent_table()
     weights = row_weights(len(array), np.arange(len(array)))
-    found = projective(moments(Table.of(array), weights), 8, parts)
+    found = projective(moments(table_of(array), weights), 8, parts)
     reconstruction = found.mapped(array) @ found.expansion + found.mean
     np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
 
