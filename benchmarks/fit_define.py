@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prunecli.methods.embeddings.fit import fit_define
+from prunecli.methods.embeddings.fit import FitOptions, fit_define
 from prunecli.methods.embeddings.table import Table
-from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.define import UNIT_KINDS, UnitShape
 
 
@@ -69,7 +68,7 @@ def main() -> None:
         path = Path(directory) / "table.npy"
         write_table(path, options.rows, options.width, options.hidden)
         array = np.load(path, mmap_mode="r")
-        table = Table(*array.shape, lambda start, stop: array[start:stop])
+        table = Table(options.rows, options.width, lambda start, stop: array[start:stop])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, worked = time.perf_counter(), time.process_time()
         fit = fit_define(table, shape, FitOptions(epochs=options.epochs))

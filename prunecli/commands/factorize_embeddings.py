@@ -121,7 +121,7 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
         fits["output_layer"] = Quality(explained_variance=output.explained_variance, **cosine)
     return shown.document(
         Factorization,
-        plan.seed,
+        plan.options.seed,
         embedding=plan.change.to_json(),
         embedding_parameters_before=before,
         embedding_parameters_after=after,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from prunecli.model.opening import result_config
 from prunecli.model.quantised import method_of, owners_of
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
-from prunecli.tensors.dtypes import config_dtype
+from prunecli.tensors.dtypes import config_dtype, parse_dtype
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.tensors.stream import Copy, Output, is_plain_copy, sources
 
@@ -42,14 +42,24 @@ class Rewrite:
     earlier: tuple[Decision, ...] = ()
 
 
+def replacing(source: Checkpoint, made: Mapping[str, Sequence[Output]]) -> Iterator[Output]:
+    """Yield a copy of each tensor of `source`, or what `made` has in the place of the tensor."""
+    for name, info in source.tensors.items():
+        yield from made.get(name, [Output(name, info.dtype, info.shape, Copy(name))])
+
+
 def rewritten(
     source: Checkpoint,
     structure: Structure,
-    outputs: tuple[Output, ...],
+    outputs: Iterable[Output],
     step: Mapping[str, object] | None = None,
     decision: Decision | None = None,
+    dtype: str | None = None,
 ) -> Rewrite:
     """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so.
+
+    Args:
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, that of `outputs`.
 
     Raises:
         UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way; or a
@@ -67,6 +77,8 @@ def rewritten(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
             f"Use {support.nearest or f'prune-layers{heads}, {units} or trim-vocabulary'}.",
         )
+    target = None if dtype is None else parse_dtype(dtype)
+    outputs = tuple(output._replace(dtype=output.info.cast(target).dtype) for output in outputs)
     _refuse_quantised(source, outputs)
     if step:
         structure = structure.after(step)

@@ -123,7 +123,7 @@ class DefineEmbedding(nn.Module):
         yield mapped
         values, last = mapped, len(self.layers) - 1
         for number, layer in enumerate(self.layers):
-            inputs = self._inputs(number, mapped, values)
+            inputs = self.inputs(number, mapped, values)
             values = layer(inputs)
             if number < last or self.reduce is not None:
                 values = functional.gelu(values)
@@ -138,7 +138,7 @@ class DefineEmbedding(nn.Module):
         if self.reduce is not None:
             return previous.unsqueeze(1)
         last = len(self.layers) - 1
-        return self._inputs(last, mapped, previous).view(len(mapped), self.shape.groups[last], -1)
+        return self.inputs(last, mapped, previous).view(len(mapped), self.shape.groups[last], -1)
 
     def group_layer(self, number: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Weight [blocks, inputs / g, outputs / g] and bias [outputs] of an expansion layer, counted from 0."""
@@ -146,7 +146,7 @@ class DefineEmbedding(nn.Module):
         assert isinstance(layer, GroupLinear)
         return layer.weight, layer.bias
 
-    def _inputs(self, number: int, first: Tensor, previous: Tensor) -> Tensor:
+    def inputs(self, number: int, first: Tensor, previous: Tensor) -> Tensor:
         """Return the inputs of layer `number`: e and the output before it, split and mixed, joined, or shuffled."""
         kind, groups = self.shape.kind, self.shape.groups[number]
         if not number:

@@ -181,7 +181,7 @@ def test_a_mixture_of_experts(folder):
         (("--split", "train"), "--split and --langs go with --data."),
         (("--plot", "drawn.png"), "drawn.png: exists already"),
         (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
-        (("--side", "output", "--kind", "define"), "--kind define is for the unit of the input"),
+        (("--side", "output", "--kind", "define"), "--kind is for the unit of the input"),
     ],
 )
 def test_refusals(model, folder, options, message):

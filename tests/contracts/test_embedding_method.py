@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from prunecli.methods.embeddings.factorize import Factors, rewrite_embeddings
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
@@ -97,9 +98,7 @@ class Factorising(Method):
             output_dim=None,
             is_tied=False,
             padding_id=None,
-            dtype=None,
-            epochs=None,
-            seed=0,
+            options=EmbeddingOptions(),
             text=None,
             step={},
             reasons=(),

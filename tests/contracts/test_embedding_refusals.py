@@ -46,7 +46,7 @@ def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     [
         ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive `map_dim=32` or less"),
         ({"side": "output", "cache": True}, "`cache` writes the rows of the input's unit"),
-        ({"side": "output"}, "are for the unit of the input"),
+        ({"side": "output"}, "is for the unit of the input"),
     ],
 )
 def test_what_cannot_be(options, message, tmp_path):

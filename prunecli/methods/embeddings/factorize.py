@@ -9,19 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
-from prunecli.methods.embeddings.fit import DefineFit, OutputMap, fit_define
+from prunecli.methods.embeddings.fit import DefineFit, FitOptions, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.methods.embeddings.table import Table, checkpoint_table, count_tokens, read_unit
-from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
-from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
-from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros, given
 
@@ -59,7 +57,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         fit = fit_define(
             checkpoint_table(checkpoint, f"{tables.input}.weight"),
             plan.shape,
-            FitOptions(epochs=plan.epochs, seed=plan.seed),
+            FitOptions(epochs=plan.options.epochs, seed=plan.options.seed),
             counts=counts,
             padding_idx=plan.padding_id,
             tied_output=plan.fits_both,
@@ -77,7 +75,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
 def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
     """Refuse a fit that does not fit: the unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`)."""
     unit, moments_size = 4 * shape.parameters, 8 * shape.parameters
-    matrices = 8 * (shape.model_dim**2 + shape.features**2)
+    matrices = 8 * (shape.model_dim**2 + 2 * shape.features**2)
     needed, free = unit + moments_size + matrices, new_memory(torch.device("cpu"))
     if needed > FREE_SHARE * free:
         raise PruneError(
@@ -120,29 +118,27 @@ def rewrite_embeddings(
     Raises:
         UnsupportedModelError, UsageError: as `rewritten`.
     """
-    target = None if plan.dtype is None else parse_dtype(plan.dtype)
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
-    expressions = _expressions(checkpoint, plan, factors)
+    fitted = {} if factors is None else _fitted(plan, factors)
+    source, output = plan.tables.input, f"{plan.tables.output}.weight"
+    table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
-    stored = next(info.dtype for name, info in checkpoint.tensors.items() if name in gone)
+    first = next(name for name in checkpoint.tensors if name in gone)
     made = []
     for name, shape in shapes.items():
-        expression = expressions.get(name, Zeros(shape))
-        kind = checkpoint.info(expression.source).dtype if isinstance(expression, Copy) else stored
-        made.append(Output(name, target or kind, shape, expression))
-    outputs: list[Output] = []
-    for name, info in checkpoint.tensors.items():
-        if name in gone:
-            outputs += made
-            made = []
-            continue
-        outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
-    outputs += [
-        Output(alias, target or checkpoint.info(name).dtype, checkpoint.info(name).shape, Copy(name))
-        for alias, name in _untied_beside(checkpoint, plan).items()
-    ]
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+        # Where the two part, the output layer takes a copy of the input's table along.
+        stored = checkpoint.tensors.get(table if plan.is_tied and name == output else name)
+        if name in fitted or stored is None or stored.shape != shape:
+            expression = fitted.get(name, Zeros(shape))
+            made.append(Output(name, checkpoint.info(first).dtype, shape, expression))
+        else:
+            made.append(Output(name, stored.dtype, shape, Copy(stored.name)))
+    outputs = [*replacing(checkpoint, {**dict.fromkeys(gone, ()), first: made})]
+    for alias, name in _untied_beside(checkpoint, plan).items():
+        info = checkpoint.info(name)
+        outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+    return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
 
 
 def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[str, Shape]:
@@ -161,33 +157,15 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     return shapes | found.tensors
 
 
-def _expressions(
-    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None
-) -> dict[str, Expression]:
-    """Expressions of the tensors of the embeddings; without `factors` only of copied tensors."""
-    source, output = plan.tables.input, plan.tables.output
-    found: dict[str, Expression] = {
-        name: Copy(name)
-        for name in embedding_shapes(checkpoint, checkpoint.structure.embedding)
-        if name in checkpoint.tensors
-    }
-    table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
-    if plan.is_tied:  # where the two part, the output layer takes a copy along
-        found[f"{output}.weight"] = Copy(table)
-    is_cached = plan.change.input is not None and plan.change.input.cached
-    if plan.shape is not None or (is_cached and plan.tables.unit is not None):
-        for name in [name for name in found if name.startswith(f"{source}.")]:
-            del found[name]
-    if plan.output_dim is not None:
-        found.pop(f"{output}.weight", None)
-    if factors is None:
-        return found
-    if (unit := factors.unit) is not None and is_cached:
+def _fitted(plan: EmbeddingPlan, factors: Factors) -> dict[str, Expression]:
+    """Name -> expression of each tensor that was fitted, or computed from the unit."""
+    source, output, unit = plan.tables.input, plan.tables.output, factors.unit
+    found: dict[str, Expression] = {}
+    if unit is not None and plan.change.unit is None:
         shape = (unit.num_embeddings, unit.embedding_dim)
         found[f"{source}.weight"] = Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))
     elif unit is not None:
-        for part, held in unit.named_parameters():
-            found[f"{source}.{part}"] = given(held.detach().numpy())
+        found |= {f"{source}.{part}": given(held.detach().numpy()) for part, held in unit.named_parameters()}
     if factors.output is not None:
         found[f"{output}.project.weight"] = given(factors.output.projection.T)
         mapped = factors.output.table

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from math import ceil, cos, isfinite, pi
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from prunecli.methods.embeddings.table import (
     Array,
@@ -20,8 +24,7 @@ from prunecli.methods.embeddings.table import (
     projective,
     row_weights,
 )
-from prunecli.methods.embeddings.train import FitOptions, initialise, train
-from prunecli.model.define import UnitShape
+from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent
 
@@ -219,12 +222,11 @@ def refine_reduction(
             mapped = unit.map.weight[start:stop]
             *stages, reconstruction = unit.stages(mapped)
             features = unit.last_inputs(mapped, stages[-1])
-            root = torch.from_numpy(weights[start:stop]).sqrt().unsqueeze(1)
-            difference = (torch.from_numpy(rows) - reconstruction) * root
-            for group, part in enumerate(difference.chunk(groups, dim=1)):
-                known = torch.cat([features[:, group], torch.ones(len(rows), 1)], dim=1) * root
-                products[group] += (known.T @ known).double()
-                missing[group] += (known.T @ part).double()
+            root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
+            difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
+            known = torch.cat([features, torch.ones(len(rows), groups, 1)], dim=2) * root
+            products += torch.einsum("rgi,rgj->gij", known, known).double()
+            missing += torch.einsum("rgi,rgo->gio", known, difference).double()
             advance(stop - start)
     solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
     added, constants = solve(products, missing)
@@ -239,7 +241,7 @@ def refine_reduction(
 
 def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     """[g, w + 1, w + 1] and [g, w + 1, o] -> a block [g, w, o] for each group, and constants [g o]."""
-    solutions = torch.stack([_ridge(own, across) for own, across in zip(products, missing, strict=True)])
+    solutions = _ridge(products, missing)
     return solutions[:, :-1], solutions[:, -1].flatten()
 
 
@@ -254,8 +256,283 @@ def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ridge(products: Tensor, missing: Tensor) -> Tensor:
-    from scipy.linalg import solve
+    """Solution of each least-squares problem, from X^T X and X^T Y."""
+    diagonal = products.diagonal(dim1=-2, dim2=-1)
+    diagonal += RIDGE * diagonal.mean(dim=-1, keepdim=True)
+    return torch.cholesky_solve(missing, torch.linalg.cholesky(products))
 
-    products.diagonal().add_(RIDGE * products.diagonal().mean())
-    solution = solve(products.numpy(), missing.numpy(), assume_a="pos", overwrite_a=True, overwrite_b=True)
-    return torch.from_numpy(np.ascontiguousarray(solution))
+
+RUN_ROWS = 32
+"""Rows of a mini-batch come in runs of this many neighbours; each run is one read."""
+PLAIN_WIDTH = 512
+"""Widest reduction whose weights take the whole learning rate."""
+WARM_UP = 0.05
+"""Part of the steps over which the learning rate rises."""
+ROWS_SEEN = 1_000_000
+LEAST_EPOCHS, MOST_EPOCHS = 4, 60
+"""Where no number of epochs is given, they come nearest to `ROWS_SEEN` rows within these bounds."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How long and how hard to fit.
+
+    Attributes:
+        epochs: passes over the table at most; 0 leaves the unit at its start. None: as many as come nearest to a
+            million rows, from 4 to 60.
+        batch_rows: rows of a mini-batch.
+        learning_rate: of the layers at its highest; it falls to 0 along a cosine. Units wider than `PLAIN_WIDTH` take
+            less, in inverse proportion to their width.
+        map_learning_rate: of the map table, whose columns start with variance 1.
+        cosine_weight: of 1 - cosine beside the squared error.
+        output_weight: of the error of U P^T beside that of the unit, where the output layer reads the map table U.
+        tolerance: from half way on, stop after a pass that lowers the error by less than this part.
+        power: of the token frequencies as weights of the rows.
+        seed: of everything random.
+    """
+
+    epochs: int | None = None
+    batch_rows: int = 256
+    learning_rate: float = 2e-3
+    map_learning_rate: float = 5e-2
+    cosine_weight: float = 0.2
+    output_weight: float = 1.0
+    tolerance: float = 1e-3
+    power: float = 0.5
+    seed: int = 0
+
+    def passes(self, vocabulary: int) -> int:
+        """Passes over a table of `vocabulary` rows."""
+        if self.epochs is not None:
+            return self.epochs
+        return min(max(round(ROWS_SEEN / vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
+
+
+def train(
+    unit: DefineEmbedding,
+    table: Table,
+    goal: Goal,
+    options: FitOptions,
+    output: nn.Module | None = None,
+    progress: Progress = silent,
+) -> tuple[float, ...]:
+    """Lower the error of the unit's rows; each row of the map table has Adam moments of its own.
+
+    Args:
+        unit: in float32; changed in place.
+        table: the rows to come near to.
+        goal: the error.
+        options: epochs, rates and weights.
+        output: map vectors [B, n] -> rows [B, m]: trained beside the unit with `options.output_weight`, and left to
+            the caller, who knows the exact solution for a given map table.
+        progress: told of the rows; the name of each line holds the error so far.
+
+    Returns:
+        The mean error during each pass, without the output's.
+
+    Raises:
+        CheckpointError: a value of the table is not finite.
+    """
+    passes = options.passes(table.vocabulary)
+    run = _run(table, options)
+    steps = ceil(table.vocabulary / (options.batch_rows // run * run))
+    step = _stepper(unit, goal, options, output, passes * steps)
+    errors: list[float] = []
+    for epoch in range(passes):
+        total, rows = 0.0, 0
+        so_far = f" (error {errors[-1]:.4f})" if errors else ""
+        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
+            for numbers, batch in batches(table, options, epoch):
+                total += step(numbers, batch) * len(numbers)
+                rows += len(numbers)
+                advance(len(numbers))
+        errors.append(total / rows)
+        if not isfinite(errors[-1]):
+            break
+        if 2 * epoch >= passes and errors[-2] - errors[-1] < options.tolerance * errors[-2]:
+            break
+    return tuple(errors)
+
+
+def _stepper(
+    unit: DefineEmbedding, goal: Goal, options: FitOptions, output: nn.Module | None, total: int
+) -> Callable[[Tensor, Tensor], float]:
+    """One step of both optimizers on a mini-batch; the unit's error before it."""
+    dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
+    rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
+        torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
+    ]
+    warm = max(round(WARM_UP * total), 1)
+
+    def part_of_rate(number: int) -> float:
+        """Fraction of the highest learning rate: a linear rise, then half a cosine down to 0."""
+        if number < warm:
+            return (number + 1) / warm
+        return 0.5 * (1 + cos(pi * (number - warm) / max(total - warm, 1)))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate) for optimizer in optimizers]
+
+    def step(numbers: Tensor, batch: Tensor) -> float:
+        mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
+        loss = own = goal.loss(numbers, batch, unit.transform(mapped))
+        if output is not None:
+            loss = own + options.output_weight * goal.loss(numbers, batch, output(mapped))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        return float(own.detach())
+
+    return step
+
+
+def _run(table: Table, options: FitOptions) -> int:
+    return min(RUN_ROWS, options.batch_rows, table.vocabulary)
+
+
+def batches(table: Table, options: FitOptions, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Numbers [B] and rows [B, m] of mini-batches that cover the table once; its runs come in random order.
+
+    Raises:
+        CheckpointError: a value of the table is not finite.
+    """
+    run = _run(table, options)
+    starts = np.random.default_rng((options.seed, epoch)).permutation(np.arange(0, table.vocabulary, run))
+    together = options.batch_rows // run
+    for place in range(0, len(starts), together):
+        spans = [
+            (start, min(start + run, table.vocabulary)) for start in starts[place : place + together].tolist()
+        ]
+        numbers = np.concatenate([np.arange(*span) for span in spans])
+        rows = np.concatenate([table.rows(*span) for span in spans])
+        yield torch.from_numpy(numbers), torch.from_numpy(rows)
+
+
+LINEAR_FROM = 6.0
+"""gelu(x) = x to 1e-8 for every x above this."""
+
+
+@torch.no_grad()
+def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int = 0) -> int:
+    """Set every weight but the map table's, to make the unit the best projective embedding of the same n.
+
+    The map table has to hold the rows `start.mapped(...)`. Each of the n values of e is carried to the last expansion
+    layer: by two units, as gelu(x) - gelu(-x) = x, or where a group has no room for that, by one whose bias keeps it
+    where gelu(x + c) = x + c. Kinds with the skip connection read e again in their last layer, so only that one
+    carries; the others carry from layer to layer, or leave what is carried to the residual connections. The reduction
+    multiplies what is carried by the truncated SVD. The remaining units start random, and the reduction ignores them.
+    Where one block serves all groups of a layer, a unit carries the same place of each.
+
+    Without the reduction the last layer multiplies what the layers before it carry by the truncated SVD. With several
+    groups each of them makes a part of the m values from the part of e that it reads: the start is that part of the
+    SVD; where these groups share a block besides, it is the mean row. The regression that follows improves on both.
+
+    Args:
+        unit: in float32.
+        start: the projective embedding.
+        lowest: the smallest value of each column of the map table [n], for the offsets c.
+        seed: of the random units.
+
+    Returns:
+        How many of the n values reach every one of the m. All of them, so that the unit is the projective embedding,
+        but for three: the kind `hgt-no-mixing` where the last layer has several groups, of which the first alone reads
+        most of e and may have no room for it; shuffled groups that share a block, for the same reason; several groups
+        in the last layer without the reduction (0).
+    """
+    shape, last = unit.shape, len(unit.layers) - 1
+    generator = torch.Generator().manual_seed(seed)
+    expansion, mean = torch.from_numpy(start.expansion), torch.from_numpy(start.mean)
+    plain = torch.eye(shape.map_dim, dtype=torch.float64)
+    # `carried[v]` times a layer's output is value v of e plus `offsets[v]`; if v is not carried, `carried[v]` is zero.
+    carried, offsets = plain, plain.new_zeros(shape.map_dim)
+    for number in range(last + 1):
+        if number and shape.kind in SKIPPING:  # these layers read e again
+            carried = plain.new_zeros(shape.map_dim, shape.widths[number - 1])
+        read = unit.inputs(number, plain, carried)
+        blocks, bias = unit.group_layer(number)
+        groups, (_, inputs, room) = shape.groups[number], blocks.shape
+        parts = read.view(-1, groups, inputs)
+        if number == last and not shape.reduction:
+            _finish(blocks, bias, parts, offsets, start, shape)
+            return shape.map_dim if groups == 1 else 0
+        fresh = torch.randn(blocks.shape, generator=generator) * (1 + (number > 0)) ** 0.5
+        blocks.copy_(fresh / inputs**0.5)
+        # Random units read carried values less their offsets.
+        shift = (offsets @ read).view(groups, 1, inputs)
+        bias.copy_(-(shift @ blocks.double()).flatten())
+        if number and shape.kind == "hgt-residual":
+            # Units to which a residual connection adds a carried value give 0.
+            used = read.any(dim=0).view(groups, room)
+            blocks.mul_(~(used.any(dim=0, keepdim=True) if shape.shared_blocks else used).unsqueeze(1))
+            bias[used.flatten()] = 0
+            carried = read
+        elif number == last or shape.kind not in SKIPPING:
+            pairs = number == last or _pairs_stay_together(shape, number)
+            carried, offsets = _carry(blocks, bias, parts, offsets, lowest, pairs=pairs)
+    assert unit.reduce is not None
+    unit.reduce.weight.copy_(expansion.T @ carried)
+    unit.reduce.bias.copy_(mean - offsets @ expansion)
+    return int(carried.any(dim=1).sum())
+
+
+def _pairs_stay_together(shape: UnitShape, layer: int) -> bool:
+    """Whether two units of a group are always read by the same group of the next layer."""
+    if shape.kind == "group-linear-shuffle":
+        return shape.groups[layer] == 1
+    return shape.kind == "hgt-residual" or shape.groups[layer] % shape.groups[layer + 1] == 0
+
+
+def _carry(
+    blocks: Tensor,
+    bias: Tensor,
+    parts: Tensor,
+    offsets: Tensor,
+    lowest: NDArray[np.float32],
+    *,
+    pairs: bool,
+) -> tuple[Tensor, Tensor]:
+    """Let the first units of each block pass the values on that `parts` `[n, groups, inputs]` reads, all of one group.
+
+    Returns:
+        `[n, outputs]` and `[n]`: `carried` and `offsets` for the output, see `initialise`.
+    """
+    room, group_of = blocks.shape[2], parts.any(dim=2).int().argmax(dim=1).tolist()
+    members: list[dict[tuple[float, ...], list[int]]] = [{} for _ in blocks]
+    for number, group in enumerate(group_of):
+        local = tuple(parts[number, group].tolist())
+        if any(local):
+            members[group % len(blocks)].setdefault(local, []).append(number)
+    moved, added = parts.new_zeros(len(parts), len(bias)), torch.zeros_like(offsets)
+    for block, held in zip(blocks, members, strict=True):
+        doubled = min(len(held), max(room - len(held), 0)) if pairs else 0
+        column = 0
+        for position, (local, numbers) in enumerate(islice(held.items(), room)):
+            is_pair = position < doubled
+            for sign in (1.0, -1.0) if is_pair else (1.0,):
+                block[:, column] = sign * torch.tensor(local)
+                for number in numbers:
+                    place = group_of[number] * room + column
+                    added[number] = 0.0 if is_pair else max(0.0, -float(lowest[number])) + LINEAR_FROM
+                    bias[place] = added[number] - sign * offsets[number]
+                    moved[number, place] = sign
+                column += 1
+    return moved, added
+
+
+def _finish(
+    blocks: Tensor, bias: Tensor, parts: Tensor, offsets: Tensor, start: Projective, shape: UnitShape
+) -> None:
+    """e_o = mean + x expansion from the last layer itself: of x, each group has what `parts` reads in it."""
+    _, groups, inputs = parts.shape
+    expansion = torch.from_numpy(start.expansion).reshape(len(parts), groups, -1)
+    blocks.zero_()
+    bias.copy_(torch.from_numpy(start.mean))
+    if shape.kind == "hgt-residual" and len(shape.layers) > 1:  # the input is added once more
+        blocks.sub_(torch.eye(inputs, blocks.shape[2]))
+    if len(blocks) == groups:
+        blocks.add_(torch.einsum("ngi,ngo->gio", parts, expansion))
+        bias.sub_(torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten())

@@ -33,9 +33,7 @@ class EmbeddingPlan:
         output_dim: n of the map that is to stand for the output table; None: that is not touched.
         is_tied: whether the output layer has the input's table, or map table, now.
         padding_id: a token whose row is zero and stays so.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
-        epochs: passes over the table at most; None: a few.
-        seed: of everything random.
+        options: type of the result, passes over the table, seed.
         text: what tokens are counted in; None: every token counts alike.
         step: the entry for `Structure.history`.
         reasons: plain lines that say what was chosen, and why.
@@ -47,9 +45,7 @@ class EmbeddingPlan:
     output_dim: int | None
     is_tied: bool
     padding_id: int | None
-    dtype: str | None
-    epochs: int | None
-    seed: int
+    options: EmbeddingOptions
     text: Lines | None
     step: Mapping[str, object]
     reasons: tuple[str, ...]
@@ -83,9 +79,7 @@ def plan_embeddings(
     asked: dict[str, Any] = {
         "tables": tables,
         "is_tied": is_tied,
-        "dtype": options.dtype,
-        "epochs": options.epochs,
-        "seed": options.seed,
+        "options": options,
         "text": text,
     }
     if options.cache and tables.unit is not None:
@@ -251,20 +245,10 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     """
     kind = options.kind or "define"
     if not has_unit:  # the output's map is all there is
-        if options.expand_dim is not None or options.depth is not None or options.max_groups is not None:
-            raise UsageError(
-                "`expand_dim`, `depth` and `max_groups` are for the unit of the input",
-                "Choose `side=input` or `side=both`.",
-            )
-        if options.shared_blocks or not options.reduction:
-            raise UsageError(
-                "`shared_blocks` and `reduction=False` are for the unit of the input",
-                "Choose `side=input` or `side=both`.",
-            )
-        if options.kind not in (None, "projective"):
-            raise UsageError(
-                f"`kind={kind}` is for the unit of the input", "Choose `side=input` or `side=both`."
-            )
+        asked = options.changed & {"expand_dim", "depth", "max_groups", "shared_blocks", "reduction"}
+        asked |= set() if kind == "projective" or options.kind is None else {"kind"}
+        for name in sorted(asked):
+            raise UsageError(f"`{name}` is for the unit of the input", "Choose `side=input` or `side=both`.")
         kind = "projective"
     depth = 3 if options.depth is None else options.depth
     groups = 4 if options.max_groups is None else options.max_groups

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define, fit_output, refine_reduction
+from prunecli.methods.embeddings.fit import (
+    DefineFit,
+    FitOptions,
+    batches,
+    fit_define,
+    fit_output,
+    refine_reduction,
+)
 from prunecli.methods.embeddings.table import Quality, Table, row_weights
-from prunecli.methods.embeddings.train import batches
 from prunecli.model.define import UNIT_KINDS, UnitShape
 from tests.methods.embeddings.tables import bent_table, start_of, table_of, truncated_svd
 

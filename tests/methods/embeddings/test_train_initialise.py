@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from prunecli.methods.embeddings.train import initialise
+from prunecli.methods.embeddings.fit import initialise
 from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.modules.define import DefineEmbedding
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
