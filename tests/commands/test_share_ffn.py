@@ -127,7 +127,11 @@ def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
 
 
 REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
-    ("gpt2", ("--preset", "NoEnc"), "has only a decoder.\nIt can be SharedDec, NoDec, Shared, No, OneWide."),
+    (
+        "gpt2",
+        ("--preset", "NoEnc"),
+        "of a model with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec.",
+    ),
     ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
     ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
     ("m2m_100", ("--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),

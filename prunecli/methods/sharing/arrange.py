@@ -111,10 +111,11 @@ def _form(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> object:
         suffix = name.removeprefix(start)
         shape = [*shapes.get(owner + suffix, ())]
         if isinstance(layer, AttentionLayer):
-            if name in layer.tensors and shape and layer.num_heads:
-                shape[layer.tensors[name].dim] //= layer.num_heads
-        elif shape and (dim := layer.tensors[suffix.removeprefix(".")]) is not None:
-            shape[dim] = 0
+            dim = layer.tensors[name].dim if name in layer.tensors else None
+        else:
+            dim = layer.tensors[suffix.removeprefix(".")]
+        if shape and dim is not None:
+            shape[dim] //= max(_units(layer), 1)
         form.append((suffix, *shape))
     return tuple(form)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -16,6 +15,7 @@ from pydantic import BeforeValidator, Field
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.options import STORED_DTYPE, Options, StoredDtype, advanced_option, option, selection_option
+from prunecli.text.files import near_names
 
 Treatment = Literal["share", "keep", "drop"]
 Order = Literal["sequence", "cycle", "cycle-reverse"]
@@ -240,27 +240,18 @@ def find_configuration(
     if len(sides) == 1:
         (side,) = sides
         other = "decoder" if side == "encoder" else "encoder"
-        known = [
-            found
-            for found in configurations
-            if getattr(found, side) != "keep" and getattr(found, other) == "keep"
-        ]
+        known = [found for found in configurations if getattr(found, other) == "keep"]
         share: dict[str, Any] = {side: "share"}
         drop: dict[str, Any] = {side: "drop"}
         known += [Configuration("Shared", **share), Configuration("No", **drop)]
         known += [Configuration(found.name, **share, match=True) for found in configurations if found.match]
-    by_key = {_key(found.name): found for found in known}
-    key = _key(name)
-    if key in by_key:
-        return by_key[key]
-    possible = ", ".join(found.name for found in known)
-    names = {_key(each): each for each in (*(found.name for found in configurations), "Shared", "No")}
-    if key in names and len(sides) == 1:
-        only = {"encoder": "an encoder", "decoder": "a decoder"}[side]
-        raise UsageError(f"`preset={name}`: the model has only {only}.", f"It can be {possible}.")
-    near = [names[close] for close in get_close_matches(key, names, n=2)]
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise UsageError(f"`preset={name}`: no such configuration.{hint}", f"This model can be {possible}.")
+    for found in known:
+        if _key(found.name) == _key(name):
+            return found
+    raise UsageError(
+        f"`preset={name}`: no such configuration of a model with {' and '.join(sorted(sides))}.",
+        near_names(name, [found.name for found in known], "It can be"),
+    )
 
 
 def _key(name: str) -> str:

@@ -24,12 +24,11 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.model.history import given, history_step
 from prunecli.model.parts import AttentionLayer, FfnLayer
-from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget, select
 from prunecli.selection.selection import decision_of
-from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import (
     Concat,
     Copy,
@@ -174,7 +173,6 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
         UnsupportedModelError: the family is not declared.
     """
     checkpoint.check()
-    target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers: Mapping[str, Any] = plan.layers
     own = {name: own_tensors(layer) for name, layer in layers.items()}
     made: dict[str, list[Output]] = defaultdict(list)
@@ -188,7 +186,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
                 expression = weighted_sum([Copy(source) for source in sources], 1 / len(sources))
             else:  # config.json does not ask for this tensor, or no head is left
                 continue
-            dtype = checkpoint.info(sources[0]).cast(target).dtype
+            dtype = checkpoint.info(sources[0]).dtype
             made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression, name), expression))
     gone = {name for names in own.values() for name in names}
     structure = _structure(checkpoint, plan, layers)
@@ -201,13 +199,8 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
         if isinstance(layer, AttentionLayer):
             prefix = layer.name.removesuffix(layer.spec.name)
             gone |= {f"{prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
-    outputs: list[Output] = []
-    for name, info in checkpoint.tensors.items():
-        if name in gone:
-            outputs += made.get(name, ())
-        else:
-            outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
+    outputs = replacing(checkpoint, {**dict.fromkeys(gone, ()), **made})
+    return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
 
 
 def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
@@ -234,8 +227,8 @@ def ffn_tensor(
     layers: Mapping[str, FfnLayer],
     group: Group,
     suffix: str,
-    units: Sequence[int] | None,
-    seed: str,
+    units: Sequence[int] | None = None,
+    seed: str = "",
 ) -> Expression:
     """One tensor of a group's FFN, new hidden units and all; a copy where the FFN stays as it is.
 
@@ -246,75 +239,52 @@ def ffn_tensor(
     making) and outputs of zero: what is computed stays the same, and the first step of training moves them.
 
     Args:
-        seed: seed of new hidden units.
-        checkpoint, layers, group, suffix, units: as for `tensor_expression`.
-    """
-    if not group.is_merged:
-        return Copy(f"{group.sources[0]}.{suffix}")
-    member = layers[group.owner]
-    axis = member.tensors[suffix]
-    parts: list[Expression] = []
-    for block in range(member.blocks[suffix]):
-        expression = tensor_expression(checkpoint, layers, group, suffix, units, block)
-        parts += expression.parts if isinstance(expression, Concat) else (expression,)
-        if axis is None or group.width <= group.init_width:
-            continue
-        shape = list(shape_of(checkpoint, expression, suffix))
-        shape[axis] = group.width - group.init_width
-        if is_output(member.tensors, suffix) or len(shape) == 1:
-            parts.append(Zeros(tuple(shape)))
-        else:
-            own_seed = f"{seed}:{block}" if block else seed
-            number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
-            parts.append(Noise(tuple(shape), initial_std(checkpoint.config), number))
-    if axis is None or len(parts) == 1:
-        return parts[0]
-    return Concat(axis, tuple(parts))
-
-
-def tensor_expression(
-    checkpoint: Checkpoint,
-    layers: Mapping[str, FfnLayer],
-    group: Group,
-    suffix: str,
-    units: Sequence[int] | None = None,
-    block: int = 0,
-) -> Expression:
-    """One tensor of the FFN that the initialisation makes, before new units are added; a block of a fused one.
-
-    Args:
         checkpoint: the source.
         layers: all of its FFNs by name.
         group: the group of the FFN.
         suffix: name of the tensor, relative to the FFN.
-        units: the hidden units that stay. If None, all.
-        block: number of the block, if the tensor holds the hidden units several times.
+        units: the hidden units of the initialisation that stay. If None, all.
+        seed: seed of new hidden units.
     """
-    tensors, blocks = layers[group.members[0]].tensors, layers[group.members[0]].blocks[suffix]
-    axis = tensors[suffix]
+    if not group.is_merged:
+        return Copy(f"{group.sources[0]}.{suffix}")
+    member = layers[group.owner]
+    axis, blocks, is_last = member.tensors[suffix], member.blocks[suffix], is_output(member.tensors, suffix)
     names = [f"{name}.{suffix}" for name in group.sources]
-    weight = group.scale if is_output(tensors, suffix) else 1.0
+    weight = group.scale if is_last else 1.0
     if group.init != "concat":
         weight /= len(names)
     if axis is None:  # the bias of the output
         return weighted_sum([Copy(name) for name in names], weight)
-
-    def picked(name: str, chosen: Sequence[int] | None) -> Expression:
-        width = checkpoint.info(name).shape[axis] // blocks
-        if chosen is None and blocks == 1:
-            return Copy(name)
-        places = (block * width + unit for unit in (range(width) if chosen is None else chosen))
-        return Slices(name, axis, tuple(joined((place, place + 1) for place in places)))
-
-    if group.init != "concat":
-        return weighted_sum([picked(name, units) for name in names], weight)
-    parts, before = [], 0
-    for name in names:
-        width = checkpoint.info(name).shape[axis] // blocks
-        own = None if units is None else [unit - before for unit in units if before <= unit < before + width]
-        if own is None or own:
-            parts.append(weighted_sum([picked(name, own)], weight))
-        before += width
+    parts: list[Expression] = []
+    for block in range(blocks):  # of a fused tensor, which holds the hidden units several times
+        held: list[Expression] = []
+        before = 0
+        for name in names:
+            width = checkpoint.info(name).shape[axis] // blocks
+            own = (
+                range(width)
+                if units is None
+                else [unit - before for unit in units if unit - before in range(width)]
+            )
+            places = joined((block * width + unit, block * width + unit + 1) for unit in own)
+            if units is None and blocks == 1:
+                held.append(Copy(name))
+            elif own:
+                held.append(Slices(name, axis, tuple(places)))
+            if group.init == "concat":
+                before += width
+        together = [[part] for part in held] if group.init == "concat" else [held]
+        parts += [weighted_sum(summed, weight) for summed in together]
+        if group.width > group.init_width:
+            shape = list(shape_of(checkpoint, parts[-1], suffix))
+            shape[axis] = group.width - group.init_width
+            if is_last or len(shape) == 1:
+                parts.append(Zeros(tuple(shape)))
+            else:
+                own_seed = f"{seed}:{block}" if block else seed
+                number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
+                parts.append(Noise(tuple(shape), initial_std(checkpoint.config), number))
     return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
 
 
@@ -350,12 +320,10 @@ def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Gr
     Raises:
         CheckpointError: a file ends early.
     """
-    product = np.ones(group.init_width)
-    member = layers[group.members[0]]
+    product, group = np.ones(group.init_width), replace(group, width=group.init_width)
+    member = layers[group.owner]
     for suffix, axis in member.tensors.items():
-        if axis is None or not suffix.endswith("weight"):
-            continue
-        for block in range(member.blocks[suffix]):
-            expression = tensor_expression(checkpoint, layers, group, suffix, block=block)
-            product *= np.sqrt(squares(checkpoint, expression, axis))
+        if axis is not None and suffix.endswith("weight"):
+            each = squares(checkpoint, ffn_tensor(checkpoint, layers, group, suffix), axis)
+            product *= np.sqrt(each).reshape(member.blocks[suffix], -1).prod(axis=0)
     return product

@@ -48,14 +48,15 @@ def test_models_with_one_stack(side, name, treatments):
     ],
 )
 def test_what_a_model_with_one_stack_cannot_hold(side, name):
-    with pytest.raises(UsageError, match=f"{name}`: the model has only an? {side}") as caught:
+    with pytest.raises(UsageError, match=f"{name}`: no such configuration of a model with {side}") as caught:
         find_configuration(name, (side,))  # type: ignore[arg-type]
-    assert "Shared, No, OneWide" in str(caught.value)
+    assert "Shared" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "hint"), [("SharedEnk", "Did you mean SharedEnc"), ("NoDek", "NoDec"), ("OneWied", "OneWide")]
 )
 def test_unknown_names_with_near_ones(name, hint):
-    with pytest.raises(UsageError, match=f"{name}`: no such configuration.*{hint}"):
+    with pytest.raises(UsageError, match=f"{name}`: no such configuration") as caught:
         find_configuration(name, BOTH)
+    assert hint in str(caught.value)
