@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from prunecli.methods.gradients import gradient_sums
-from prunecli.methods.heads.ablate import Ablation, masks_of, measure_masked
-from prunecli.methods.heads.score import chosen_metric
+from prunecli.methods.heads.score import Ablation, chosen_metric, masks_of, measure_masked
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of

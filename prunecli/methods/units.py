@@ -176,24 +176,18 @@ def by_scores(
     )
 
 
-def drawn(axes: Sequence[Axis], seed: int) -> Ranking:
-    """Random values for the units that the axes hold."""
-    generator = np.random.default_rng(seed)
-    return Ranking({axis.name: generator.random(len(axis.ids)) for axis in axes}, how=random_words(seed))
+def drawn(axes: Sequence[Axis], seed: int, note: str = "") -> Ranking:
+    """Random values in (0, 1] for the units of the axes.
 
+    Values are drawn for the units of the original model, so that pruning in steps removes the same units as pruning at
+    once.
 
-def random_values(axes: Sequence[Axis], seed: int) -> dict[str, Any]:
-    """Name of each axis -> `[units of the original model]` uniform in (0, 1].
-
-    Pruning in steps removes the same units as pruning at once.
+    Args:
+        note: further words about the choice.
     """
     generator = np.random.default_rng(seed)
-    return {axis.name: 1.0 - generator.random(axis.original) for axis in axes}
-
-
-def random_words(seed: int) -> str:
-    """How units are chosen at random."""
-    return f"drawn at random (seed {seed})"
+    values = {axis.name: 1.0 - generator.random(axis.original)[[*axis.ids]] for axis in axes}
+    return Ranking(values, how=f"drawn at random (seed {seed}){note}")
 
 
 def plan(

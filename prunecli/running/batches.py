@@ -126,6 +126,11 @@ class TokenObserver(Observer, ABC):
         self.mask = batch.inputs["attention_mask"].bool().to(device)
         self._decoder_mask = batch.inputs.get("decoder_attention_mask", self.mask).bool().to(device)
 
+    def real(self, states: Tensor) -> Tensor:
+        """Return the rows of real tokens, `[tokens, width]`, of states of any leading dimensions."""
+        rows = states.reshape(*self.mask.shape, -1)
+        return rows[self.mask.to(rows.device)]
+
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """See `Observer`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -67,8 +68,8 @@ class UnitObserver(TokenObserver):
 
     def __init__(self, layers: Sequence[FfnLayer] = ()) -> None:
         self._layers = layers
-        self._sums: dict[Hashable, Tensor] = {}
-        self._tokens: dict[Hashable, int] = {}
+        self._sums: dict[Hashable, Any] = defaultdict(int)
+        self._tokens: Counter[Hashable] = Counter()
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each output layer."""
@@ -101,16 +102,13 @@ class UnitObserver(TokenObserver):
         return fields
 
     def _given(self, name: str, blocks: int, _module: Any, inputs: tuple[Tensor, ...]) -> None:
-        # OPT's are of all tokens, one sentence behind another.
-        units = inputs[0].view(*self.mask.shape, -1)
-        rows = units[self.mask.to(units.device)]
+        rows = self.real(inputs[0])
         # Of several experts that serve every token, side by side, each has every unit.
         self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))
 
     def _add(self, place: Hashable, rows: Tensor) -> None:
-        active = rows.float().square().sum(dim=0).double()
-        self._sums[place] = self._sums[place] + active if place in self._sums else active
-        self._tokens[place] = self._tokens.get(place, 0) + len(rows)
+        self._sums[place] += rows.float().square().sum(dim=0).double()
+        self._tokens[place] += len(rows)
 
 
 class ExpertUnitObserver(UnitObserver):

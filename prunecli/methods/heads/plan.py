@@ -11,7 +11,7 @@ import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.options import HeadOptions, Normalize
-from prunecli.methods.units import Ranking, by_scores, plan, random_values, random_words
+from prunecli.methods.units import by_scores, drawn, plan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import KINDS
@@ -48,12 +48,9 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     chosen = [axis for axis in axes if axis.attention in options.attention]
     even = _stock_numbers(checkpoint) if options.uniform else None
     budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
-    normalize, method = options.normalize or "none", None
+    normalize, method = None, None
     if options.metric == "random":
-        worth = random_values(axes, options.seed)
-        own = normalized(worth) if normalize == "per-layer" else worth
-        values = {axis.name: own[axis.name][[*axis.ids]] for axis in axes}
-        ranking = Ranking(values, how=random_words(options.seed))
+        ranking = drawn(axes, options.seed)
     else:
         scores = scores_for(checkpoint, options.scores, "head")
         try:
@@ -77,7 +74,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         "removed": None,
         "metric": options.metric,
         "method": method,
-        "normalize": normalize if method else None,
+        "normalize": normalize,
     }
     of = " of all attentions" if is_all else f" of {', '.join(options.attention)} attention"
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)

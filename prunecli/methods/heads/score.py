@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
 
 from prunecli.errors import UsageError
+from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.options import labels_for
+from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t_test
 from prunecli.methods.gradients import gradient_fields
-from prunecli.methods.heads.ablate import Ablation
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.parts import AttentionLayer
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import decoding, decoding_room, dtype_name, fitting_dtype, nothing
+from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged_below
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
+from prunecli.running.batches import task_batches
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
+from prunecli.running.losses import batch_vectors, example_losses, require_finite
 from prunecli.tensors.documents import refuse_unwritable, write_json
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
@@ -132,3 +148,262 @@ def chosen_metric(task: TaskName, metric: str | None) -> EffectMetric:
         if metric in (None, name):
             return name
     raise UsageError(f"`measure={metric}`: not one of {task}", f"Choose from {', '.join(known)}.")
+
+
+TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
+
+Example = tuple[str, int]
+"""What a message calls the text, and the example's number in it."""
+Outcome = Any
+"""Result of one example: its loss, 1 or 0 for right or wrong, a cosine, or its translation."""
+
+
+@dataclass(frozen=True)
+class HeadMask:
+    """Some heads of one attention masked.
+
+    Attributes:
+        layer: the attention.
+        values: xi_h (2.3) of each head that it holds: 0 removes it.
+    """
+
+    layer: AttentionLayer
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One batch, and how its outcomes are computed.
+
+    Attributes:
+        examples: the examples of the batch.
+        run: returns the outcome of each example with the model as it is at the time.
+        decodes: whether the decoder runs step by step, so that only the encoder can be shared.
+    """
+
+    examples: tuple[Example, ...]
+    run: Callable[[], list[Outcome]]
+    decodes: bool = False
+
+
+def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]:
+    """Masks for each head in turn, in the order of `layers`: without it (3.2), or with it alone in its layer (3.3)."""
+    alone = method == "all-but-one"
+    return [
+        HeadMask(layer, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
+        for layer in layers
+        for head in range(layer.num_heads)
+    ]
+
+
+def measure_masked(
+    checkpoint: Checkpoint,
+    model: Any,
+    measurements: Sequence[Measurement],
+    masks: Sequence[HeadMask],
+    progress: Progress = silent,
+) -> tuple[list[Example], list[list[Outcome]]]:
+    """Run every measurement with the whole model and with each mask.
+
+    Args:
+        model: the model that `load_model` made of `checkpoint`.
+
+    Returns:
+        The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
+    """
+    layers = checkpoint.layout.own_attentions
+    whole: dict[Example, Outcome] = {}
+    masked: list[dict[Example, Outcome]] = [{} for _ in masks]
+    total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))
+    with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
+        for measurement in measurements:
+            below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
+            needed = dict.fromkeys(name for mask in masks for name in below[mask.layer.name])
+            with recording(model, needed) as kept:
+                whole.update(zip(measurement.examples, measurement.run(), strict=True))
+            advance(len(measurement.examples))
+            for outcomes, mask in zip(masked, masks, strict=True):
+                shared = {name: kept[name] for name in below[mask.layer.name]}
+                values = {mask.layer.name: torch.tensor(mask.values)}
+                with replaying(model, shared), masked_heads(model, layers, values):
+                    outcomes.update(zip(measurement.examples, measurement.run(), strict=True))
+                advance(len(measurement.examples))
+    examples = sorted(whole)
+    return examples, [[outcomes[example] for example in examples] for outcomes in (whole, *masked)]
+
+
+def batch_measurements(
+    model: Any,
+    batches: Mapping[str, Sequence[Batch]],
+    metric: EffectMetric,
+    pooling: Pooling | None = None,
+) -> list[Measurement]:
+    """Measurements of batches by a metric that needs no search.
+
+    Args:
+        batches: name of a text, for messages -> its batches.
+        metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
+            `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
+        pooling: pooling of the vector of a text.
+    """
+    whole: dict[int, torch.Tensor] = {}
+
+    def run(batch: Batch, text: str) -> list[Outcome]:
+        if metric == "accuracy":
+            logits = model(**batch.arguments(model)).logits
+            found = (logits.argmax(dim=-1).cpu() == batch.labels).double()
+        elif pooling is not None:
+            vectors = batch_vectors(model, pooling, batch)
+            found = functional.cosine_similarity(vectors, whole.setdefault(id(batch), vectors))
+        else:
+            found = example_losses(model, batch)
+            require_finite(found, batch, text)
+        outcomes: list[Outcome] = found.tolist()
+        return outcomes
+
+    return [
+        Measurement(tuple((text, index) for index in batch.indices), partial(run, batch, text))
+        for text, of_text in batches.items()
+        for batch in of_text
+    ]
+
+
+def translation_measurements(
+    model: Any, tokenizer: Any, text: ParallelText, pair: tuple[str, str], options: DecodingOptions
+) -> list[Measurement]:
+    """Measurements of the translation of each sentence of `pair[0]` into `pair[1]`, by beam search.
+
+    Raises:
+        DataError: the tokenizer lacks a language.
+    """
+    batches, search = batched_search(model, tokenizer, text.sentences[pair[0]], pair, options)
+
+    def run(rows: Sequence[int]) -> list[str]:
+        return [line.strip() for line in tokenizer.batch_decode(search(rows), skip_special_tokens=True)]
+
+    name = pair_name(*pair)
+    return [
+        Measurement(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
+        for rows in batches
+    ]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A loaded model whose heads are scored by masks.
+
+    Attributes:
+        checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
+        metric: the metric of the model with and without heads.
+        options: method, batch size, search and significance test.
+    """
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
+    metric: EffectMetric
+    options: ScoreOptions
+    progress: Progress = silent
+
+    def scores(self, data: Dataset, selected: Dataset | None) -> dict[str, Any]:
+        """Fields of `Scores`. After chrF++ or BLEU the other one is in `also`: it costs no further search.
+
+        Sentences of all pairs count as one corpus.
+
+        Args:
+            selected: text that the best heads are chosen on, if `data` only reports them.
+        """
+        layers = self.checkpoint.layout.own_attentions
+        examples, effects = self._effects(selected or data, masks_of(layers, self.options.metric))
+        ends = list(accumulate(layer.num_heads for layer in layers))[:-1]
+        for found in effects:
+            for name in ("values", "p_values"):
+                own = zip(layers, np.split(np.array(found[name]), ends), strict=True)
+                found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in own}
+        fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
+        if self.options.metric == "all-but-one":
+            fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
+            if selected is not None:
+                fields["reported"] = self._report(data, fields["best"])
+        return fields
+
+    def _report(self, data: Dataset, best: Mapping[str, int]) -> Reported:
+        """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A)."""
+        masks = [
+            HeadMask(layer, tuple(float(head == best[name]) for head in layer.heads))
+            for layer in self.checkpoint.layout.own_attentions
+            if (name := axis_name(layer.name, "head")) in best
+        ]
+        examples, (found, *_) = self._effects(data, masks)
+        only, p_value = (dict(zip(best, found[name], strict=True)) for name in ("values", "p_values"))
+        return Reported(metric=self.metric, examples=examples, base=found["base"], only=only, p_value=p_value)
+
+    def _effects(self, data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, list[dict[str, Any]]]:
+        """Number of examples, and fields of `unit_scores.Effects` for each metric, first `metric`.
+
+        chrF++ and BLEU are compared by the paired bootstrap (Koehn 2004), means of other metrics by a paired t-test.
+        """
+        measurements, options = self.measurements(data), self.options
+        examples, outcomes = measure_masked(self.checkpoint, self.model, measurements, masks, self.progress)
+        found: dict[str, tuple[list[float], list[float | None]]] = {}
+        if self.metric in TEXT_METRICS:
+            assert isinstance(data.text, ParallelText)
+            lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
+            references = [lines[name][index] for name, index in examples]
+            metrics = make_metrics(None)
+            with self.progress("testing significance", None, "resamples"):
+                for name in sorted(TEXT_METRICS, key=self.metric.__ne__):
+                    values = [metrics[name].corpus_score(texts, [references]).score for texts in outcomes]
+                    tests = paired_bootstrap(
+                        outcomes, references, {name: metrics[name]}, options.samples, options.seed
+                    )
+                    found[name] = values, [test[name].p_value for test in tests[1:]]
+        else:
+            base, *others = np.asarray(outcomes, dtype=np.float64)
+            found[self.metric] = (
+                np.mean(outcomes, axis=1).tolist(),
+                [paired_t_test(base, own) for own in others],
+            )
+        # p is 1 if there is nothing to test with, as for a single example.
+        return len(examples), [
+            {
+                "metric": name,
+                "base": float(values[0]),
+                "values": values[1:],
+                "p_values": [1.0 if p_value is None else p_value for p_value in p_values],
+            }
+            for name, (values, p_values) in found.items()
+        ]
+
+    def measurements(self, data: Dataset) -> list[Measurement]:
+        """Measurements of each batch of `data`.
+
+        Raises:
+            PruneError: text or model that cannot be used.
+        """
+        model, tokenizer, text = self.model, self.tokenizer, data.text
+        if self.metric in TEXT_METRICS and isinstance(text, ParallelText):
+            return [
+                measurement
+                for pair in data.pairs
+                for measurement in translation_measurements(
+                    model, tokenizer, text, pair, self.options.decoding
+                )
+            ]
+        pooling = read_pooling(self.checkpoint.path) if data.task == "embedding" else None
+        batches = task_batches(tokenizer, model, data, self.options.batch_tokens, pooling)
+        return batch_measurements(model, batches, self.metric, pooling)
+
+
+def best_heads(
+    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool = False
+) -> dict[str, int]:
+    """all-but-one: name of an axis -> original id of its best single head (3.3), the first of equal ones.
+
+    Args:
+        values: name of an axis -> `[heads]`.
+        lower: whether lower values are better.
+    """
+    pick = np.argmin if lower else np.argmax
+    names = {axis_name(layer.name, "head"): layer for layer in layers if layer.num_heads}
+    return {name: layer.heads[int(pick(values[name]))] for name, layer in names.items()}

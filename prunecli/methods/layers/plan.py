@@ -17,7 +17,7 @@ from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured,
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, Scores, files_of
+from prunecli.results.unit_scores import Array, files_of
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
@@ -64,7 +64,12 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
 def _ranked(
     checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis], run: TextRun | None
 ) -> Selection:
-    """The layers with the highest values stay."""
+    """The layers with the highest values stay.
+
+    Raises:
+        StatisticsError: a file of another model or metric.
+        UsageError: no text.
+    """
     sides, counts = {axis.side: axis for axis in axes}, options.by_side
     for side in (*counts, *filter(None, [options.side])):
         if side not in sides:
@@ -94,7 +99,19 @@ def _ranked(
         values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
         ranking = Ranking(values, metric, how="by their place, the last first")
     else:
-        ranking, scores, text = _measured(checkpoint, options, metric, axes, run)
+        from prunecli.methods.layers.score import measure_layers
+
+        measure = partial(measure_layers, checkpoint, metric=metric)
+        task: TaskName | None = "embedding" if metric == "embedding" else None
+        scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
+        asked = "cosine" if options.contiguous else options.metric
+        if asked not in (None, scores.method):
+            files = files_of(options.scores)
+            raise StatisticsError(
+                f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
+                f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
+            )
+        values = scores.picked(axes)
         for axis in chosen if options.contiguous else ():
             count = counts.get(axis.side) or budget.removable(chosen)
             if axis.name not in scores.distances:
@@ -104,7 +121,9 @@ def _ranked(
                 )
             places = [*scores.places(axis), len(scores.ids[axis.name])]
             distances = np.array(scores.distances[axis.name]) / scores.counts[axis.name]
-            ranking.values[axis.name] = best_runs(distances[np.ix_(places, places)], max(count, 1))
+            values[axis.name] = best_runs(distances[np.ix_(places, places)], max(count, 1))
+        shown = "angle of its best run" if options.contiguous else f"{scores.method} score"
+        ranking = by_scores(scores, values, options, scores.method, shown, text)
     arguments = {
         "ratio": options.ratio,
         "metric": ranking.metric or metric,
@@ -131,36 +150,6 @@ def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) 
         }
     decision = decision_of(axes, kept, how=f"named by --{flag}")
     return selection_of(options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype)
-
-
-def _measured(
-    checkpoint: Checkpoint,
-    options: LayerOptions,
-    metric: LayerMetric,
-    axes: Sequence[Axis],
-    run: TextRun | None,
-) -> tuple[Ranking, Scores, dict[str, Any] | None]:
-    """The given or measured scores, and what the history says of the text.
-
-    Raises:
-        StatisticsError: a file of another model or metric.
-        UsageError: no text.
-    """
-    from prunecli.methods.layers.score import measure_layers
-
-    measure = partial(measure_layers, checkpoint, metric=metric)
-    task: TaskName | None = "embedding" if metric == "embedding" else None
-    scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
-    method = scores.method
-    asked = "cosine" if options.contiguous else options.metric
-    if asked not in (None, method):
-        files = files_of(options.scores)
-        raise StatisticsError(
-            f"{files[0] if files else 'The scores'}: of the metric {method}, not {asked}.",
-            f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
-        )
-    shown = "angle of its best run" if options.contiguous else f"{method} score"
-    return by_scores(scores, scores.picked(axes), options, method, shown, text), scores, text
 
 
 def best_runs(distances: Array, count: int) -> Array:
@@ -193,25 +182,13 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
     side: str | None = next(iter(depths)) if len(depths) == 1 else None
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
-        if match is None:
+        side = (match and match[1]) or side
+        first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
+        if side is None or not first <= last < depths.get(side, 0):
+            ranges = " and ".join(f"{name}:0-{depth - 1}" for name, depth in depths.items())
             raise UsageError(
-                f"`{option}={part.strip()}`: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
-            )
-        side = match[1] or side
-        if side is None:
-            raise UsageError(
-                f"`{option}={text}`: of which stack?",
-                f"Write encoder:{part.strip()} or decoder:{part.strip()}.",
-            )
-        if side not in depths:
-            raise UsageError(
-                f"`{option}`: the model has no {side}.", f"It has {', '.join(depths)} layers only."
-            )
-        first, last = int(match[2]), int(match[3] or match[2])
-        if not first <= last < depths[side]:
-            raise UsageError(
-                f"`{option}={part.strip()}`: the {side} has the layers 0 to {depths[side] - 1}.",
-                "Count from 0.",
+                f"`{option}={part.strip()}`: no layer of this model.",
+                f"It has the layers {ranges}; write 3,7-9 or encoder:3,decoder:1.",
             )
         found.setdefault(side, set()).update(range(first, last + 1))
     return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

@@ -7,6 +7,7 @@ the FFN's output layer: its output becomes M T, about what the removed layers wo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -151,7 +152,7 @@ class GapObserver(TokenObserver):
 
     def __init__(self, gaps: list[Gap]) -> None:
         self._gaps = gaps
-        self._sums: dict[Gap, Tensor] = {}
+        self._sums: dict[Gap, Any] = defaultdict(int)
         self._scales: dict[Gap, float] = {}
         self._made: dict[Gap, Tensor] = {}
         self._before: dict[Gap, Tensor] = {}
@@ -178,10 +179,9 @@ class GapObserver(TokenObserver):
             maps[gap.ends] = identity + found / self._scales[gap]
         return maps
 
-    def _real(self, states: Tensor) -> Tensor:
-        """The states of real tokens, `[tokens, width]` float64."""
-        states = states.reshape(*self.mask.shape, -1)
-        return states[self.mask.to(states.device)].double()
+    def real(self, states: Tensor) -> Tensor:
+        """Return the states of real tokens, `[tokens, width]` float64."""
+        return super().real(states).double()
 
     def _add_ffn(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         self._made[gap] = output.clone()  # Falcon adds the attention's output in place
@@ -204,13 +204,13 @@ class GapObserver(TokenObserver):
         made, self._is_checking = self._made[gap], True
         handle = output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once)
         try:
-            moved = self._real(states_of(layer(*arguments, **options)) - states)
+            moved = self.real(states_of(layer(*arguments, **options)) - states)
         finally:
             handle.remove()
             self._is_checking, self._made[gap] = False, made
-        own = self._real(made)
+        own = self.real(made)
         scale = ((own * moved).sum(dim=1) / own.square().sum(dim=1)).median()
-        rounding = torch.finfo(states.dtype).eps * self._real(states).norm(dim=1)
+        rounding = torch.finfo(states.dtype).eps * self.real(states).norm(dim=1)
         size = scale.abs() * own.norm(dim=1)
         fits = (moved - scale * own).norm(dim=1) <= TOLERANCE * size + rounding
         if not (fits & (size > 2 * rounding)).double().mean() >= FITTING:
@@ -222,7 +222,7 @@ class GapObserver(TokenObserver):
         self._scales[gap] = float(scale)
 
     def _add_after(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        own = self._real(self._made.pop(gap))
-        moved = self._real(states_of(output)) - self._real(self._before.pop(gap).to(states_of(output).device))
+        own = self.real(self._made.pop(gap))
+        moved = self.real(states_of(output)) - self.real(self._before.pop(gap).to(states_of(output).device))
         made = torch.stack([own.T @ own, own.T @ moved.to(own.device)])
-        self._sums[gap] = self._sums[gap] + made if gap in self._sums else made
+        self._sums[gap] += made

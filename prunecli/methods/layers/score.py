@@ -5,6 +5,7 @@ The states of a stack are x_0, before its first layer, to x_L, after its last. A
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,7 @@ from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
-from prunecli.running.batches import TokenObserver, observe_batches, run_forward
+from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.examples import Batch
 from prunecli.running.losses import batch_vectors, require_finite, token_losses
 from prunecli.running.runner import InMemory, Runner
@@ -119,41 +120,37 @@ def _by_passing(
     model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
     forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
     what, total = "the loss" if by_loss else "the vectors", sum(len(batch.indices) for batch in batches)
-    outputs: list[Any] = []
-    values: list[float] = []
-    with progress(f"measuring {what} without each layer", (len(layers) + 1) * total, "examples") as advance:
+    found: dict[str, list[float]] = {}
+    with (
+        torch.inference_mode(),
+        progress(f"measuring {what} without each layer", (len(layers) + 1) * total, "examples") as advance,
+    ):
 
-        def finish(batch: Batch, output: Any) -> int:
-            outputs.append(output)
-            advance(len(batch.indices))
-            return 0
+        def run() -> Iterator[Any]:
+            """Yield the losses and their counts, or the vectors, of each batch."""
+            for batch in batches:
+                yield forward(batch)
+                advance(len(batch.indices))
 
-        def run() -> Any:
-            outputs.clear()
-            run_forward(runner, batches, forward, finish)
-            if by_loss:
-                return sum(float(losses.double().sum()) for losses, _ in outputs)
-            return torch.cat([vectors.double().cpu() for vectors in outputs])
-
-        whole = run()
+        whole, count = [*run()], total
         if by_loss:
-            for batch, (losses, _) in zip(batches, outputs, strict=True):
+            for batch, (losses, _) in zip(batches, whole, strict=True):
                 require_finite(losses, batch)
-            count = max(sum(int(counts.sum()) for _, counts in outputs), 1)
-        elif whole.isfinite().all():
-            count = len(whole)
-        else:
+            count = max(sum(int(counts.sum()) for _, counts in whole), 1)
+        elif not all(vectors.isfinite().all() for vectors in whole):
             raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
         for layer in layers:
+            value = 0.0
             with passed_by(model.get_submodule(module_name(model, layer.name))):
-                made = run()
-            values.append(made - whole if by_loss else float(functional.cosine_similarity(made, whole).sum()))
-    found: dict[str, list[float]] = {}
-    for layer, value in zip(layers, values, strict=True):
-        # Without the layer no loss or vector may be finite: then it counts as the worst value.
-        worst = LARGEST if by_loss else -LARGEST
-        sane = value if abs(value) < LARGEST else worst
-        found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
+                for made, before in zip(run(), whole, strict=True):
+                    if by_loss:
+                        value += float((made[0].double() - before[0].double()).sum())
+                    else:
+                        value += float(functional.cosine_similarity(made.double(), before.double()).sum())
+            # Without the layer no loss or vector may be finite: then it counts as the worst value.
+            worst = LARGEST if by_loss else -LARGEST
+            sane = value if abs(value) < LARGEST else worst
+            found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
     return {
         "per": "prediction" if by_loss else "example",
         "values": found,
@@ -188,7 +185,7 @@ class StateObserver(TokenObserver):
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._is_cka = layout, metric == "cka"
         self._sums: dict[str, list[Tensor]] = {}
-        self._tokens: dict[str, int] = {}
+        self._tokens: Counter[str] = Counter()
         self._states: list[Tensor] = []
 
     def begin(self, batch: Batch, device: torch.device) -> None:
@@ -240,15 +237,15 @@ class StateObserver(TokenObserver):
         if not is_last:
             return
         self._states.append(states_of(output))
-        together = (state.to(self.mask.device).view(*self.mask.shape, -1) for state in self._states)
-        states = torch.stack([state[self.mask].float() for state in together])
+        device = self.mask.device
+        states = torch.stack([self.real(state).to(device).float() for state in self._states])
         self._states.clear()
         made = _products(states) if self._is_cka else _angles(states)
         before = self._sums.get(side)
         self._sums[side] = (
             made if before is None else [old + new for old, new in zip(before, made, strict=True)]
         )
-        self._tokens[side] = self._tokens.get(side, 0) + states.shape[1]
+        self._tokens[side] += states.shape[1]
 
 
 def _angles(states: Tensor) -> list[Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.methods.heads.ablate import (
+from prunecli.methods.heads.score import (
     HeadMask,
     batch_measurements,
     masks_of,

@@ -36,11 +36,11 @@ def test_a_side_need_not_be_named_where_there_is_one():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3", "of which stack"),
-        ("encoder:6", "has the layers 0 to 5"),
-        ("encoder:3-1", "has the layers"),
-        ("encoder:x", "no number"),
-        ("", "no number"),
+        ("3", "=3`: no layer"),
+        ("encoder:6", "It has the layers encoder:0-5"),
+        ("encoder:3-1", "no layer"),
+        ("encoder:x", "no layer"),
+        ("", "no layer"),
     ],
 )
 def test_other_texts_are_refused(text, message):
