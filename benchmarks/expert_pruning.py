@@ -22,8 +22,9 @@ import torch
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
 from prunecli.methods.experts.metrics import aggregate, metric_values
-from prunecli.methods.experts.options import SCOPES, parse_balance
-from prunecli.methods.units import random_values
+from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.options import parse_balance
+from prunecli.methods.units import drawn
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
@@ -123,7 +124,7 @@ def select(
 ) -> Mapping[str, tuple[int, ...]]:
     """Name of the axis -> ids that stay for `pair`."""
     if granularity == "random":
-        values = random_values(axes, options.seed)
+        values = drawn(axes, options.seed).values
     else:
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)

@@ -71,27 +71,37 @@ expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 
 its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
 
 
-def _balance(value: Any) -> Any:
+def parse_balance(value: Any) -> Any:
+    """`3:1` -> 3: encoder experts per decoder expert. What is no text stays as it is.
+
+    Raises:
+        UsageError: not two positive numbers.
+    """
     if not isinstance(value, str):
         return value
-    from prunecli.methods.experts.options import parse_balance  # imports numpy
-
-    return parse_balance(value)
+    encoder, _, decoder = value.partition(":")
+    try:
+        parts = Fraction(encoder.strip()), Fraction(decoder.strip() or "1")
+        if min(parts) <= 0:
+            raise ValueError(value)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(
+            "not ENCODER:DECODER",
+            "Give two positive numbers: 3:1 keeps three times as many.",
+        ) from error
+    return parts[0] / parts[1]
 
 
 def _per_layer(value: Any) -> Any:
-    if isinstance(value, str):
-        value = value.split(",")
-    if isinstance(value, int):
-        value = (value,)
-    if isinstance(value, Sequence) and len(value) in (1, 2):
-        return {"encoder": value[0], "decoder": value[-1]}
-    if isinstance(value, Sequence):
+    if value is None or isinstance(value, Mapping):
+        return value
+    numbers = str(value).split(",") if isinstance(value, str | int) else value
+    if len(numbers) not in (1, 2):
         raise UsageError("not ENCODER,DECODER", "Give two whole numbers, such as 36,12.")
-    return value
+    return {"encoder": numbers[0], "decoder": numbers[-1]}
 
 
-Balance: TypeAlias = Annotated[Fraction, BeforeValidator(_balance)]
+Balance: TypeAlias = Annotated[Fraction, BeforeValidator(parse_balance)]
 """A fraction: Fraction(3) or "3:1"."""
 
 
@@ -101,14 +111,14 @@ class PruningOptions(Options):
     COMMAND: ClassVar[str]
     UNITS: ClassVar[str]
     """What messages call the units."""
-    DEFAULT_RATIO: ClassVar[float] = 0.25
+    DEFAULT_RATIO: ClassVar[Any] = 0.25
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
     """Options that say how many units are removed."""
 
     @classmethod
     def words(cls) -> Mapping[str, str]:
         """Return what help texts call the units, and the default ratio."""
-        return {"units": cls.UNITS, "ratio": f"{cls.DEFAULT_RATIO:g}"}
+        return {"units": cls.UNITS, "ratio": str(cls.DEFAULT_RATIO)}
 
     ratio: Share | None = option(
         None, "Fraction of the {units} to remove, rounded up. Default: {ratio}.", metavar="R", recorded=False
@@ -133,11 +143,6 @@ class PruningOptions(Options):
     def has_amount(self) -> bool:
         """Whether any option says how many units are removed."""
         return any(getattr(self, name) is not None for name in self.AMOUNTS)
-
-    @property
-    def share(self) -> float | None:
-        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
-        return self.ratio if self.has_amount else self.DEFAULT_RATIO
 
     def check_amount(self) -> None:
         """Refuse more than one amount.
@@ -186,6 +191,11 @@ class UnitOptions(PruningOptions):
     def is_named(self) -> bool:
         """Whether the units to keep are named, so that nothing is ranked."""
         return self.keep is not None
+
+    @property
+    def share(self) -> float | None:
+        """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
+        return self.ratio if self.has_amount else self.DEFAULT_RATIO
 
     @property
     def needs_text(self) -> bool:
@@ -419,7 +429,7 @@ class LoadOptions(Options):
     @property
     def load(self) -> dict[str, int]:
         """The values that are given, as `batch`, `beam` and `length`."""
-        values = {"batch": self.fit_batch, "beam": self.fit_beam, "length": self.fit_length}
+        values = {name: getattr(self, f"fit_{name}") for name in ("batch", "beam", "length")}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -428,6 +438,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
 
     COMMAND = "prune-experts"
     UNITS = "experts"
+    DEFAULT_RATIO = "0.8; for language models 0.25"
     AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
     LEFT_OUT = frozenset({"uniform"})
 
@@ -437,11 +448,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "The authors' published files work too. Default: gates.json.",
         role="input",
     )
-
-    @classmethod
-    def words(cls) -> Mapping[str, str]:
-        """Return what help texts call the units, and the default ratio."""
-        return {"units": cls.UNITS, "ratio": "0.8; for language models 0.25"}
 
     fit: Size | None = option(
         None,
@@ -546,16 +552,12 @@ class ExpertOptions(LoadOptions, PruningOptions):
         return paths(gates) if isinstance(gates, Path | str | Sequence) else ()
 
 
-class VocabularyOptions(PruningOptions):
+class VocabularyOptions(Options):
     """Options of `trim-vocabulary`.
 
     Attributes:
         keep: further tokens to keep, as the tokenizer writes them.
     """
-
-    COMMAND = "trim-vocabulary"
-    UNITS = "tokens"
-    LEFT_OUT = frozenset({"ratio", "count", "least", "uniform", "seed"})
 
     min_count: int = option(
         1,
@@ -566,6 +568,7 @@ class VocabularyOptions(PruningOptions):
     multiple_of: int = selection_option(
         1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", ge=1
     )
+    dtype: StoredDtype | None = STORED_DTYPE
 
 
 class LanguageOptions(Options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from prunecli.architectures.records import Side
 
@@ -24,6 +25,13 @@ class Groups:
     count: int = 1
     chosen: int = 1
     least: int = 1
+
+    def needed(self, top_k: int) -> int:
+        """Number of experts that a layer needs so that its router can pick `top_k` for each token.
+
+        The router picks the best `chosen` groups first, then experts of these groups alone.
+        """
+        return self.count * max(self.least, ceil(top_k / self.chosen))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.selection import Selection
-from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Output, Slices
 
 Places = dict[str, tuple[int, ...]]
@@ -81,7 +80,6 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     for name, own in places.items():
         for tensor, carrier in axes[name].carriers.items():
             carriers.setdefault(tensor, []).append((carrier, own, len(axes[name].ids)))
-    target = None if selection.dtype is None else parse_dtype(selection.dtype)
     dropped = set(selection.dropped)
     outputs = []
     for name, info in source.tensors.items():
@@ -99,11 +97,11 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             first, *inner = sorted(taken)
             expression = Slices(name, *first, tuple(inner))
         if new is not None:
-            outputs.append(Output(new, info.cast(target).dtype, tuple(shape), expression))
+            outputs.append(Output(new, info.dtype, tuple(shape), expression))
     structure = _structure(source, axes, places, kept_layers)
     for one in selection.earlier:
         structure = structure.after(one.step)
-    rewrite = rewritten(source, structure, tuple(outputs), selection.step, selection.decision)
+    rewrite = rewritten(source, structure, outputs, selection.step, selection.decision, selection.dtype)
     rewrite = replace(rewrite, earlier=tuple(one.decision for one in selection.earlier if one.decision))
     sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
     config = rewrite.config
@@ -136,11 +134,6 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
         own = places.get(axis_name(layer.name, "expert"))
         if own is None or layer.router_tensors[0] in selection.dropped:
             continue
-        if len(own) < top_k:
-            raise UsageError(
-                f"{layer.name} would keep {len(own)} experts; the router picks {top_k} for each token.",
-                "Keep more experts.",
-            )
         groups, width = layer.groups, layer.num_experts // layer.groups.count
         sizes = [sum(place // width == group for place in own) for group in range(groups.count)]
         if len(set(sizes)) > 1:
@@ -149,11 +142,10 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
                 "router takes as many for each, one group after another.",
                 f"Keep as many of each {width} experts.",
             )
-        if sizes[0] < groups.least or sizes[0] * groups.chosen < top_k:
+        if len(own) < (needed := groups.needed(top_k)):
             raise UsageError(
-                f"{layer.name} would keep {sizes[0]} experts of each group; the router picks {top_k} from "
-                f"{groups.chosen} groups, of which each has at least {groups.least}.",
-                "Keep more experts.",
+                f"{layer.name} would keep {len(own)} experts; the router picks {top_k} for each token.",
+                f"Keep {needed} at least.",
             )
 
 

@@ -12,7 +12,7 @@ from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aggregate, metric_values
-from prunecli.methods.units import random_values
+from prunecli.methods.units import drawn
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -36,7 +36,7 @@ def scores():
     budget = Budget(0.8, balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),
-        "random": random_values(axes, seed=0),
+        "random": drawn(axes, seed=0).values,
     }
     text = read_parallel(DATA, "test", LANGUAGES).first(12)
     found = {}

@@ -303,18 +303,18 @@ def test_a_published_entry_keeps_its_ratios(tmp_path):
     top1, conf, mean, top2 = (
         np.array(entry[name]).reshape(12, 128) for name in ("top1", "conf1", "mean", "top2")
     )
-    np.testing.assert_allclose(METRICS["importance"].values(sums), top1 * np.exp(conf), rtol=1e-12)
-    np.testing.assert_allclose(METRICS["importance-vanilla"].values(sums), top1 * conf, rtol=1e-12)
-    np.testing.assert_allclose(METRICS["load-balance"].values(sums), top1 * mean, rtol=1e-12)
-    np.testing.assert_allclose(METRICS["top2"].values(sums), top1 + top2, rtol=1e-12)
+    np.testing.assert_allclose(METRICS["importance"](sums), top1 * np.exp(conf), rtol=1e-12)
+    np.testing.assert_allclose(METRICS["importance-vanilla"](sums), top1 * conf, rtol=1e-12)
+    np.testing.assert_allclose(METRICS["load-balance"](sums), top1 * mean, rtol=1e-12)
+    np.testing.assert_allclose(METRICS["top2"](sums), top1 + top2, rtol=1e-12)
 
 
 def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path):
     content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
     read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
-    values = METRICS["top1"].values(aggregate(read, "language", ["a"], ["b"]))
+    values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
     np.testing.assert_allclose(values, [content["a-X"]["top1"][:4], content["X-b"]["top1"][4:]])
-    everything = METRICS["top1"].values(aggregate(read, "global"))
+    everything = METRICS["top1"](aggregate(read, "global"))
     np.testing.assert_allclose(
         everything[0], np.mean([content[p]["top1"][:4] for p in ("a-X", "b-X")], axis=0)
     )
@@ -330,7 +330,7 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity,
     content["b-a"]["conf1"][:2] = [0.0, 0.0]
     read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
     chosen = {"language": (["a", "b"], ["c"]), "pair": (["a", "b"], ["c"]), "global": ((), ())}[granularity]
-    values = METRICS["importance"].values(aggregate(read, granularity, *chosen))
+    values = METRICS["importance"](aggregate(read, granularity, *chosen))
     pairs = {
         "language": (["a-b", "a-c", "b-a", "b-c"], ["a-c", "b-c"]),
         "pair": (["a-c", "b-c"], ["a-c", "b-c"]),

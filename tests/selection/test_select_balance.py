@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.options import SCOPES, parse_balance
+from prunecli.methods.experts.options import SCOPES
+from prunecli.methods.options import parse_balance
 from prunecli.model.axes import Axis
 from prunecli.selection.select import (
     Budget,

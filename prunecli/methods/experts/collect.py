@@ -9,8 +9,6 @@ output, and the same call resumes it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,6 +62,7 @@ from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.unfinished import digest
 from prunecli.text.choice import TextChoice
 from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
@@ -503,16 +502,12 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
 @lenient
 def _read(path: Path, key: Mapping[str, Any]) -> State | None:
     content = read_json(path)
-    is_sound = content["key"] == key and content["sha256"] == _sha256(content["state"])
+    is_sound = content["key"] == key and content["sha256"] == digest(content["state"])
     return STATE.validate_python(content["state"]) if is_sound else None
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
     content = STATE.dump_python(state, mode="json")
-    write_json(path, {"key": dict(key), "state": content, "sha256": _sha256(content)}, force=True)
-
-
-def _sha256(content: Any) -> str:
-    """Hash of the sums: without it, a run would silently resume from a damaged number."""
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    # Without the digest, a run would silently resume from a damaged number.
+    write_json(path, {"key": dict(key), "state": content, "sha256": digest(content)}, force=True)

@@ -19,12 +19,11 @@ from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.quantised import method_of
-from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.results.gates import added, outputs_path, ratio, read_outputs
 from prunecli.selection.selection import Selection
-from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.stream import Copy, Output, given
+from prunecli.tensors.stream import Output, given
 
 KEY = "approximate_experts"
 
@@ -88,23 +87,13 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
         if places := [place for place, expert in enumerate(layer.experts) if expert not in kept]:
             gone[layer.name] = layer, places
-    target = None if plan.dtype is None else parse_dtype(plan.dtype)
-    replaced = {
-        layer.expert_tensor(place, suffix): (layer, place)
-        for layer, places in gone.values()
-        for place in places
-        for suffix in layer.expert_tensors
-    }
-    outputs, dropped = dict[str, Output](), set(plan.dropped)
-    for name, info in checkpoint.tensors.items():
-        dtype = info.cast(target).dtype
-        if name in replaced:  # the constant takes the place of the expert's first tensor
-            layer, place = replaced[name]
-            mean = means[layer.name][layer.experts[place]]
-            constant = layer.expert_tensor(place, CONSTANT)
-            outputs.setdefault(constant, Output(constant, dtype, mean.shape, given(mean)))
-        elif name not in dropped:
-            outputs[name] = Output(name, dtype, info.shape, Copy(name))
+    replaced: dict[str, Sequence[Output]] = dict.fromkeys(plan.dropped, ())
+    for layer, places in gone.values():
+        for place in places:
+            first, *others = (layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors)
+            mean, constant = means[layer.name][layer.experts[place]], layer.expert_tensor(place, CONSTANT)
+            replaced[first] = [Output(constant, checkpoint.info(first).dtype, mean.shape, given(mean))]
+            replaced |= dict.fromkeys(others, ())
     structure, config = checkpoint.structure, dict(plan.settings)
     if gone:
         ids = {
@@ -114,5 +103,6 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         mixture = checkpoint.resolved.family.mixture
         inner = "text_config." if mixture and mixture.counts[0].startswith("text_config.") else ""
         config[f"{inner}{KEY}"] = {str(layer.layer): places for layer, places in gone.values()}
-    rewrite = rewritten(checkpoint, structure, tuple(outputs.values()), plan.step, plan.decision)
+    outputs = replacing(checkpoint, replaced)
+    rewrite = rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
     return replace(rewrite, config=with_keys(rewrite.config, config))

@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,63 +72,34 @@ Part = tuple[str, int, int]
 """Values of one tensor: its name, the first value, the number of values."""
 
 
-class Metric(NamedTuple):
-    """One metric: names of the sums that it needs, and the function from `GateSums` to `[layers, experts]`."""
-
-    needs: tuple[str, ...]
-    values: Callable[[GateSums], Values]
+Metric = Callable[[GateSums], Values]
+"""`[layers, experts]` from sums; a metric raises an AttributeError if a sum is missing."""
 
 
-def _by_gates(name: str, values: Callable[[Values, Values], Values]) -> Metric:
-    """A metric of top1(e) and of the mean of a sum: conf(e), mean(e)."""
-
-    def computed(sums: GateSums) -> Values:
-        counts = sums.top1 if name == "conf1_sum" else sums.tokens[:, None]
-        return values(ratio(sums.top1, sums.tokens[:, None]), ratio(sums[name], counts))
-
-    return Metric(("top1", name), computed)
+def _top1(sums: GateSums) -> Values:
+    return ratio(sums.top1, sums.tokens[:, None])
 
 
-def _total(name: str, *besides: str) -> Metric:
-    """S(0, a, c): a sum over the tokens that are routed to an expert; `besides` names sums that must exist too."""
-    return Metric((name, *besides), lambda sums: np.asarray(sums[name], np.float64))
-
-
-def _mean(name: str) -> Metric:
-    """S(1, a, c): the mean of the terms of a sum over the tokens that are routed to an expert."""
-    return Metric(("routed", name), lambda sums: ratio(sums[name], sums.routed))
+def _conf(sums: GateSums) -> Values:
+    return ratio(sums.conf1_sum, sums.top1)
 
 
 METRICS: Mapping[str, Metric] = {
     # eq. 4 and eq. 3 of 2212.09811, and LB(e) = top1(e) x mean(e)
-    "importance": _by_gates("conf1_sum", lambda top1, conf: top1 * np.exp(conf)),
-    "importance-vanilla": _by_gates("conf1_sum", lambda top1, conf: top1 * conf),
-    "top1": Metric(("top1",), lambda sums: ratio(sums.top1, sums.tokens[:, None])),
-    "top2": Metric(("top1", "top2"), lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None])),
-    "load-balance": _by_gates("gate_sum", lambda top1, mean: top1 * mean),
-    "reap": _mean("gate_norm_sum"),  # eq. 9 of 2510.13999
-    "ean": _total("norm_sum"),  # eq. 13 of 2510.13999
-    "frequency": _total("routed"),  # S(0, 0, 0)
-    "seer": _total("gate_sum", "routed"),  # S(0, 1, 0); without "routed" the sum is over all tokens
-    "man": _mean("norm_sum"),  # S(1, 0, 1)
-    "msan": _mean("norm_sq_sum"),  # S(1, 0, 2)
-    "weighted-ean": _total("gate_norm_sum"),  # S(0, 1, 1)
+    "importance": lambda sums: _top1(sums) * np.exp(_conf(sums)),
+    "importance-vanilla": lambda sums: _top1(sums) * _conf(sums),
+    "top1": _top1,
+    "top2": lambda sums: ratio(sums.top1 + sums.top2, sums.tokens[:, None]),
+    "load-balance": lambda sums: _top1(sums) * ratio(sums.gate_sum, sums.tokens[:, None]),
+    "reap": lambda sums: ratio(sums.gate_norm_sum, sums.routed),  # eq. 9 of 2510.13999
+    "ean": lambda sums: sums.norm_sum,  # eq. 13 of 2510.13999
+    "frequency": lambda sums: sums.routed.astype(np.float64),  # S(0, 0, 0)
+    # S(0, 1, 0): without "routed" the sum is over all tokens.
+    "seer": lambda sums: np.where(sums.routed, sums.gate_sum, 0.0),
+    "man": lambda sums: ratio(sums.norm_sum, sums.routed),  # S(1, 0, 1)
+    "msan": lambda sums: ratio(sums.norm_sq_sum, sums.routed),  # S(1, 0, 2)
+    "weighted-ean": lambda sums: sums.gate_norm_sum,  # S(0, 1, 1)
 }
-
-
-def metric_named(name: str) -> Metric:
-    """The metric of this name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in METRICS:
-        is_other = name in WITHOUT_STATISTICS
-        raise UsageError(
-            f"The metric {name!r} takes no statistics." if is_other else f"No metric {name!r}.",
-            f"Choose one of {', '.join((*METRICS, *WITHOUT_STATISTICS))}.",
-        )
-    return METRICS[name]
 
 
 def default_metric(statistics: GateStatistics) -> str:
@@ -147,15 +119,29 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
         UsageError: no such metric.
         StatisticsError: they lack what the metric needs.
     """
-    metric = metric_named(name)
-    held = {*statistics.names} - statistics.lacks
-    if missing := sorted({*metric.needs} - held):
-        usable = [other for other, candidate in METRICS.items() if held.issuperset(candidate.needs)]
+    if name not in METRICS:
+        is_other = name in WITHOUT_STATISTICS
+        raise UsageError(
+            f"The metric {name!r} takes no statistics." if is_other else f"No metric {name!r}.",
+            f"Choose one of {', '.join((*METRICS, *WITHOUT_STATISTICS))}.",
+        )
+    held = GateSums({key: own for key, own in sums.items() if key not in statistics.lacks})
+    values = _computed(name, held)
+    if isinstance(values, str):
+        usable = [other for other in METRICS if not isinstance(_computed(other, held), str)]
         raise StatisticsError(
-            f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
+            f"The statistics lack what the metric {name!r} needs ({values}).",
             f"Choose `metric={' or '.join(usable)}`." if usable else "Collect the gates with prunecli.",
         )
-    return {axis.name: own for axis, own in zip(statistics.axes, metric.values(sums), strict=True)}
+    return {axis.name: own for axis, own in zip(statistics.axes, values, strict=True)}
+
+
+def _computed(name: str, sums: GateSums) -> Values | str:
+    """The values of a metric, or the name of a sum that it needs and that is missing."""
+    try:
+        return METRICS[name](sums)
+    except AttributeError as error:
+        return str(error)
 
 
 def aggregate(
@@ -202,7 +188,19 @@ def aggregate(
                     near_names(language, collected, "Collected"),
                 )
     if granularity == "pair":
-        return statistics.combined(sorted(_pairs(pairs, sources, targets)))
+        names = [
+            name
+            for source, target in product(sources or known[0], targets or known[1])
+            # A side left out stands for the languages that were collected with the other side.
+            if source != target and ((name := f"{source}-{target}") in pairs or (sources and targets))
+        ]
+        for name in names or [f"of {', '.join((*sources, *targets))}"]:
+            if name not in pairs:
+                raise StatisticsError(
+                    f"The statistics lack the pair {name}.",
+                    "Collect its gates and give both files, or choose `granularity=language`.",
+                )
+        return statistics.combined(sorted({*names}))
 
     def of(end: int) -> GateSums:
         """The entries of each language: the one for all of its pairs if there is one, else one for each pair."""
@@ -218,31 +216,6 @@ def aggregate(
     for name in SUMS:
         sums[name][rows] = encoder[name][rows]
     return sums
-
-
-def _pairs(
-    pairs: Mapping[str, tuple[str, str]], sources: Sequence[str], targets: Sequence[str]
-) -> Sequence[str]:
-    """Entries of the given sources with the given targets, without a language with itself."""
-    if sources and targets:
-        asked = [f"{s}-{t}" for s in dict.fromkeys(sources) for t in dict.fromkeys(targets) if s != t]
-        if not asked:
-            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
-    else:
-        asked = [
-            name
-            for name, (source, target) in pairs.items()
-            if ANY not in (source, target) and (source in sources or target in targets)
-        ]
-    missing = [pair for pair in asked if pair not in pairs]
-    if missing or not asked:
-        raise StatisticsError(
-            f"The statistics lack the pair {missing[0]}."
-            if missing
-            else "The statistics hold no pairs of these.",
-            "Collect its gates and give both files, or choose `granularity=language`.",
-        )
-    return asked
 
 
 def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> GateSums:
@@ -318,18 +291,17 @@ def measure_languages(
     texts = [*statistics.entries]
     if sources or targets:
         texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
-    one: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None]] = {}
+    one: dict[str, tuple[Sequence[str], Sequence[str], str | None]] = {}
     if granularity == "pair":
-        pairs = [(source, target) for source in sources for target in targets if source != target]
+        pairs = [pair for pair in product(sources, targets) if pair[0] != pair[1]]
         one = {f"{source}-{target}": ((source,), (target,), None) for source, target in pairs}
-    else:
+    elif 1 < len(sources) + len(targets) <= MOST_ALONE:
         one |= {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
         one |= {f"into {name}": ((), (name,), "decoder") for name in targets if len(targets) > 1}
-    many = len(one) if granularity == "pair" else len(sources) + len(targets)
     alone = {
         name: (aggregate(statistics, granularity, source, target), side)
         for name, (source, target, side) in one.items()
-        if 1 < many <= MOST_ALONE
+        if granularity != "pair" or 1 < len(one) <= MOST_ALONE
     }
     sums = aggregate(statistics, granularity, sources, targets)
     return Measured(statistics, sums, texts, alone, granularity)

@@ -17,7 +17,7 @@ from prunecli.model.axes import Axis
 from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
-from prunecli.model.sparse_layer import Groups, SparseLayer
+from prunecli.model.sparse_layer import SparseLayer
 from prunecli.selection.select import Budget, Kept, held_in
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
@@ -86,7 +86,7 @@ def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[
         UsageError: several amounts, or a minimum that leaves the router too few experts.
     """
     options.check_amount()
-    needed = max(least_experts(layer.top_k, layer.groups) for layer in layers)
+    needed = max(layer.groups.needed(layer.top_k) for layer in layers)
     minimum = options.least
     if minimum is None:
         minimum = needed if options.strategy == "per-layer" else max(needed, MIN_PER_LAYER)
@@ -126,20 +126,14 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             f"`texts`, `sources`, `targets` and `granularity` choose statistics; `metric={options.metric}` reads none.",
             "Leave one of them out.",
         )
-    if options.constant and not is_text:
-        raise UsageError("`constant` is for language models; this one translates.", "Leave it out.")
+    own, others = ("texts", "constant"), ("sources", "targets", "granularity", "balance")
+    kind = "translation; this is a language model" if is_text else "language models; this one translates"
+    for name in others if is_text else own:
+        if getattr(options, name):
+            named = "`texts`" if is_text else "`sources` and `targets`"
+            raise UsageError(f"`{name}` is for {kind}.", f"Choose the statistics that count with {named}.")
     if not is_text:
-        if options.texts:
-            raise UsageError(
-                "`texts` names texts of language models; statistics of translation are by pairs of languages.",
-                "Name languages with `sources` and `targets`.",
-            )
         return
-    if options.sources or options.targets or options.granularity or options.balance:
-        raise UsageError(
-            "`sources`, `targets`, `granularity` and `balance` are for translation; this is a language model.",
-            "Name the texts whose statistics count with `texts`.",
-        )
     if options.strategy == "side-threshold":
         raise UsageError(
             "`strategy=side-threshold` is for encoders and decoders; this is a language model.",
@@ -165,25 +159,6 @@ MIN_PER_LAYER = 4
 """Experts that the paper keeps at least in each layer under a threshold."""
 
 
-def parse_balance(text: str) -> Fraction:
-    """`3:1` -> 3: encoder experts per decoder expert.
-
-    Raises:
-        UsageError: not two positive numbers.
-    """
-    encoder, _, decoder = text.partition(":")
-    try:
-        parts = Fraction(encoder.strip()), Fraction(decoder.strip() or "1")
-        if min(parts) <= 0:
-            raise ValueError(text)
-    except (ValueError, ZeroDivisionError) as error:
-        raise UsageError(
-            "not ENCODER:DECODER",
-            "Give two positive numbers: 3:1 keeps three times as many.",
-        ) from error
-    return parts[0] / parts[1]
-
-
 def balance_text(balance: Fraction) -> str:
     """3 -> `3:1`."""
     return f"{balance.numerator}:{balance.denominator}"
@@ -192,15 +167,6 @@ def balance_text(balance: Fraction) -> str:
 def default_balance(originals: Iterable[int]) -> Fraction:
     """Encoder experts per decoder expert for layers that had these numbers of experts originally."""
     return UNBALANCED if max(originals, default=0) >= UNBALANCED_FROM else Fraction(1)
-
-
-def least_experts(top_k: int, groups: Groups) -> int:
-    """Number of experts that a layer needs so that its router can pick `top_k` for each token.
-
-    A router with groups picks the best `chosen` of them first, then experts of those alone: chosen x (experts of a
-    group) must not be less than `top_k`.
-    """
-    return groups.count * max(groups.least, ceil(top_k / groups.chosen))
 
 
 def starved(axes: Sequence[Axis], kept: Kept) -> str | None:

@@ -14,7 +14,6 @@ from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
     RANDOM,
-    Measured,
     aimer_values,
     default_metric,
     measure_languages,
@@ -35,7 +34,7 @@ from prunecli.methods.experts.options import (
     starved,
 )
 from prunecli.methods.options import ExpertOptions
-from prunecli.methods.units import Ranking, plan, random_values, random_words
+from prunecli.methods.units import Ranking, drawn, plan
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.cost import usual_load
 from prunecli.model.decision import Origin
@@ -107,9 +106,8 @@ def _by_metric(
     progress: Progress,
 ) -> ExpertPlan:
     """The experts with the highest values."""
-    budget, fit, ratio = request_of(checkpoint, options, layers), None, options.ratio
-    if not options.has_amount:
-        ratio = default_ratio(checkpoint)
+    budget, fit = request_of(checkpoint, options, layers), None
+    ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
     if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
         fit = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
@@ -128,8 +126,7 @@ def _by_metric(
     note = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     measured, reasons, notes = None, list[str](), dict[str, Any]()
     if options.metric == RANDOM:
-        values = _of_held(random_values(axes, options.seed), axes)
-        ranking = Ranking(values, how=random_words(options.seed) + note)
+        ranking = drawn(axes, options.seed, note)
     elif options.metric == AIMER:
         values = _of_held(aimer_values(checkpoint, layers, progress=progress), axes)
         ranking = Ranking(values, AIMER, note=f", of the weights alone{note}")
@@ -187,7 +184,8 @@ def _by_metric(
         "strategy": options.strategy,
         "balance": balance,
         "min": budget.least,
-        **_arguments(options, measured),
+        "granularity": measured and measured.granularity,
+        "min_tokens": options.min_tokens if is_text and measured is not None else None,
     }
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
     made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
@@ -229,7 +227,7 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
         checkpoint,
         axes,
         decision,
-        _arguments(options),
+        options.recorded(),
         [path, *_files_of_constants(options)],
         dtype=options.dtype,
         reasons=[f"Experts by {path}{_languages(options)}."],
@@ -240,16 +238,6 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
 def _files_of_constants(options: ExpertOptions) -> list[Path]:
     """Files of statistics that hold the means of constants; `mean_outputs` refuses missing ones."""
     return [file for file in options.files if options.constant and file.is_file()]
-
-
-def _arguments(options: ExpertOptions, measured: Measured | None = None) -> dict[str, Any]:
-    """Arguments for the history besides the number of experts; `measured`: the statistics that decided, if any."""
-    is_text = measured is not None and measured.statistics.mode == "text"
-    return {
-        **options.recorded(),
-        "granularity": None if measured is None else measured.granularity,
-        "min_tokens": options.min_tokens if is_text else None,
-    }
 
 
 def _languages(options: ExpertOptions) -> str:
@@ -321,8 +309,8 @@ def read_experts(
                 f"It has {len(axes)} sparse layers; the published files are for NLLB-200 54.5B.",
             )
     kept = {
-        axis.name: [expert - first for expert in content if first <= expert < end]
-        for axis, first, end in zip(axes, starts, starts[1:], strict=False)
+        axis.name: [expert - first for expert in content if expert - first in range(axis.original)]
+        for axis, first in zip(axes, starts, strict=False)
     }
     return read_kept(path, axes, {"kept": kept})
 
@@ -340,9 +328,7 @@ def _picked(
         """The ids under the first of the keys that the file has."""
         key = next((key for key in keys if key in content), None)
         if key is None:
-            raise StatisticsError(
-                f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], list(content), "Known")
-            )
+            raise StatisticsError(f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], content))
         ids = content[key]
         if not isinstance(ids, list) or not all(type(e) is int for e in ids):
             raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
@@ -350,8 +336,7 @@ def _picked(
 
     if not sources or not targets:
         raise UsageError(
-            f"{path} holds experts by language: name `sources` and `targets`.",
-            near_names("", list(content), "Known"),
+            f"{path} holds experts by language: name `sources` and `targets`.", near_names("", content)
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")
     ids: list[int] = []

@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose
 from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
+from prunecli.methods import units
 from prunecli.methods.experts import metrics
 from prunecli.methods.experts.metrics import (
     METRICS,
@@ -23,11 +24,9 @@ from prunecli.methods.experts.metrics import (
     default_metric,
     inverse_aimer,
     measure_texts,
-    metric_named,
     metric_values,
     parts_of_expert,
 )
-from prunecli.methods.units import random_values
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
@@ -37,7 +36,7 @@ from tests.gates import changed, gate_statistics
 from tests.reference import expert_metrics, routed_outputs, weights
 from tests.tiny import tiny_nllb_moe
 
-OF_GATES = [name for name, metric in METRICS.items() if set(metric.needs) <= set(SUMS)]
+OF_GATES = ("importance", "importance-vanilla", "top1", "top2", "load-balance")
 
 
 def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:
@@ -81,7 +80,7 @@ def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateSt
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 6))
 def test_metrics_are_those_of_the_paper(name, seed, tokens, experts):
     layers = routed(seed, tokens, experts), routed(seed + 1, tokens + 3, experts)
-    values = METRICS[name].values(sums_of(*layers))
+    values = METRICS[name](sums_of(*layers))
     for row, gates in zip(values, layers, strict=True):
         assert_allclose(row, expert_metrics.metric(name, gates), rtol=1e-12, atol=0)
 
@@ -90,7 +89,7 @@ def test_metrics_are_those_of_the_paper(name, seed, tokens, experts):
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(3, 7))
 def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tokens, experts):
     layers = tokens_of(seed, tokens, experts), tokens_of(seed + 1, tokens + 3, experts)
-    values = METRICS[name].values(text_sums_of(experts, *layers))
+    values = METRICS[name](text_sums_of(experts, *layers))
     for row, raw in zip(values, layers, strict=True):
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
@@ -98,7 +97,7 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tok
 def test_importance_by_hand():
     # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
     gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
-    values = METRICS["importance"].values(sums_of(gates))[0]
+    values = METRICS["importance"](sums_of(gates))[0]
     assert_allclose(values, [0.75 * np.exp(0.6), 0.25 * np.exp(0.9), 0.0])
 
 
@@ -109,20 +108,22 @@ def test_adding_sums_of_texts_is_counting_both(seed, first, second):
     assert (added.routed == together.routed).all()
     assert (added.norm_max == together.norm_max).all()
     for name in METRICS:
-        assert_allclose(METRICS[name].values(added), METRICS[name].values(together), rtol=1e-12)
+        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
 
 
 def test_a_layer_without_tokens_gives_zeros():
     for metric in METRICS.values():
-        assert (metric.values(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
+        assert (metric(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
 def test_random_values_repeat_with_the_seed():
-    axes = [Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)]
-    first, again, other = (random_values(axes, seed) for seed in (1, 1, 2))
+    axes = [Axis("a", "expert", range(5), 5), Axis("b", "expert", range(7), 7)]
+    first, again, other = (units.drawn(axes, seed).values for seed in (1, 1, 2))
     assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in "ab")
-    assert [len(values) for values in first.values()] == [5, 7]
     assert all((values > 0).all() for values in first.values())
+    fewer = units.drawn([Axis("a", "expert", (0, 2), 5), Axis("b", "expert", (1,), 7)], 1).values
+    assert (fewer["a"] == first["a"][[0, 2]]).all()
+    assert (fewer["b"] == first["b"][[1]]).all()
 
 
 def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work():
@@ -298,4 +299,4 @@ def test_an_unknown_text_is_refused_with_near_names():
 
 def test_an_unknown_metric_is_refused():
     with pytest.raises(UsageError, match="No metric 'entropy'"):
-        metric_named("entropy")
+        metric_values("entropy", GateSums(), statistics_of(sums_of(routed(0, 9, 3))))

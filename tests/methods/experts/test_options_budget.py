@@ -16,11 +16,10 @@ from prunecli.methods.experts.options import (
     SCOPES,
     MemoryFit,
     default_balance,
-    least_experts,
-    parse_balance,
     smallest_ratio,
     starved,
 )
+from prunecli.methods.options import parse_balance
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
@@ -68,7 +67,7 @@ def can_route(kept_per_group: int, top_k: int, picked: int, at_least: int) -> bo
 @given(st.integers(1, 12), st.integers(1, 8), st.data(), st.sampled_from([1, 2]))
 def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(top_k, groups, data, at_least):
     picked = data.draw(st.integers(1, groups))
-    found = least_experts(top_k, Groups(groups, picked, at_least))
+    found = Groups(groups, picked, at_least).needed(top_k)
     wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
     assert found == wanted * groups
 
