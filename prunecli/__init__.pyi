@@ -15,9 +15,9 @@ from prunecli.methods.embeddings.options import EmbeddingOptions as EmbeddingOpt
 from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
 from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
 from prunecli.methods.experts.collect import collect_gates as collect_gates
-from prunecli.methods.experts.constant import mean_outputs as mean_outputs
-from prunecli.methods.experts.constant import rewrite_constant as rewrite_constant
+from prunecli.methods.experts.plan import mean_outputs as mean_outputs
 from prunecli.methods.experts.plan import plan_experts as plan_experts
+from prunecli.methods.experts.plan import rewrite_constant as rewrite_constant
 from prunecli.methods.ffn.narrow import plan_widths as plan_widths
 from prunecli.methods.heads.plan import plan_heads as plan_heads
 from prunecli.methods.heads.score import score_heads as score_heads

@@ -47,10 +47,9 @@ def prune_experts(options: PruneExperts) -> None:
             if name in options.changed:
                 raise UsageError(f"`{name}` goes with `fit`.", "Give `fit`, or leave it out.")
     with options.open(options.demo_model) as opened:
-        from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.options import default_ratio, explain, of_language_model
-        from prunecli.methods.experts.plan import plan_experts
+        from prunecli.methods.experts.plan import mean_outputs, plan_experts, rewrite_constant
 
         if options.keep is None and not options.has_amount:
             share = default_ratio(opened)

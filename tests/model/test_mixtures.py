@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, PruneError
-from prunecli.methods.experts.constant import rewrite_constant
-from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.experts.plan import plan_experts, rewrite_constant
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply

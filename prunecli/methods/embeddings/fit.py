@@ -1,4 +1,7 @@
-"""Fit a DeFINE unit to a pretrained table: least reconstruction error of its rows, from the truncated SVD onwards."""
+"""Fit a DeFINE unit to a pretrained table: least reconstruction error of its rows, from the truncated SVD onwards.
+
+All weights are trained at once, by Adam over mini-batches of rows.
+"""
 
 from __future__ import annotations
 

@@ -292,6 +292,9 @@ def translation_measurements(
 class Ablation:
     """A loaded model whose heads are scored by masks.
 
+    Parts that a mask does not change run once per batch: the layers below an attention and, for attentions of the
+    decoder, the encoder. A beam search shares the encoder alone.
+
     Attributes:
         checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
         metric: the metric of the model with and without heads.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise, product
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prunecli.errors import CheckpointError, DataError
 from prunecli.methods.options import VocabularyOptions
-from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, differs, load_trimmed
 from prunecli.methods.vocabulary.renumber import (
     SENTENCEPIECE,
     VOCABULARIES,
@@ -22,15 +26,16 @@ from prunecli.methods.vocabulary.renumber import (
     renumbered,
     tokenizer_files,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary, token_ids
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
+from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
-from prunecli.text.tokens import load_tokenizer
+from prunecli.text.tokens import load_tokenizer, tokenized
 
 IN_TEXT = "in the text"
 """Why a token stays: often enough."""
@@ -227,3 +232,286 @@ def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
             added = {vocabulary.ids[part] for part in needed} - filled
             filled |= added if len(added) <= room else set()
     return filled - kept
+
+
+MESSAGE = "\ue000"
+"""Stands for the content of every message: a character that no template writes."""
+
+_CHATS: tuple[tuple[str, ...], ...] = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user", "assistant", "user"),
+    ("user", "call", "tool"),
+)
+"""Roles of the messages; "call": an assistant that calls a tool. A template may refuse some of these."""
+_CALL = {"type": "function", "id": "0", "function": {"name": "a", "arguments": {"b": "c"}}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "a",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]},
+    },
+}
+
+BATCH = 4_000_000
+"""Characters that are tokenised at once, about; a longer text is tokenised alone."""
+PIECE = 1_000_000
+"""Characters after which a long document is cut, to bound the memory of its tokens."""
+OVERLAP = 16
+"""Lines that two neighbouring pieces of a document share: no token spans more line ends."""
+REACH = 64
+"""Characters of a message that the tokens at its ends may depend on."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text that the vocabulary has to serve.
+
+    Attributes:
+        lines: line -> occurrences; none is blank.
+        documents: the files of more than one line, in pieces.
+        messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them.
+        template: texts that the chat template writes.
+    """
+
+    lines: Mapping[str, int]
+    documents: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, lines: Lines, tokenizer: Any) -> Text:
+        """Collect `lines`, their documents, and both as messages to a chat model.
+
+        Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
+        """
+        documents = [] if lines.plain is None else [text for text in lines.plain.texts if "\n" in text]
+        template, frames = chat_texts(tokenizer)
+        messages = {*lines.texts, *documents, *(line for text in documents for line in text.split("\n"))}
+        ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
+        return cls(
+            Counter(lines.texts),
+            tuple(piece for document in documents for piece in _pieces(document)),
+            tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
+            template,
+        )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every text that has to fall into the same tokens as before."""
+        return (*self.lines, *self.documents, *self.messages, *self.template)
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """Yield `document`, with a last line end, in pieces cut at line ends; neighbours share `OVERLAP` lines."""
+    lines = f"{document}\n".splitlines(keepends=True)
+    first = 0
+    while first < len(lines):
+        last, length = first, 0
+        while last < len(lines) and (length < PIECE or last <= first + OVERLAP):
+            length += len(lines[last])
+            last += 1
+        yield "".join(lines[first:last])
+        first = last if last == len(lines) else last - OVERLAP
+
+
+def _ends(text: str) -> str:
+    """Return `text` without the words in its middle, if it is long."""
+    first, last = text.find(" ", REACH), text.rfind(" ", 0, max(len(text) - REACH, 0))
+    return text[:first] + text[last:] if -1 < first < last else text
+
+
+def count_tokens(
+    tokenizer: Any, text: Text, progress: Progress = silent
+) -> tuple[Mapping[str, int], Set[str]]:
+    """Count tokens; special tokens around the sentences are left out.
+
+    Text is tokenised as source and, if target text has a model of its own (Marian), as target.
+
+    Returns:
+        Token -> occurrences, in the lines, the documents or the messages, where there are most; and the tokens that
+        the chat template writes.
+    """
+    with progress("counting tokens", len(text.all), "texts") as advance:
+        lines, documents, messages, template = (
+            _counted(tokenizer, Counter(texts), advance)
+            for texts in (text.lines, text.documents, text.messages, text.template)
+        )
+    for token in template:
+        del messages[token]
+    return lines | documents | messages, template.keys()
+
+
+def _counted(tokenizer: Any, texts: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
+    counts: Counter[Any] = Counter()
+    for part in batches(texts):
+        for is_target in sides(tokenizer):
+            for text, tokens in zip(part, _tokens(tokenizer, part, is_target), strict=True):
+                for token in tokens:
+                    counts[token] += texts[text]
+        advance(len(part))
+    if is_fast(tokenizer):
+        return Counter({str(tokenizer.convert_ids_to_tokens(key)): n for key, n in counts.items()})
+    return counts
+
+
+def sides(tokenizer: Any) -> tuple[bool, ...]:
+    """The values of `is_target` to tokenise text with: both, if source and target have models of their own (Marian)."""
+    return (True, False) if hasattr(tokenizer, "spm_target") else (False,)
+
+
+def batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in order, many short ones or few long ones at a time."""
+    texts = list(texts)
+    ends = accumulate(map(len, texts))
+    for _, run in groupby(zip(ends, texts, strict=True), key=lambda pair: pair[0] // BATCH):
+        yield [text for _, text in run]
+
+
+def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]]:
+    """Tokens of each text: ids of a fast tokenizer; strings of a slow one (pieces outside of its vocabulary too)."""
+    if is_fast(tokenizer):
+        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+        return list(tokenized(tokenizer, texts, **options)["input_ids"])
+    switch_language_side(tokenizer, is_target=is_target)
+    return [tokenizer.tokenize(text) for text in texts]
+
+
+def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The texts that the chat templates write, and the pairs of texts that stand right before and after a message.
+
+    The text before a message begins with the last special token there, the text after it ends with the next one, since
+    tokenizers cut text at special tokens first. Both are empty for a tokenizer without a chat template.
+    """
+    templates = getattr(tokenizer, "chat_template", None) or {}
+    special = "|".join(sorted(map(re.escape, tokenizer.get_added_vocab()), key=len, reverse=True)) or "(?!)"
+    texts: set[str] = set()
+    frames: set[tuple[str, str]] = set()
+    for template in (templates,) if isinstance(templates, str) else templates.values():
+        texts.update(_literals(template))
+        for roles, tools, prompt in product(_CHATS, (None, [_TOOL]), (False, True)):
+            parts = _rendered(tokenizer, template, roles, tools, prompt).split(MESSAGE)
+            texts.update(parts)
+            for before, after in pairwise(parts):
+                last = max((found.start() for found in re.finditer(special, before)), default=0)
+                ends = re.search(special, after)
+                frames.add((before[last:], after if ends is None else after[: ends.end()]))
+    return tuple(sorted(texts - {""})), tuple(sorted(frames))
+
+
+def _literals(template: str) -> set[str]:
+    """Text of the template for settings that no chat above has, such as tools and reasoning."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        tokens = list(Environment(trim_blocks=True, lstrip_blocks=True).lexer.tokenize(template))
+    except TemplateSyntaxError:  # no text could be made with such a template
+        return set()
+    return {str(token.value) for token in tokens if token.type in ("data", "string")}
+
+
+def _rendered(tokenizer: Any, template: str, roles: tuple[str, ...], tools: Any, prompt: bool) -> str:
+    chat = [
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        if role == "call"
+        else {"role": role, "content": MESSAGE}
+        for role in roles
+    ]
+    options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
+    try:
+        return str(tokenizer.apply_chat_template(chat, chat_template=template, **options))
+    except Exception:  # a template refuses roles and tools by any error; its literals are kept all the same
+        return ""
+
+
+_REMEDY = "Nothing was written; please report it with the name of the model."
+
+
+def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
+    """Load the tokenizer that `files` and config.json describe, before they are written anywhere else.
+
+    Raises:
+        CheckpointError: transformers cannot read it.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
+            (Path(directory) / name).write_bytes(data)
+        try:
+            return load_tokenizer(directory)
+        except CheckpointError as error:
+            reason = error.message.replace(directory, "it")
+            raise CheckpointError(
+                f"{where}: the trimmed tokenizer cannot be read: {reason}", _REMEDY
+            ) from error
+
+
+def check_same(
+    tokenizers: tuple[Any, Any],
+    new_ids: Mapping[int, int],
+    texts: Sequence[str],
+    where: str,
+    progress: Progress = silent,
+) -> dict[str, int]:
+    """Compare the original tokenizer with the trimmed one, token by token.
+
+    Every token that stays must have its new id, and every text whose tokens all stay must fall into these tokens.
+
+    Args:
+        tokenizers: the original and the trimmed one.
+        new_ids: id -> new id.
+        texts: texts to compare the tokenizers on: lines, documents, messages to a chat model, each once.
+        where: beginning of messages.
+
+    Returns:
+        `sentences`: number of texts that were compared; `changed`: number of these that hold removed tokens, and so
+        fall into others; `running_before`, `running_after`: tokens of all texts by each tokenizer, special ones
+        included.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    original, trimmed = (token_ids(tokenizer, where) for tokenizer in tokenizers)
+    expected = {token: new_ids[number] for token, number in original.items() if number in new_ids}
+    if trimmed != expected:
+        odd = min(token for token in {*trimmed, *expected} if trimmed.get(token) != expected.get(token))
+        raise CheckpointError(
+            f"{where}: the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
+            _REMEDY,
+        )
+    targets = sides(tokenizers[0])
+    found = {"sentences": len(texts) * len(targets), "changed": 0, "running_before": 0, "running_after": 0}
+    with progress("comparing tokens", found["sentences"], "texts") as advance:
+        for is_target, part in product(targets, batches(texts)):
+            options = {"text_target" if is_target else "text": part, "truncation": False, "verbose": False}
+            rows = [tokenized(tokenizer, **options)["input_ids"] for tokenizer in tokenizers]
+            for line, before, after in zip(part, *rows, strict=True):
+                ids = [new_ids.get(number) for number in before]
+                if None in ids:
+                    found["changed"] += 1
+                elif ids != list(after):
+                    shown = line if len(line) <= 60 else f"{line[:60]}…"
+                    raise CheckpointError(
+                        f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
+                    )
+                found["running_before"] += len(before)
+                found["running_after"] += len(after)
+            advance(len(part))
+    return found
+
+
+def differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:
+    """Whether a shortened SentencePiece model cuts a text otherwise, though all of its pieces stay."""
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        models = [SentencePieceProcessor(model_proto=data) for data in (before, after)]
+    except RuntimeError:
+        return True
+    kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
+    for part in batches(texts):
+        rows = [model.encode(part, out_type=str) for model in models]
+        if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
+            return True
+    return False

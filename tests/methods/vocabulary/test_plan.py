@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
-from prunecli.methods.vocabulary.measure import Text, check_same, count_tokens, load_trimmed
-from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary, select_tokens
+from prunecli.methods.vocabulary.plan import (
+    Text,
+    VocabularyOptions,
+    check_same,
+    count_tokens,
+    load_trimmed,
+    plan_vocabulary,
+    select_tokens,
+)
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.selection.cut import cut
