@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,14 +83,13 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
 
 def show_shared(shown: Shown, plan: SharePlan) -> None:
     """Print layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
-    from prunecli.methods.sharing.arrange import kind_of
     from prunecli.model.parts import ranges
 
     parameters = _parameters(shown, plan)
 
     def names(parts: Iterable[str]) -> str:
         """`encoder 0-5, cross 0, 3`."""
-        runs = groupby((plan.layers[name] for name in parts), key=kind_of)
+        runs = groupby((plan.layers[name] for name in parts), key=attrgetter("kind"))
         return ", ".join(f"{kind} {ranges([layer.layer for layer in run])}" for kind, run in runs)
 
     title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
@@ -107,7 +107,7 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
             add(group.members, _made(group), group.width, parameters[group.owner])
         else:
             alone.append(group)
-    for (_, width), run in groupby(alone, key=lambda group: (kind_of(plan.layers[group.owner]), group.width)):
+    for (_, width), run in groupby(alone, key=lambda group: (plan.layers[group.owner].kind, group.width)):
         owners = [group.owner for group in run]
         what = "as before" if len(owners) == 1 else "as before, one each"
         add(owners, what, width, sum(map(parameters.__getitem__, owners)))
@@ -121,11 +121,9 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN or attention."""
-    from prunecli.methods.sharing.arrange import own_tensors
-
     sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
     return {
-        group.owner: sum(sizes.get(name, 0) for name in own_tensors(plan.layers[group.owner]))
+        group.owner: sum(sizes.get(name, 0) for name in plan.layers[group.owner].tensor_names)
         for group in plan.groups
     }
 

@@ -113,6 +113,16 @@ def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
     return described(data.text)
 
 
+def text_fields(data: Dataset, choice: TextChoice) -> dict[str, Any]:
+    """The fields of `Scores` that describe the text."""
+    return {
+        "task": data.task,
+        "texts": [*choice.texts],
+        "split": choice.split_read,
+        "whole_files": data.text.whole_files if isinstance(data.text, PlainText) else None,
+    }
+
+
 def model_and_batches(
     checkpoint: Checkpoint,
     data: Dataset,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions, describe, measured_text, model_and_batches
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text, model_and_batches, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ from prunecli.selection.selection import Selection, decision_of, num_removed, se
 from prunecli.tensors.computing import values
 from prunecli.tensors.stream import Expression
 from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.plain import MIXED, PlainText
+from prunecli.text.plain import MIXED
 from prunecli.text.tasks import TaskName
 
 
@@ -78,13 +78,7 @@ def measured(
         raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
     other = f"`metric={without}` (it can ruin a model)"
     data = measured_text(checkpoint, run.choice, f"`metric={metric}`", run.say, task=task, without=other)
-    origin = {
-        "task": data.task,
-        "texts": list(run.choice.texts),
-        "split": run.choice.split_read,
-        "whole_files": data.text.whole_files if isinstance(data.text, PlainText) else None,
-    }
-    scores = measure(data, run).model_copy(update=origin)
+    scores = measure(data, run).model_copy(update=text_fields(data, run.choice))
     if run.save is not None:
         run.save(scores)
     return scores, describe(data, run.choice)

@@ -87,8 +87,8 @@ class FfnLayer(Owned):
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """Full names of the tensors that it runs, in the order of `tensors`."""
-        return tuple(f"{self.prefix}{suffix}" for suffix in self.tensors)
+        """Full names of all tensors that it would have of its own, in the order of `tensors`."""
+        return tuple(f"{self.name}.{suffix}" for suffix in self.tensors)
 
 
 def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:

@@ -193,13 +193,10 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: R
             for spec in attention.tensors
             if spec.first
         }
-    attentions = {layer.name: layer for layer in layout.attentions}
-    ffns = {layer.name: layer for layer in layout.ffns}
+    parts: Sequence[Any] = (*layout.ffns, *layout.attentions)
+    names = {part.name: part.tensor_names for part in parts}
     for owner, heir in heirs(source.structure, rename).items():
-        if owner in attentions:
-            moved |= dict(zip(attentions[owner].tensor_names, attentions[heir].tensor_names, strict=True))
-        else:
-            moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}
+        moved |= dict(zip(names[owner], names[heir], strict=True))
     return moved
 
 

@@ -16,7 +16,6 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
-from prunecli.methods.sharing.arrange import own_tensors
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.axes import Axis, Kind
@@ -174,7 +173,7 @@ def treated_apart(
         plan = plan_attention(checkpoint, AttentionOptions(**treated))
     apply(checkpoint, rewrite_shared(checkpoint, plan), output)
     state = stored(model)
-    names = {layer.name: own_tensors(layer) for layer in (*layout.ffns, *layout.attentions)}
+    names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     with open_model(output) as result:
         shared, removed = result.structure.shared, result.structure.removed
     for name, owner in shared.items():

@@ -211,7 +211,7 @@ def _arguments(
         **({} if text is None else described(text)),
         "seed": options.seed,
     }
-    return resolved | {name: value for name, value in options.recorded().items() if name not in resolved}
+    return {**options.recorded(), **resolved}
 
 
 def _reasons(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,9 @@ from prunecli.modules.classes import stock_config
 from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks
-from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.tensors.computing import compute
+from prunecli.tensors.dtypes import is_float
+from prunecli.tensors.stream import Copy
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
@@ -286,16 +287,12 @@ def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
             f"{checkpoint.path}: {name} {list(info.shape)} of type {info.dtype} cannot be factorised",
             "Give a checkpoint in float32, bfloat16 or float16.",
         )
-    return Table(*info.shape, partial(_rows, checkpoint, name), f"{checkpoint.path}: {name}")
+    where = f"{checkpoint.path}: {name}"
 
+    def rows(start: int, stop: int) -> NDArray[np.generic]:
+        return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
 
-def _rows(checkpoint: Checkpoint, name: str, start: int, stop: int) -> NDArray[np.generic]:
-    info = checkpoint.info(name)
-    width = info.shape[1] * itemsize(info.dtype)
-    values = np.empty((stop - start, info.shape[1]), numpy_dtype(info.dtype))
-    if values.size:
-        checkpoint.read_range(name, start * width, stop * width, values.reshape(-1).view(np.uint8).data)
-    return values
+    return Table(*info.shape, rows, where)
 
 
 def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:

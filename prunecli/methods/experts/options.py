@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import TYPE_CHECKING, Any, Literal
@@ -347,6 +347,5 @@ def fit_payload(fit: MemoryFit) -> dict[str, Any]:
     """The fit as JSON."""
     sizes = {"budget": fit.budget, "margin": fit.margin, "dense": fit.dense, "expert": fit.experts}
     sizes |= {"cache": fit.cache, "activation": fit.activations}
-    load = {"batch": fit.load.batch, "beam": fit.load.beam, "length": fit.load.length}
     counts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
-    return {f"{name}_bytes": size for name, size in sizes.items()} | load | counts
+    return {f"{name}_bytes": size for name, size in sizes.items()} | asdict(fit.load) | counts

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
+from prunecli.evaluation.on_text import text_fields
 from prunecli.evaluation.options import labels_for
 from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t_test
 from prunecli.methods.gradients import gradient_fields
@@ -37,7 +38,6 @@ from prunecli.running.losses import batch_vectors, example_losses, require_finit
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
@@ -108,7 +108,7 @@ def score_heads(
     fields = {
         "kind": "head",
         "method": options.metric,
-        "task": task,
+        **text_fields(data, choice),
         "ids": {axis_name(layer.name, "head"): layer.heads for layer in layers},
     }
     if is_gradient:
@@ -126,9 +126,6 @@ def score_heads(
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,
-        texts=choice.texts,
-        split=choice.split_read,
-        whole_files=data.text.whole_files if isinstance(data.text, PlainText) else None,
         dtype=dtype_name(dtype),
         **fields,
     )

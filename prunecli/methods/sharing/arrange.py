@@ -89,25 +89,13 @@ class SharePlan:
         return {group.owner: group for group in self.groups if group.width < group.init_width}
 
 
-def kind_of(layer: Layer) -> AttentionKind:
-    """Kind of an attention; side of an FFN."""
-    return layer.kind if isinstance(layer, AttentionLayer) else layer.side
-
-
-def own_tensors(layer: Layer) -> tuple[str, ...]:
-    """Full names of the tensors that an FFN or attention would have of its own."""
-    if isinstance(layer, AttentionLayer):
-        return layer.tensor_names
-    return tuple(f"{layer.name}.{suffix}" for suffix in layer.tensors)
-
-
 def _form(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> object:
     """The names of the tensors of an FFN or attention, and their shapes but for the number of its units."""
     start, owner = layer.name, layer.owner
     if isinstance(layer, AttentionLayer):
         start, owner = (name.removesuffix(layer.spec.name) for name in (start, owner))
     form = []
-    for name in own_tensors(layer):
+    for name in layer.tensor_names:
         suffix = name.removeprefix(start)
         shape = [*shapes.get(owner + suffix, ())]
         if isinstance(layer, AttentionLayer):
@@ -147,10 +135,10 @@ def arrange(
     treated: dict[str, list[Any]] = {"share": [], "keep": [], "drop": []}
     for layer in layers:
         if layer.name not in sparse:
-            treated["drop" if layer.removed else getattr(chosen, kind_of(layer))].append(layer)
+            treated["drop" if layer.removed else getattr(chosen, layer.kind)].append(layer)
     alike: dict[tuple[AttentionKind, str, object], list[Any]] = defaultdict(list)
     for layer in treated["share"]:
-        kind: AttentionKind = "encoder" if chosen.across else kind_of(layer)
+        kind: AttentionKind = "encoder" if chosen.across else layer.kind
         alike[kind, getattr(layer, "window", ""), _form(layer, shapes)].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
@@ -228,7 +216,7 @@ def _check(
         treatment = getattr(chosen, kind)
         if treatment == "keep":
             continue
-        own = [layer for layer in layers if kind_of(layer) == kind]
+        own = [layer for layer in layers if layer.kind == kind]
         if not own:
             what = kind if options.part == "FFN" else KIND_NAMES[kind]
             raise UsageError(f"`{kind}={treatment}`: the model has no {what}.", "Leave it out.")

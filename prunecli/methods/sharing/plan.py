@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange, kind_of, own_tensors
+from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange
 from prunecli.methods.sharing.options import (
     AttentionOptions,
     FfnOptions,
@@ -154,7 +154,7 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
         )
     if options.init is None and "mean" in inits:
         reasons.append(f"No `init` given: a shared {plan.part} is the mean of those that it replaces.")
-    shared = [layer for layer in layers if getattr(chosen, kind_of(layer)) == "share"]
+    shared = [layer for layer in layers if getattr(chosen, layer.kind) == "share"]
     windows = {getattr(layer, "window", "") for layer in shared}
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
@@ -174,7 +174,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     """
     checkpoint.check()
     layers: Mapping[str, Any] = plan.layers
-    own = {name: own_tensors(layer) for name, layer in layers.items()}
+    own = {name: layer.tensor_names for name, layer in layers.items()}
     made: dict[str, list[Output]] = defaultdict(list)
     for group in plan.groups:
         for name, *sources in zip(own[group.owner], *(own[name] for name in group.sources), strict=True):

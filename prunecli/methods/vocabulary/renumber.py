@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError, kind_and_reason
@@ -64,17 +65,53 @@ class Renumbering:
         return cls(new_ids, gone, size)
 
     def new(self, number: int) -> int:
-        """The new id of a token that must stay.
+        """The new id of a token that must stay; a number outside of the vocabulary is no token's id and stays (-1).
 
         Raises:
-            UsageError: it would go.
+            UsageError: the token would go.
         """
-        if number not in self.new_ids:
+        if number not in self.new_ids and 0 <= number < self.size:
             raise UsageError(
                 f"The token of id {number} is special, and would go.",
                 "Keep every special and added token, and those that the configs name.",
             )
-        return self.new_ids[number]
+        return self.new_ids.get(number, number)
+
+    def mapped(self, value: Any) -> Any:
+        """The value with new ids in the place of all whole numbers in it.
+
+        Raises:
+            UsageError: a token would go.
+        """
+        if type(value) is int:
+            return self.new(value)
+        if isinstance(value, Mapping):
+            return {key: self.mapped(item) for key, item in value.items()}
+        return [self.mapped(item) for item in value] if isinstance(value, list) else value
+
+    def surviving(self, items: Iterable[Any]) -> list[Any]:
+        """Return `items` whose tokens all stay, with new ids."""
+        found = []
+        for item in items:
+            with suppress(UsageError):
+                found.append(self.mapped(item))
+        return found
+
+
+@dataclass(frozen=True)
+class Noting(Renumbering):
+    """Notes the ids that must stay in the place of renumbering them."""
+
+    needed: set[int] = field(default_factory=set)
+
+    def new(self, number: int) -> int:
+        """Note an id."""
+        self.needed.add(number)
+        return number
+
+    def surviving(self, _items: Iterable[Any]) -> list[Any]:
+        """Return nothing: no id of the items must stay."""
+        return []
 
 
 def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str, bytes | None]:
@@ -123,7 +160,7 @@ def _tokenizer_json(value: dict[str, Any], change: Renumbering) -> dict[str, Any
     else:
         model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in change.dropped]
     if "unk_id" in model:
-        model["unk_id"] = _mapped(model["unk_id"], change)
+        model["unk_id"] = change.mapped(model["unk_id"])
     if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if _is_kept_merge(merge_parts(merge), change)]
     parts = {key: _part(value[key], change) for key in _PARTS if key in value}
@@ -137,7 +174,7 @@ def _part(part: Any, change: Renumbering) -> Any:
     if not isinstance(part, dict):
         return part
     return {
-        key: _mapped(item, change) if key in _IDS and not isinstance(item, dict) else _part(item, change)
+        key: change.mapped(item) if key in _IDS and not isinstance(item, dict) else _part(item, change)
         for key, item in part.items()
     }
 
@@ -167,15 +204,11 @@ def _merges_text(text: str, change: Renumbering) -> str:
     return "\n".join(kept)
 
 
-def named_ids(document: Mapping[str, Any]) -> Iterator[int]:
+def named_ids(document: Mapping[str, Any]) -> set[int]:
     """The ids that a config needs: `pad_token_id`, `forced_bos_token_id` and their like."""
-    for key, value in document.items():
-        if key.endswith(_NEEDED):
-            yield from _numbers(value)
-        elif key == _PLACED:
-            yield from _numbers([number for _, number in value or ()])
-        elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
-            yield from named_ids(value)
+    noting = Noting({}, frozenset(), 0)
+    renumbered(document, noting)
+    return noting.needed
 
 
 def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, Any]:
@@ -193,41 +226,19 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
     for key, value in document.items():
         if key in _FORBIDDEN and value:
             # transformers refuses an empty list where it expects sequences.
-            result[key] = [_mapped(item, change) for item in value if _is_kept(item, change)] or None
+            result[key] = change.surviving(value) or None
         elif key == _BIASES and isinstance(value, list):
-            pairs = [[_mapped(ids, change), bias] for ids, bias in value if _is_kept(ids, change)]
+            pairs = [[new, bias] for ids, bias in value for new in change.surviving([ids])]
             result[key] = pairs or None
         elif key.endswith(_NEEDED):
-            result[key] = _mapped(value, change)
+            result[key] = change.mapped(value)
         elif key == _PLACED:
-            result[key] = value and [[place, _mapped(number, change)] for place, number in value]
+            result[key] = value and [[place, change.mapped(number)] for place, number in value]
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             result[key] = renumbered(value, change)
         else:
             result[key] = value
     return result
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    if type(value) is int:
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _numbers([*value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-
-
-def _is_kept(value: Any, change: Renumbering) -> bool:
-    return all(number in change.new_ids or not 0 <= number < change.size for number in _numbers(value))
-
-
-def _mapped(value: Any, change: Renumbering) -> Any:
-    if type(value) is int:
-        return change.new(value) if 0 <= value < change.size else value
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return [_mapped(item, change) for item in value] if isinstance(value, list) else value
 
 
 _DOCUMENTS: Mapping[str, Callable[[Any, Renumbering], Any]] = {

@@ -1,4 +1,4 @@
-"""Gate statistics of language models by text, against single windows, in any batches and by any processes."""
+"""Gate statistics of language models by text, against single windows, in any batches."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from prunecli.methods.experts.batches import CollectOptions, Texts, text_windows
 from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import TEXT_SUMS, GateStatistics
-from prunecli.running import runner
 from prunecli.running.runner import InMemory
 from prunecli.text.batching import marks_of, masked
 from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
-from tests.process_groups import at_once
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
 from tests.stock_mixtures import tiny_mixture, write_sentinels
@@ -42,11 +39,8 @@ class Subject:
         self.model.save_pretrained(folder)
         self.checkpoint = open_model(folder)
 
-    def collect(
-        self, options: CollectOptions = OPTIONS, group: ProcessGroup = ALONE, **more: Any
-    ) -> GateStatistics:
-        model = self.model if group is ALONE else tiny_mixture("qwen3_moe")  # observers are the process's own
-        return score(InMemory(model, group), self.checkpoint, self.tokenizer, Texts(TEXTS, options), **more)
+    def collect(self, options: CollectOptions = OPTIONS) -> GateStatistics:
+        return score(InMemory(self.model), self.checkpoint, self.tokenizer, Texts(TEXTS, options))
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +83,6 @@ def test_batches_change_nothing(subject):
             np.testing.assert_allclose(
                 getattr(entry, name), getattr(single.entries[text], name), rtol=1e-4, atol=1e-6
             )
-
-
-def test_processes_change_no_bit(subject, monkeypatch):
-    monkeypatch.setattr(runner, "BATCHES_APART", 4)
-    for found in at_once(3, lambda group: subject.collect(group=group)):
-        assert not isinstance(found, BaseException), found
-        assert found.to_json() == subject.collect().to_json()
 
 
 @pytest.fixture(scope="module")

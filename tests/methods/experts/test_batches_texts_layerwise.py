@@ -17,12 +17,11 @@ from prunecli.modules.building import make_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.runner import RunReport
-from prunecli.running.layerwise.states import Snapshots
 from prunecli.selection.cut import cut
 from tests.methods.experts import test_layerwise
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
-from tests.methods.experts.test_layerwise import assert_same, stopping
-from tests.running.layerwise.running import CPU, StopError
+from tests.methods.experts.test_layerwise import assert_same
+from tests.running.layerwise.running import CPU
 from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import change_config, write_plain_tokenizer
@@ -99,16 +98,6 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
     more = {name.replace("layers.2", "layers.3"): tensor + 1 for name, tensor in last.items()}
     save_file({**tensors, **more}, source / "model.safetensors", {"format": "pt"})
     assert by_layer(source).to_json()["entries"] == expected.to_json()["entries"]
-
-
-def test_an_interrupted_run_goes_on_from_its_last_layer(path, tmp_path):
-    with pytest.raises(StopError):
-        by_layer(path, progress=stopping(8), snapshots=Snapshots(tmp_path / "states", {}, 0.0))
-    report = RunReport()
-    again = by_layer(path, snapshots=Snapshots(tmp_path / "states", {}), report=report)
-    assert_same(again, whole(path))
-    with open_model(path) as checkpoint:
-        assert report.bytes_read < 0.8 * checkpoint.total_bytes
 
 
 def test_an_expert_that_no_token_goes_to_is_not_read(path):
