@@ -5,7 +5,7 @@ All weights are trained at once, by Adam over mini-batches of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, cos, isfinite, pi
@@ -338,35 +338,7 @@ def train(
     """
     passes = options.passes(table.vocabulary)
     run = _run(table, options)
-    steps = ceil(table.vocabulary / (options.batch_rows // run * run))
-    step = _stepper(unit, goal, options, output, passes * steps)
-    errors: list[float] = []
-    for epoch in range(passes):
-        total, rows = 0.0, 0
-        so_far = f" (error {errors[-1]:.4f})" if errors else ""
-        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
-            for numbers, batch in batches(table, options, epoch):
-                total += step(numbers, batch) * len(numbers)
-                rows += len(numbers)
-                advance(len(numbers))
-        errors.append(total / rows)
-        if not isfinite(errors[-1]):
-            break
-        if 2 * epoch >= passes and errors[-2] - errors[-1] < options.tolerance * errors[-2]:
-            break
-    return tuple(errors)
-
-
-def _stepper(
-    unit: DefineEmbedding, goal: Goal, options: FitOptions, output: nn.Module | None, total: int
-) -> Callable[[Tensor, Tensor], float]:
-    """One step of both optimizers on a mini-batch; the unit's error before it."""
-    dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
-    rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
-        torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
-    ]
+    total = passes * ceil(table.vocabulary / (options.batch_rows // run * run))
     warm = max(round(WARM_UP * total), 1)
 
     def part_of_rate(number: int) -> float:
@@ -375,22 +347,37 @@ def _stepper(
             return (number + 1) / warm
         return 0.5 * (1 + cos(pi * (number - warm) / max(total - warm, 1)))
 
+    dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
+    rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
+        torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
+    ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate) for optimizer in optimizers]
-
-    def step(numbers: Tensor, batch: Tensor) -> float:
-        mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
-        loss = own = goal.loss(numbers, batch, unit.transform(mapped))
-        if output is not None:
-            loss = own + options.output_weight * goal.loss(numbers, batch, output(mapped))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        return float(own.detach())
-
-    return step
+    errors: list[float] = []
+    for epoch in range(passes):
+        summed = 0.0
+        so_far = f" (error {errors[-1]:.4f})" if errors else ""
+        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
+            for numbers, batch in batches(table, options, epoch):
+                mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
+                loss = own = goal.loss(numbers, batch, unit.transform(mapped))
+                if output is not None:
+                    loss = own + options.output_weight * goal.loss(numbers, batch, output(mapped))
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                    optimizer.step()
+                    schedule.step()
+                summed += float(own.detach()) * len(numbers)
+                advance(len(numbers))
+        errors.append(summed / table.vocabulary)
+        if not isfinite(errors[-1]):
+            break
+        if 2 * epoch >= passes and errors[-2] - errors[-1] < options.tolerance * errors[-2]:
+            break
+    return tuple(errors)
 
 
 def _run(table: Table, options: FitOptions) -> int:

@@ -434,8 +434,8 @@ class PartialRun:
 
     def begun(self) -> State:
         """The state of an interrupted run, the same for all processes; an empty state if there is none."""
-        found = State() if self.output is None else read_state(partial_path(self.output), self.key)
-        return self.process_group.broadcast(found)
+        found = None if self.output is None else read_state(partial_path(self.output), self.key)
+        return self.process_group.broadcast(found or State())
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -494,13 +494,9 @@ def layers_paths(output: Path) -> list[Path]:
     return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
 
 
-def read_state(path: Path, key: Mapping[str, Any]) -> State:
-    """The state that a run with the same `key` left in `path`; an empty state if there is none."""
-    return _read(path, key) or State()
-
-
 @lenient
-def _read(path: Path, key: Mapping[str, Any]) -> State | None:
+def read_state(path: Path, key: Mapping[str, Any]) -> State | None:
+    """The state that a run with the same `key` left in `path`. None if there is none, or a damaged one."""
     content = read_json(path)
     is_sound = content["key"] == key and content["sha256"] == digest(content["state"])
     return STATE.validate_python(content["state"]) if is_sound else None
