@@ -180,7 +180,7 @@ def test_by_weights_alone(model, folder):
     ("arguments", "message", "status"),
     [
         (("--for", "cod"), "Did you mean code?", 1),
-        (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
+        (("--source", "eng_Latn"), "Choose the statistics that count with --for", 2),
         (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
         (("--experts-per-layer", "6,4"), "Give one number", 2),
     ],

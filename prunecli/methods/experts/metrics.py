@@ -194,7 +194,12 @@ def aggregate(
             # A side left out stands for the languages that were collected with the other side.
             if source != target and ((name := f"{source}-{target}") in pairs or (sources and targets))
         ]
-        for name in names or [f"of {', '.join((*sources, *targets))}"]:
+        if not names:
+            raise UsageError(
+                f"{', '.join((*sources, *targets))}: no translation that was collected.",
+                "Name two languages.",
+            )
+        for name in names:
             if name not in pairs:
                 raise StatisticsError(
                     f"The statistics lack the pair {name}.",

@@ -155,17 +155,8 @@ Outcome = Any
 """Result of one example: its loss, 1 or 0 for right or wrong, a cosine, or its translation."""
 
 
-@dataclass(frozen=True)
-class HeadMask:
-    """Some heads of one attention masked.
-
-    Attributes:
-        layer: the attention.
-        values: xi_h (2.3) of each head that it holds: 0 removes it.
-    """
-
-    layer: AttentionLayer
-    values: tuple[float, ...]
+HeadMask = tuple[str, tuple[float, ...]]
+"""Name of an attention, and xi_h (2.3) of each head that it holds: 0 removes it."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +178,7 @@ def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]
     """Masks for each head in turn, in the order of `layers`: without it (3.2), or with it alone in its layer (3.3)."""
     alone = method == "all-but-one"
     return [
-        HeadMask(layer, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
+        (layer.name, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
         for layer in layers
         for head in range(layer.num_heads)
     ]
@@ -215,14 +206,14 @@ def measure_masked(
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
         for measurement in measurements:
             below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
-            needed = dict.fromkeys(name for mask in masks for name in below[mask.layer.name])
+            needed = dict.fromkeys(name for masked_in, _ in masks for name in below[masked_in])
             with recording(model, needed) as kept:
                 whole.update(zip(measurement.examples, measurement.run(), strict=True))
             advance(len(measurement.examples))
-            for outcomes, mask in zip(masked, masks, strict=True):
-                shared = {name: kept[name] for name in below[mask.layer.name]}
-                values = {mask.layer.name: torch.tensor(mask.values)}
-                with replaying(model, shared), masked_heads(model, layers, values):
+            for outcomes, (masked_in, values) in zip(masked, masks, strict=True):
+                shared = {name: kept[name] for name in below[masked_in]}
+                mask = {masked_in: torch.tensor(values)}
+                with replaying(model, shared), masked_heads(model, layers, mask):
                     outcomes.update(zip(measurement.examples, measurement.run(), strict=True))
                 advance(len(measurement.examples))
     examples = sorted(whole)
@@ -330,7 +321,7 @@ class Ablation:
     def _report(self, data: Dataset, best: Mapping[str, int]) -> Reported:
         """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A)."""
         masks = [
-            HeadMask(layer, tuple(float(head == best[name]) for head in layer.heads))
+            (layer.name, tuple(float(head == best[name]) for head in layer.heads))
             for layer in self.checkpoint.layout.own_attentions
             if (name := axis_name(layer.name, "head")) in best
         ]

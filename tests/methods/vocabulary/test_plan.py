@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
-from prunecli.methods.vocabulary import measure
 from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.plan import (
     Text,
@@ -317,10 +316,10 @@ def test_tokens_of_the_chat_template_stay_however_rare(checkpoint):
 
 
 def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch):
-    monkeypatch.setattr(measure, "PIECE", 10)
-    monkeypatch.setattr(measure, "OVERLAP", 2)
+    monkeypatch.setattr(plan_module, "PIECE", 10)
+    monkeypatch.setattr(plan_module, "OVERLAP", 2)
     document = "\n".join(map(str, range(20)))
-    pieces = list(measure._pieces(document))
+    pieces = list(plan_module._pieces(document))
     joints = {tuple(piece.splitlines()[n : n + 3]) for piece in pieces for n in range(20)}
     assert all((str(n), str(n + 1), str(n + 2)) in joints for n in range(18))
     assert 2 < len(pieces) < 10
