@@ -18,11 +18,12 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from prunecli.tensors.stream import Copy, Output, Slices
+from prunecli.selection.selection import Selection
 from tests.contracts.method_contract import (
     WRITTEN,
     CachedGeneration,
@@ -38,7 +39,7 @@ from tests.contracts.method_contract import (
 )
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
-from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
+from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
 from tests.selections import kept_experts, kept_heads
@@ -324,51 +325,11 @@ def test_an_even_width_is_a_stock_model(tmp_path):
 
 def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     """The first hidden units of each FFN stay."""
-    layers = {layer.name: layer for layer in source.layout.ffns}
-    cut = {
-        f"{layers[name].prefix}{suffix}": (axis, width, blocks_of(suffix))
-        for name, width in widths.items()
-        for suffix, axis in layers[name].tensors.items()
-        if axis is not None
-    }
-    outputs = []
-    for name, info in source.tensors.items():
-        if name not in cut:
-            outputs.append(Output(name, info.dtype, info.shape, Copy(name)))
-            continue
-        axis, width, blocks = cut[name]
-        shape = (*info.shape[:axis], blocks * width, *info.shape[axis + 1 :])
-        starts = [block * info.shape[axis] // blocks for block in range(blocks)]
-        ranges = tuple((start, start + width) for start in starts)
-        outputs.append(Output(name, info.dtype, shape, Slices(name, axis, ranges)))
-    structure = source.structure.changing(widths, {}, (), widths)
-    return Rewrite(structure, tuple(outputs), result_config(source, structure))
-
-
-@pytest.mark.parametrize("case", ["bart", "t5", "bert", "gpt2", "phi3", "gemma2"])
-def test_ffn_structure_an_even_width_is_a_stock_model(case, tmp_path):
-    import transformers
-
-    source = tiny(tmp_path / "source", case)
-    written(source, lambda opened: narrowed(opened, dict.fromkeys(LAYOUTS[case].names, 20)), tmp_path / "out")
-    config = config_of(tmp_path / "out")
-    assert config["model_type"] == case.removesuffix("-gated")
-    assert {key: config[key] for key in LAYOUTS[case].width_keys} == dict.fromkeys(
-        LAYOUTS[case].width_keys, 20
+    axes = axes_of(source, "unit")
+    return cut(
+        source,
+        Selection({axis.name: axis.ids[: widths[axis.module]] for axis in axes if axis.module in widths}),
     )
-    stock = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out").eval()
-    torch.testing.assert_close(logits_of(stock), logits(tmp_path / "out"))
-
-
-def test_each_side_may_have_its_own_even_width(tmp_path):
-    names = LAYOUTS["m2m_100"].names
-    with open_model(tiny(tmp_path / "source", "m2m_100")) as source:
-        made = narrowed(source, {name: 20 if ".encoder." in name else 30 for name in names})
-        assert made.config["model_type"] == "m2m_100"
-        assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (20, 30)
-        encoder = narrowed(source, {name: 20 for name in names if ".encoder." in name})
-        assert encoder.config["model_type"] == "m2m_100"
-        assert (encoder.config["encoder_ffn_dim"], encoder.config["decoder_ffn_dim"]) == (20, 48)
 
 
 def test_one_key_for_both_sides_needs_one_width(tmp_path):
@@ -415,7 +376,7 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path):
     first, second, _ = LAYOUTS["bert"].names
     with open_model(source) as opened:
         structure = replace(opened.structure, shared={second: first})
-        outputs = narrowed(opened, {}).outputs
+        outputs = cut(opened, Selection({})).outputs
         wrong = Rewrite(structure, outputs, result_config(opened, structure))
         with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
             apply(opened, wrong, tmp_path / "out")
