@@ -104,20 +104,6 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
             assert (at_once / name).read_bytes() == (other / name).read_bytes()
 
 
-@pytest.mark.parametrize("model_type", ["bart", "bert", "gpt2", "llama", "phi3", "t5"])
-def test_heads_of_every_family(model_type, tmp_path):
-    with open_model(tiny_family(tmp_path / "full", model_type)) as checkpoint:
-        family, axes = checkpoint.require_architecture(), axes_of(checkpoint, "head")
-        kept = {axis.name: ids for axis, ids in zip(axes, ((1,), (), (3, 0)), strict=False)}
-        reduced = cut(checkpoint, Selection(kept))
-        check_expressions(checkpoint, reduced.outputs)
-        wanted = resolve(family, checkpoint.config, reduced.structure).shapes
-    made = {
-        output.name: output.shape for output in reduced.outputs if not output.name.startswith(family.extras)
-    }
-    assert made == wanted
-
-
 def made_of(model: Path, axis: str, ids: Collection[int]) -> Rewrite:
     with open_model(model) as checkpoint:
         return cut(checkpoint, Selection({axis: ids}))
