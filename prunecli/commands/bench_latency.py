@@ -75,7 +75,7 @@ def bench_latency(options: BenchLatency) -> None:
             "demo": demo_text(named),
         }
     )
-    latency = run(labels, options, options, console.progress(options.quiet), console.note, task=options.task)
+    latency = run(labels, options, options, console.progress(), console.note, task=options.task)
     options.finish(latency, lambda: _show(latency))
 
 

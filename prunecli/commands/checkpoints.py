@@ -63,9 +63,9 @@ def checkpoint_directory(given: Path) -> Path:
     """
     from prunecli.model import conversion
 
-    quiet = console.is_hushed()
+    bars = not console.is_hushed()
     return conversion.checkpoint_directory(
-        given, say=console.note, progress=console.lines(quiet), bars=not quiet
+        given, say=console.note, progress=console.progress(has_bars=True), bars=bars
     )
 
 
@@ -80,7 +80,7 @@ def streamed(given: Path | None) -> Checkpoint:
 
     if given is None:
         raise UsageError("`stream` reads a model of the hub, and none is named.", "Name one: org/name.")
-    return stream_model(given, say=console.note, progress=console.progress(console.is_hushed()), bars=False)
+    return stream_model(given, say=console.note, progress=console.progress(), bars=False)
 
 
 def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Path:

@@ -90,7 +90,7 @@ def collect_gates(options: CollectGates) -> None:
             memory=options.memory,
             spill_directory=options.spill_directory,
             process_group=process_group,
-            progress=console.progress(options.quiet),
+            progress=console.progress(),
             say=console.note,
         )
     if collected.report is not None:

@@ -54,9 +54,8 @@ def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Callabl
             values = {
                 name: own[name].value(value) for name, value in values.items() if value not in (None, [], ())
             }
-            quiet = bool(values.get("quiet"))
             try:
-                with console.hushed(quiet), console.speaking_of(options):
+                with console.speaking_of(options, quiet=bool(values.get("quiet"))):
                     made = options(**values)
                     refuse_absent(made)
                     function(made)
@@ -266,16 +265,10 @@ class OutputOptions(Options):
 
     def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
         """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
-        if self.as_json:
-            console.print_json(document())
-        elif not self.quiet:
-            tables()
-            console.note(written(self.output, self.plot, self.table))
-
-
-def written(*paths: Path | None) -> str:
-    """The line that says what was written: "Written to a, b and c."."""
-    return f"Written to {console.listed([str(path) for path in paths if path is not None], 'and')}."
+        console.result(document, tables, as_json=self.as_json)
+        if not self.as_json:
+            names = [str(path) for path in (self.output, self.plot, self.table) if path is not None]
+            console.note(f"Written to {console.listed(names, 'and')}.")
 
 
 def check_plot(plot: Path, *, force: bool) -> None:

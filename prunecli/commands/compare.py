@@ -114,7 +114,7 @@ def compare_models(options: CompareModels) -> None:
             directions = pruned_pairs(list(labels.values()), directions) or directions
         portions = portions_of(parallel, directions)
     names = list(opened)
-    found = compare(opened, portions, options, console.progress(options.quiet))
+    found = compare(opened, portions, options, console.progress())
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}

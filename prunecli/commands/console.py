@@ -60,40 +60,29 @@ def listed(names: Sequence[str], last: str) -> str:
 
 
 _hushed: ContextVar[bool] = ContextVar("hushed", default=False)
-
-
-@contextmanager
-def hushed(quiet: bool) -> Iterator[None]:
-    """With `quiet`, notes are not shown."""
-    before = _hushed.set(quiet)
-    try:
-        yield
-    finally:
-        _hushed.reset(before)
-
-
 _spelling: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
 
 
 @contextmanager
-def speaking_of(options: type[Options]) -> Iterator[None]:
-    """Lines show the fields of these options as the command line spells them."""
-    before = _spelling.set(options.as_typed)
+def speaking_of(options: type[Options], *, quiet: bool) -> Iterator[None]:
+    """Lines show the fields of these options as the command line spells them; with `quiet`, notes are not shown."""
+    hushed, spelling = _hushed.set(quiet), _spelling.set(options.as_typed)
     try:
         yield
     finally:
-        _spelling.reset(before)
+        _spelling.reset(spelling)
+        _hushed.reset(hushed)
 
 
 def is_hushed() -> bool:
-    """Whether notes are not shown."""
+    """Whether --quiet was given: notes, progress and tables are not shown."""
     return _hushed.get()
 
 
-def note(text: str) -> None:
-    """One plain line on stderr, but for --quiet: what was taken by default, what was written."""
-    if not _hushed.get():
-        warn(text)
+def note(*lines: str) -> None:
+    """Plain lines on stderr, but for --quiet: what was taken by default, what was written."""
+    for line in () if is_hushed() else lines:
+        warn(line)
 
 
 def warn(text: str) -> None:
@@ -137,6 +126,14 @@ def _print(text: str) -> None:
         print(text, flush=True)  # noqa: T201
 
 
+def result(document: Callable[[], Mapping[str, Any]], tables: Callable[[], None], *, as_json: bool) -> None:
+    """Print a result on stdout as JSON, or as tables; nothing with --quiet alone."""
+    if as_json:
+        print_json(document())
+    elif not is_hushed():
+        tables()
+
+
 def print_json(payload: Mapping[str, Any]) -> None:
     """The result as JSON on stdout."""
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
@@ -170,24 +167,27 @@ def _show(shown: Shown) -> None:
     from rich.text import Text
 
     console = _stdout()
-    cells = ([row.get(name) for row in shown.rows] for name in shown.columns)
     columns = {
-        name: [NOTHING if text is None else plain(text) for text in own]
-        for name, own in zip(shown.columns, cells, strict=True)
+        name: [NOTHING if (text := row.get(name)) is None else plain(text) for row in shown.rows]
+        for name in shown.columns
     }
-    texts = shown.texts
+    texts = shown.columns[: shown.texts]
     with console.capture() as captured:
         if shown.title:
             console.print(Text(plain(shown.title), style="bold"))  # a table wraps a title at its own width
-        for widths in blocks(columns, width(), texts, max(shown.keys, texts)):
+        for widths in blocks(columns, width(), texts, max(shown.keys, len(texts))):
             part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
             for name, size in widths.items():
-                is_text = name in shown.columns[:texts]
-                justify: Any = "left" if is_text else "right"
-                part.add_column(plain(name), justify=justify, overflow="fold", width=size)
+                is_text = name in texts
+                part.add_column(
+                    plain(name),
+                    justify="left" if is_text else "right",
+                    overflow="fold",
+                    width=None if is_text else size,
+                )
             for row in zip(*(columns[name] for name in widths), strict=True):
                 part.add_row(*row)
-            console.print(part)
+            console.print(part, width=width())
     text = captured.get().removesuffix("\n")
     _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
@@ -213,20 +213,17 @@ def _columns(stream: TextIO) -> int | None:
     return (os.get_terminal_size(stream.fileno()).columns or 80) if stream.isatty() else None
 
 
-def progress(quiet: bool = False) -> Progress:
-    """Bars with rate and time left in a terminal, a plain line now and then elsewhere, nothing with `quiet`."""
-    if quiet or processes.rank() != 0:
+def progress(*, has_bars: bool = False) -> Progress:
+    """Bars with rate and time left in a terminal, a plain line now and then elsewhere, nothing with --quiet.
+
+    Args:
+        has_bars: whether the work draws its own bars in a terminal.
+    """
+    if is_hushed() or processes.rank() != 0:
         return silent
-    return _bars if _has_bars() else _lines
-
-
-def lines(quiet: bool = False) -> Progress:
-    """`progress` of work that draws its own bars in a terminal."""
-    return silent if quiet or processes.rank() != 0 or _has_bars() else _lines
-
-
-def _has_bars() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM") not in DUMB
+    if not sys.stderr.isatty() or os.environ.get("TERM") in DUMB:
+        return _lines
+    return silent if has_bars else _bars
 
 
 @contextmanager
@@ -308,67 +305,40 @@ GAP = 3
 """Spaces between two columns."""
 EDGES = 2
 """Spaces before the first column and after the last."""
-SHORTEST_NAME, LONGEST_NAME = 12, 20
-"""Letters that a name keeps in a single table before columns go into a second one, and in several tables."""
+LONGEST_NAME = 20
+"""Letters that a column of text has at least, if it needs them, before columns go into a second table."""
 
 
-def blocks(columns: dict[str, list[str]], width: int, texts: int, keys: int) -> list[dict[str, int]]:
-    """Widths of the columns of each table that shows some of the columns; shortens names in `columns` if they must be.
+def blocks(
+    columns: Mapping[str, Sequence[str]], width: int, texts: Sequence[str], keys: int
+) -> list[dict[str, int]]:
+    """Widths of the columns of each table that shows some of the columns.
 
     Args:
         columns: heading -> cells.
         width: number of letters of a line.
-        texts: number of the first columns, which hold text that wraps at spaces, and names that may be shortened.
+        texts: columns whose cells are text or names, which may be folded.
         keys: number of the first columns, which every table has.
     """
     names = list(columns)
-    sizes = {
-        name: max(map(_longest if name in names[:texts] else len, cells)) for name, cells in columns.items()
-    }
+    whole, least = {}, {}
+    for name, cells in columns.items():
+        longest = max(map(len, cells))
+        whole[name] = max(longest, *map(len, name.split("\n")))
+        is_text = name in texts
+        size = min(LONGEST_NAME, max(map(_longest, cells))) if is_text else longest
+        least[name] = max(size, _longest(name))
 
-    def least(name: str, longest: int) -> int:
-        """Width of a column whose names have at most `longest` letters."""
-        size = min(sizes[name], longest) if name in names[:texts] else sizes[name]
-        return max(size, _longest(name))
+    def fits(sizes: Mapping[str, int], chosen: Sequence[str]) -> bool:
+        return EDGES + GAP * (len(chosen) - 1) + sum(map(sizes.__getitem__, chosen)) <= width
 
-    def taken(chosen: Sequence[str], longest: int) -> int:
-        return EDGES + GAP * (len(chosen) - 1) + sum(least(name, longest) for name in chosen)
-
-    widest = max(names[keys:], key=lambda name: least(name, width), default=names[0])
-    one, several = range(width, SHORTEST_NAME - 1, -1), range(LONGEST_NAME, 1, -1)
-    whole = (longest for longest in one if taken(names, longest) <= width)
-    parts = (longest for longest in several if taken([*names[:keys], widest], longest) <= width)
-    longest = next(whole, None) or next(parts, 1)
     groups = [names[:keys]]
     for name in names[keys:]:
-        if len(groups[-1]) > keys and taken([*groups[-1], name], longest) > width:
+        if len(groups[-1]) > keys and not fits(least, [*groups[-1], name]):
             groups.append(names[:keys])
         groups[-1].append(name)
-    for name in names[:texts]:
-        columns[name] = shortened(columns[name], longest)
-    made = []
-    for group in groups:
-        spare, widths = width - taken(group, longest), {}
-        for name in group:
-            widths[name] = least(name, longest)
-            more = min(max(map(len, (*name.split("\n"), *columns[name]))) - widths[name], spare)
-            widths[name], spare = widths[name] + max(more, 0), spare - max(more, 0)
-        made.append(widths)
-    return made
-
-
-def shortened(texts: Sequence[str], longest: int) -> list[str]:
-    """Texts with words of at most `longest` letters, the middle left out; different ones stay different if they can."""
-    middle = longest // 2
-    for head in sorted(range(longest), key=lambda head: abs(head - middle)):
-        shorter = [" ".join(_cut(word, longest, head) for word in text.split(" ")) for text in texts]
-        if len(set(shorter)) == len(set(texts)):
-            return shorter
-    return [" ".join(_cut(word, longest, middle) for word in text.split(" ")) for text in texts]
-
-
-def _cut(word: str, longest: int, head: int) -> str:
-    return word if len(word) <= longest else f"{word[:head]}…{word[len(word) - (longest - 1 - head) :]}"
+    # Headings are wrapped if the table is too wide with whole ones.
+    return [{name: (whole if fits(whole, group) else least)[name] for name in group} for group in groups]
 
 
 def _longest(text: str) -> int:

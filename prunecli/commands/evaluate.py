@@ -109,7 +109,7 @@ def evaluate(options: Evaluate) -> None:
         options.output,
         task=options.task,
         force=options.force,
-        progress=console.progress(options.quiet),
+        progress=console.progress(),
         say=console.note,
         warn=console.warn,
         report=lambda label, work: report_run(work, label),

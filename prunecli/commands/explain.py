@@ -40,7 +40,10 @@ def explain(options: Explain) -> None:
     question = parse_question(options.what) if options.what else None
     explained = Explained.open(options.directory)
     if question is None:
-        _overview(explained, json=options.as_json)
+        from prunecli.results.decisions import document
+
+        decisions = document(explained.decisions)
+        console.result(decisions.to_json, lambda: _overview(explained), as_json=options.as_json)
         return
     answers = explained.answers(question)
     if not options.as_json:
@@ -55,12 +58,7 @@ def explain(options: Explain) -> None:
     console.print_json(made.to_json())
 
 
-def _overview(explained: Explained, *, json: bool) -> None:
-    if json:
-        from prunecli.results.decisions import document
-
-        console.print_json(document(explained.decisions).to_json())
-        return
+def _overview(explained: Explained) -> None:
     for step, entry in enumerate(explained.history):
         console.out(console.plain(f"Step {step + 1}, {entry.get('command', '?')}:"))
         if step in explained.decisions:

@@ -59,14 +59,14 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
             raise UsageError(
                 "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
             )
-        options.note(*plan.reasons)
+        console.note(*plan.reasons)
         if (warning := _growth(opened, plan)) is not None:
             console.warn(warning)
         is_fitted = not (options.dry_run or options.config_only)
-        factors = fit_embeddings(opened, plan, options.progress) if is_fitted else None
+        factors = fit_embeddings(opened, plan, console.progress()) if is_fitted else None
         shown = options.apply(opened, rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
-            draw(opened, plan, factors, plot, options.progress)
+            draw(opened, plan, factors, plot, console.progress())
         options.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -210,7 +211,6 @@ def finetune(options: Finetune) -> None:
     removed, shared parts stay shared. The best model by --measure is written; figures go to OUTPUT.finetune.json.
     torchrun -m prunecli finetune … trains in several processes.
     """
-    from prunecli.progress import unsaid
     from prunecli.tensors.hub.names import local_path
     from prunecli.training.finetune import Destination
     from prunecli.training.finetune import finetune as run
@@ -238,14 +238,9 @@ def finetune(options: Finetune) -> None:
         options.save_every,
         options.keep_at,
     )
-    quiet = options.quiet or processes.rank() != 0
     destination.check(local_path(start.checkpoint))  # before anything is fetched
     if start.config is None:
-        from prunecli import demo
-
-        is_silent = quiet and start.checkpoint is None
-        path = demo.CHECKPOINT if is_silent else checkpoint_or_demo(start.checkpoint)
-        start = replace(start, checkpoint=path)
+        start = replace(start, checkpoint=checkpoint_or_demo(start.checkpoint))
     destination.check(start.checkpoint)
     if options.teacher is not None:
         options = options.model_copy(update={"teacher": checkpoint_directory(options.teacher)})
@@ -268,15 +263,14 @@ def finetune(options: Finetune) -> None:
         task=task,
         resume=options.resume == "auto",
         dry_run=options.dry_run,
-        progress=console.progress(quiet or options.as_json),
-        say=unsaid if quiet else console.note,
+        progress=console.progress(),
+        say=console.note,
         warn=console.note,
     )
     if result is not None:
-        if options.as_json:
-            console.print_json(result[0].to_json())
-        elif not quiet:
-            _show(*result, destination)
+        training, support = result
+        tables = partial(_show, training, support, destination)
+        console.result(training.to_json, tables, as_json=options.as_json)
     processes.leave()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import OutputOptions, command, written
+from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import ADVANCED, CheckpointPath, Size, option
@@ -79,7 +79,7 @@ def inspect(options: Inspect) -> None:
             for line in next_steps(answer, words, stored_as, quantised=quantised):
                 console.out(line)
         if table is not None:
-            console.note(written(table))
+            console.note(f"Written to {table}.")
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:

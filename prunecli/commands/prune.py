@@ -53,12 +53,12 @@ def prune_experts(options: PruneExperts) -> None:
 
         if options.keep is None and not options.has_amount:
             share = default_ratio(opened)
-            options.note(f"No `ratio` given: removing at least {100 * share:.0f}% of the experts.")
+            console.note(f"No `ratio` given: removing at least {100 * share:.0f}% of the experts.")
         if opened.is_remote and (nbytes := aimer_bytes(opened, options)):
             text = console.bytes_text(nbytes)
-            options.note(f"aimer fetches {text} of experts to rank them; kept experts are fetched once more.")
-        plan = plan_experts(opened, options, options.progress)
-        options.note(*plan.reasons)
+            console.note(f"aimer fetches {text} of experts to rank them; kept experts are fetched once more.")
+        plan = plan_experts(opened, options, console.progress())
+        console.note(*plan.reasons)
         if plan.warning is not None:
             console.warn(plan.warning)
         named = options.sources + options.targets + options.texts
@@ -67,7 +67,7 @@ def prune_experts(options: PruneExperts) -> None:
             what, keep = "languages", "`sources` and `targets` choose"
             if of_language_model(opened):
                 what, keep = "texts", "`texts` chooses"
-            options.note(f"No {what} named: all of {files} count; {keep} those that you need.")
+            console.note(f"No {what} named: all of {files} count; {keep} those that you need.")
         rewrite = None
         if options.constant:
             rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))
@@ -101,7 +101,7 @@ def prune_heads(options: PruneHeads) -> None:
         raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
     with options.open() as opened:
         plan = plan_heads(opened, options)
-        options.note(*plan.reasons)
+        console.note(*plan.reasons)
         options.prune(opened, plan, options.seed)
 
 
@@ -127,7 +127,7 @@ def prune_ffn(options: PruneFfn) -> None:
     options = _with_text(options, reads=options.needs_text)
     with options.open() as opened:
         if options.checkpoint is None and not is_dense_only:
-            options.note(
+            console.note(
                 "The model is a mixture of experts: only its dense FFNs get narrower (--dense-only)."
             )
         if options.metric == "norms":
@@ -214,7 +214,7 @@ def _prune_measured(
     """
     run = options.text_run(options, measures=options.needs_text)
     selection = plan(opened, options, run)
-    options.note(*selection.reasons)
+    console.note(*selection.reasons)
     rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
     scored = None if rewrite is None and not options.needs_text else options
     options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, device=options.device)
@@ -260,9 +260,9 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
         opened.require_architecture()
         kept = () if options.keep_file is None else filter(None, read_lines(options.keep_file))
         options = options.model_copy(update={"keep": tuple(dict.fromkeys(kept))})
-        plan = plan_vocabulary(opened, options.lines(options.note), options, options.progress)
+        plan = plan_vocabulary(opened, options.lines(console.note), options, console.progress())
         for name in (name for name, content in plan.files.items() if content is None):
-            options.note(
+            console.note(
                 f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
             )
         options.prune(opened, plan, None, table=lambda: _show_tokens(plan.details))

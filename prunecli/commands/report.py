@@ -45,7 +45,7 @@ def report(options: Report) -> None:
     from prunecli.tensors.quantities import counted
     from prunecli.tensors.transaction import new_file
 
-    directory, output, quiet = options.directory, options.output, options.quiet
+    output = options.output
     if output != STDOUT:
         refuse_unwritable(output, force=options.force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
@@ -53,7 +53,7 @@ def report(options: Report) -> None:
         from prunecli.evaluation.options import labels_for  # imports torch
 
         bundled |= labels_for(options.originals)
-    data = collect(directory, bundled, console.progress(quiet))
+    data = collect(options.directory, bundled, console.progress())
     for name, reason in data.unreadable.items():
         console.warn(f"Unreadable, left out: {name}: {reason}")
     if output == STDOUT:
@@ -64,5 +64,4 @@ def report(options: Report) -> None:
             partial.write_text(page, encoding="utf-8", newline="\n")
         checkpoints = counted(len(data.checkpoints), "checkpoint")
         results = counted(len(data.documents), "result file")
-        if not quiet:
-            console.note(f"{checkpoints}, {results}. Written to {output}.")
+        console.note(f"{checkpoints}, {results}. Written to {output}.")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
-    from prunecli.progress import Progress
     from prunecli.results.rewriting import QualityChange, Rewriting, Selected
     from prunecli.selection.selection import Selection
 
@@ -89,22 +88,9 @@ class RewritingOptions(Options):
         recorded=False,
     )
 
-    @property
-    def progress(self) -> Progress:
-        """Progress bars of the whole command."""
-        return console.progress(self.quiet or self.as_json)
-
-    def note(self, *lines: str) -> None:
-        """Lines on stderr, but with --quiet."""
-        for line in () if self.quiet else lines:
-            console.note(line)
-
     def show(self, document: Callable[[], Rewriting], tables: Callable[[], None]) -> None:
-        """The result on stdout, in one of two forms; none with --quiet alone."""
-        if self.as_json:
-            console.print_json(document().to_json())
-        elif not self.quiet:
-            tables()
+        """Print the result as JSON or as tables; see `console.result`."""
+        console.result(lambda: document().to_json(), tables, as_json=self.as_json)
 
     def open(self, demo: DemoName = "translation") -> Checkpoint:
         """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
@@ -168,7 +154,7 @@ class RewritingOptions(Options):
         """
         from prunecli.pipeline import apply
 
-        self.note(*not_carried(source), *not_opened(source))
+        console.note(*not_carried(source), *not_opened(source))
         _warn_of_large(rewrite.decision)
         check = self._quality_check(source, rewrite, scored, device)
         result = apply(
@@ -177,12 +163,12 @@ class RewritingOptions(Options):
             None if self.dry_run else self.output,
             force=self.force,
             weights=not self.config_only,
-            progress=self.progress,
-            say=self.note,
+            progress=console.progress(),
+            say=console.note,
         )
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
-            self.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
+            console.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
         quality = self._compared(check, result)
         return Shown(result, not self.config_only, self.explain, quality)
 
@@ -197,7 +183,7 @@ class RewritingOptions(Options):
 
         steps = rewrite.structure.history
         try:
-            return QualityCheck(source, self.check_text, scored, steps, device, self.progress)
+            return QualityCheck(source, self.check_text, scored, steps, device, console.progress())
         except PruneError as error:
             if self.check_text is not None and not isinstance(error, MemoryShortError):
                 raise
@@ -221,7 +207,7 @@ class RewritingOptions(Options):
         return change
 
     def _unmeasured(self, error: PruneError) -> None:
-        self.note(f"The quality of the result is not measured: {error.message}")
+        console.note(f"The quality of the result is not measured: {error.message}")
 
 
 class WordsOptions(TextChoice):
@@ -288,7 +274,7 @@ class ScoredOptions(TextChoice, RunOptions):
                 raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
             save = lambda scores: write_json(path, scores.to_json(), force=how.force)  # noqa: E731
-        return TextRun(self, self, save, how.progress, console.note)
+        return TextRun(self, self, save, console.progress(), console.note)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def run(options: Run) -> None:
     from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
     from prunecli.recipes.text import find_recipe, parse_override, read_recipe, shown_name
 
-    name, html, force, quiet = options.name, options.html, options.force, options.quiet
+    name, html, force = options.name, options.html, options.force
     if options.lists:
         _list()
         return
@@ -81,14 +81,11 @@ def run(options: Run) -> None:
     numbers = {step.name: f"[{number}/{len(steps)}]" for number, step in enumerate(steps, 1)}
 
     def starting(step: Step, reason: str | None) -> None:
-        if not quiet:
-            verdict = "up to date" if reason is None else _shown(step)
-            console.note(f"{numbers[step.name]} {step.name}: {verdict}")
+        verdict = "up to date" if reason is None else _shown(step)
+        console.note(f"{numbers[step.name]} {step.name}: {verdict}")
 
     try:
-        outcomes = run_steps(
-            steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
-        )
+        outcomes = run_steps(steps, state, _execute, starting, force)
     except KeyboardInterrupt:  # the step has said so already
         console.warn(f"{label}: the same command goes on with this step.")
         raise typer.Exit(130) from None
@@ -99,7 +96,7 @@ def run(options: Run) -> None:
             "once that is mended, the same command goes on with it."
         )
         raise typer.Exit(last.status)
-    if html is None and not quiet:
+    if html is None:
         console.note(f"A page of all that it made: prunecli run {name} --html report.html")
 
 
@@ -131,11 +128,11 @@ def _shown(step: Step) -> str:
     return shlex.join(["prunecli", step.command, *step.arguments])
 
 
-def _execute(step: Step, replace: bool, quiet: bool) -> int:
+def _execute(step: Step, replace: bool) -> int:
     """Run a step in a process of its own, so that its memory is given back; its exit status."""
     words = [sys.executable, "-m", "prunecli", step.command]
     words += ["--force"] if replace and "force" in step.accepts else []
-    words += ["--quiet"] if quiet and "quiet" in step.accepts else []
+    words += ["--quiet"] if console.is_hushed() and "quiet" in step.accepts else []
     package_home = str(Path(__file__).parents[2])
     search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": search_path, processes.PARENT: str(os.getpid())}

@@ -60,7 +60,7 @@ def score_heads(options: ScoreHeads) -> None:
             options.output,
             task=options.task,
             force=options.force,
-            progress=console.progress(options.quiet),
+            progress=console.progress(),
             say=console.note,
             report=partial(report_run, back=True),
         )

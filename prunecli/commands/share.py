@@ -43,12 +43,12 @@ def share_ffn(options: ShareFfn) -> None:
     options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
     with options.open() as opened:
         if options.checkpoint is None and not is_dense_only:
-            options.note("The model is a mixture of experts: only its dense FFNs are shared (--dense-only).")
+            console.note("The model is a mixture of experts: only its dense FFNs are shared (--dense-only).")
         plan = plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse_text("no text is read here.")
-        options.note(*plan.reasons)
+        console.note(*plan.reasons)
         shown = options.apply(opened, rewrite_shared(opened, plan), scored, options.device)
         options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
 
@@ -164,6 +164,6 @@ def share_attention(options: ShareAttention) -> None:
     options.check_groups(3)
     with options.open() as opened:
         plan = plan_attention(opened, options)
-        options.note(*plan.reasons)
+        console.note(*plan.reasons)
         shown = options.apply(opened, rewrite_shared(opened, plan))
         options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))

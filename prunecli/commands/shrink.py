@@ -42,19 +42,19 @@ def shrink(options: Shrink) -> None:
     options = with_demo_text(options, options.checkpoint)
     with options.open() as source:
         if all(getattr(options, name) is None for name in TARGETS):
-            options.note("No target given: keeping 75% of the parameters (--params 0.75).")
+            console.note("No target given: keeping 75% of the parameters (--params 0.75).")
         result = run(
             source,
             options,
             options,
             None if options.dry_run else options.output,
             force=options.force,
-            progress=options.progress,
-            say=options.note,
+            progress=console.progress(),
+            say=console.note,
         )
     options.show(lambda: result, lambda: _show(result))
     if result.output is not None and not options.as_json:
-        options.note(f"Everything that was tried: {figures_path(options.output)}")
+        console.note(f"Everything that was tried: {figures_path(options.output)}")
 
 
 def _show(result: Shrunk) -> None:

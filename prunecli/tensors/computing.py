@@ -21,12 +21,10 @@ from prunecli.tensors.stream import (
     Expression,
     Generated,
     Moved,
-    Noise,
     Output,
     Ranges,
     Slices,
     Sum,
-    Zeros,
     joined,
     shape_of,
     sources,
@@ -37,9 +35,6 @@ BLOCK_ELEMENTS = 1 << 18
 
 REMOTE_ELEMENTS = 1 << 22
 """The same of a source elsewhere, where each block is a request."""
-
-TILE = 1 << 16
-"""Random numbers that are drawn at once; what is drawn depends on it, and on nothing else but the seed."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +121,8 @@ def compute(
     """
     if isinstance(expression, Concat):
         return _joined(expression, source, start, stop, dtype, where)
-    if isinstance(expression, Zeros):
-        return np.zeros((stop - start, *expression.shape[1:]), numpy_dtype(dtype))
     if isinstance(expression, Generated):
         return cast(np.asarray(expression.rows(start, stop)), dtype, where)
-    if isinstance(expression, Noise):
-        return cast(_noise(expression, start, stop), dtype, where)
     if isinstance(expression, Sum):
         return cast(_sum(expression, source, start, stop, where), dtype, where)
     values = _read(source, expression, start, stop, depth)
@@ -166,21 +157,6 @@ def _joined(
             blocks.append(compute(part, source, first, last, dtype, where))
         before += rows
     return np.concatenate(blocks)
-
-
-def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
-    """Rows of draws that are made tile by tile, each from a generator of its own, so that blocks do not matter."""
-    width = math.prod(expression.shape[1:])
-    first, last = start * width, stop * width
-    tiles = [
-        np.random.Generator(np.random.Philox(key=expression.seed, counter=[0, 0, 0, tile])).standard_normal(
-            TILE, np.float32
-        )
-        for tile in range(first // TILE, -(-last // TILE))
-    ]
-    drawn = np.concatenate(tiles)[first % TILE :][: last - first]
-    drawn *= np.float32(expression.std)
-    return drawn.reshape(stop - start, *expression.shape[1:])
 
 
 def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth: int = 1) -> np.ndarray:

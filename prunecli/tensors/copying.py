@@ -142,15 +142,17 @@ class Gather:
 
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:
-    """Moves one by one, but those from files elsewhere as requests of at most `REQUEST_BYTES`."""
+    """Moves from neighbouring places together: without gaps from files here, in few requests from files elsewhere."""
 
     def place(move: Move) -> tuple[int, int, int]:
-        return id(move.source), move.source_offset, move.source_offset + move.nbytes
+        return hash(move.source), move.source_offset, move.source_offset + move.nbytes
 
-    moves = list(moves)
-    far = [move for move in moves if not isinstance(move.source, int)]
-    requests = [Gather(tuple(group)) for group in near(far, place, GAP_BYTES, REQUEST_BYTES)]
-    return [*(Gather((move,)) for move in moves if isinstance(move.source, int)), *requests]
+    here: list[Move] = []
+    far: list[Move] = []
+    for move in moves:
+        (here if isinstance(move.source, int) else far).append(move)
+    groups = near(here, place, 0, JOB_BYTES) + near(far, place, GAP_BYTES, REQUEST_BYTES)
+    return [Gather(tuple(group)) for group in groups]
 
 
 def near(

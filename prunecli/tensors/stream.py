@@ -17,6 +17,9 @@ Ranges = tuple[tuple[int, int], ...]
 MOST_RANGES = 256
 """Ranges of a tensor that are copied one by one; of more, blocks of rows are put together."""
 
+TILE = 1 << 16
+"""Random numbers that are drawn at once; what is drawn depends on it, and on nothing else but the seed."""
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -69,22 +72,6 @@ class Concat:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Draws from a normal distribution of mean 0; equal for an equal seed, whatever else is written."""
-
-    shape: tuple[int, ...]
-    std: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class Zeros:
-    """Zeros."""
-
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Generated:
     """Values that are given, or made as they are written.
 
@@ -103,10 +90,37 @@ def given(values: np.ndarray) -> Generated:
     return Generated(values.shape, lambda start, stop: values[start:stop])
 
 
+def zeros(shape: tuple[int, ...]) -> Generated:
+    """The expression of zeros."""
+    return Generated(shape, lambda start, stop: np.zeros((stop - start, *shape[1:]), np.float32))
+
+
+def noise(shape: tuple[int, ...], std: float, seed: int) -> Generated:
+    """The expression of draws from a normal distribution of mean 0; equal for an equal seed.
+
+    Draws are made tile by tile, each from a generator of its own, so that the rows that are asked for do not matter.
+    """
+    width = math.prod(shape[1:])
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        first, last = start * width, stop * width
+        tiles = [
+            np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, tile])).standard_normal(
+                TILE, np.float32
+            )
+            for tile in range(first // TILE, -(-last // TILE))
+        ]
+        drawn = np.concatenate(tiles)[first % TILE :][: last - first]
+        drawn *= np.float32(std)
+        return drawn.reshape(stop - start, *shape[1:])
+
+    return Generated(shape, rows)
+
+
 Moved = Copy | Slices
 """Values of one source tensor that go as they are, or cast."""
 
-Expression = Moved | Sum | Concat | Noise | Zeros | Generated
+Expression = Moved | Sum | Concat | Generated
 
 
 def sources(expression: Expression) -> Iterator[str]:
@@ -192,7 +206,7 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
         CheckpointError: a tensor that the source lacks.
         ValueError: ranges that a source tensor does not have, parts that do not fit together.
     """
-    if isinstance(expression, (Noise, Zeros, Generated)):
+    if isinstance(expression, Generated):
         return expression.shape
     if isinstance(expression, Sum):
         shapes = {shape_of(source, part, name) for part in expression.parts}

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 import typer
 
-from prunecli.commands import run
+from prunecli.commands import console, run
 from prunecli.commands.command import parameters, parameters_of
 from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
@@ -238,8 +238,9 @@ def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda given, env: words.append(given))
     monkeypatch.setattr(run, "wait", lambda child: 0)
     step = Step("a", "evaluate", ("--beam", "4"), accepts=frozenset({"force", "quiet"}))
-    run._execute(step, True, True)
-    run._execute(Step("b", "inspect", ()), True, True)
+    with console.speaking_of(Options, quiet=True):
+        run._execute(step, True)
+        run._execute(Step("b", "inspect", ()), True)
     assert words[0][1:] == ["-m", "prunecli", "evaluate", "--force", "--quiet", "--beam", "4"]
     assert words[1][1:] == ["-m", "prunecli", "inspect"]
 

@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing, stream
-from prunecli.tensors.computing import TILE, values
+from prunecli.tensors.computing import values
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
+    TILE,
     Concat,
     Copy,
     Expression,
-    Noise,
+    Generated,
     Output,
     Slices,
     Sum,
-    Zeros,
     check_expressions,
+    noise,
     shape_of,
+    zeros,
 )
 from tests.reference.casting import rounded
 from tests.tensors.test_writer import checkpoint, written
@@ -51,7 +53,7 @@ def expected(expression: Expression, tensors: dict[str, np.ndarray]) -> np.ndarr
         return sum(terms[1:], terms[0])
     if isinstance(expression, Concat):
         return np.concatenate([expected(part, tensors) for part in expression.parts], axis=expression.axis)
-    if isinstance(expression, Zeros):
+    if isinstance(expression, Generated):
         return np.zeros(expression.shape)
     assert isinstance(expression, (Copy, Slices))
     whole = tensors[expression.source].astype(np.float64)
@@ -105,7 +107,7 @@ def leaves() -> st.SearchStrategy[Expression]:
             name,
             st.integers(0, 12),
         ),
-        st.just(Zeros((4, 7))),
+        st.just(zeros((4, 7))),
     )
 
 
@@ -146,12 +148,12 @@ def test_scattered_slices_are_put_together_in_blocks(wanted, monkeypatch):
 
 
 def test_noise_depends_on_its_seed_alone():
-    noise = Noise((300, 500), 0.02, seed=7)
-    assert noise.shape[0] * noise.shape[1] > 2 * TILE
-    whole = made(noise)
-    assert np.array_equal(made(noise, block=1_300), whole)
-    assert np.array_equal(made(Concat(0, (Zeros((3, 500)), noise)), block=7_777)[3:], whole)
-    assert not np.array_equal(made(Noise((300, 500), 0.02, seed=8)), whole)
+    drawn = noise((300, 500), 0.02, seed=7)
+    assert drawn.shape[0] * drawn.shape[1] > 2 * TILE
+    whole = made(drawn)
+    assert np.array_equal(made(drawn, block=1_300), whole)
+    assert np.array_equal(made(Concat(0, (zeros((3, 500)), drawn)), block=7_777)[3:], whole)
+    assert not np.array_equal(made(noise((300, 500), 0.02, seed=8)), whole)
     assert abs(whole.mean()) < 5 * 0.02 / np.sqrt(whole.size)
     assert abs(whole.std() / 0.02 - 1) < 0.02
 

@@ -21,10 +21,9 @@ from safetensors.numpy import load_file, save
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing, copying
-from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Slices
-from prunecli.tensors.writer import coalesced, shards_of, write_tensors
+from prunecli.tensors.writer import shards_of, write_tensors
 from tests.tiny import tiny_config, write_json, write_weights
 
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
@@ -192,25 +191,6 @@ def test_any_choice_of_tensors_and_rows(tmp_path_factory, data):
     limit = data.draw(st.integers(1, 20000))
     source = checkpoint(base / "in", tensors, data.draw(st.integers(1, 3)), data.draw(st.booleans()))
     assert_same(written(source, outputs, base / "out", shard_bytes=limit), expected)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 4)), max_size=20))
-def test_joined_copies_move_the_same_bytes(byte_ranges):
-    moves, place = [], 0
-    for file, offset, nbytes in byte_ranges:
-        moves.append(Move("", file, offset, nbytes, 9, place))
-        place += nbytes
-
-    def spelt(some):
-        return [
-            (m.source, m.source_offset + byte, m.target_offset + byte)
-            for m in some
-            for byte in range(m.nbytes)
-        ]
-
-    joined = list(coalesced(iter(moves)))
-    assert spelt(joined) == spelt(moves)
-    assert len(joined) <= len(moves)
 
 
 def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path):

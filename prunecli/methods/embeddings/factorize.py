@@ -21,7 +21,7 @@ from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros, given
+from prunecli.tensors.stream import Copy, Expression, Generated, Output, given, zeros
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def rewrite_embeddings(
         # Where the two part, the output layer takes a copy of the input's table along.
         stored = checkpoint.tensors.get(table if plan.is_tied and name == output else name)
         if name in fitted or stored is None or stored.shape != shape:
-            expression = fitted.get(name, Zeros(shape))
+            expression = fitted.get(name, zeros(shape))
             made.append(Output(name, checkpoint.info(first).dtype, shape, expression))
         else:
             made.append(Output(name, stored.dtype, shape, Copy(stored.name)))

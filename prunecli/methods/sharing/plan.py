@@ -33,13 +33,13 @@ from prunecli.tensors.stream import (
     Concat,
     Copy,
     Expression,
-    Noise,
     Output,
     Slices,
     Sum,
-    Zeros,
     joined,
+    noise,
     shape_of,
+    zeros,
 )
 
 Activations = Callable[[SharePlan], Scores]
@@ -280,11 +280,11 @@ def ffn_tensor(
             shape = list(shape_of(checkpoint, parts[-1], suffix))
             shape[axis] = group.width - group.init_width
             if is_last or len(shape) == 1:
-                parts.append(Zeros(tuple(shape)))
+                parts.append(zeros(tuple(shape)))
             else:
                 own_seed = f"{seed}:{block}" if block else seed
                 number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
-                parts.append(Noise(tuple(shape), initial_std(checkpoint.config), number))
+                parts.append(noise(tuple(shape), initial_std(checkpoint.config), number))
     return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
 
 
