@@ -142,7 +142,8 @@ def option(default: Any, help: str, **spec: Any) -> Any:  # noqa: A002
 
     Args:
         default: the default, or `...` if the option is required.
-        help: what the option means. Help texts and pages add the default and the choices, if the text lacks them.
+        help: what the option means; `{cls.NAME}` stands for an attribute of the class. Help texts and pages add the
+            default and the choices, if the text lacks them.
         spec: bounds of a number (`ge`, `gt`, `le`, `lt`), and fields of `Spec`:
             flag: name of the option, if it is not that of the field; of a switch perhaps `--on/--off`.
             metavar: what help calls a value.
@@ -180,6 +181,7 @@ class Option:
     """One option of a class: what its field says of it.
 
     Attributes:
+        owner: the class.
         name: name of the field.
         flag, negative: how the command line spells it, and the switch for False, if there is one.
         short: its short form, or an empty text.
@@ -188,6 +190,7 @@ class Option:
         default: the default; None if it is required.
     """
 
+    owner: type[Options]
     name: str
     flag: str
     negative: str
@@ -230,6 +233,11 @@ class Option:
     def written(self) -> str:
         """The option as one types it, without dashes, as recipes and results name it."""
         return self.name if self.spec.argument else self.flag.removeprefix("--")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a recipe may give the option; a switch has two."""
+        return tuple(dict.fromkeys(filter(None, (self.written, self.negative.removeprefix("--")))))
 
     def value(self, given: Any) -> Any:
         """Return the value of the field for a switch that is given or not."""
@@ -293,14 +301,20 @@ class Options(BaseModel):
 
     @classmethod
     @lru_cache
+    def _all_options(cls) -> Mapping[str, Option]:
+        """Return the options by the names of their fields; also those that the command leaves out."""
+        return {
+            name: _option(cls, name, field, spec)
+            for name, field in cls.model_fields.items()
+            if (spec := _spec(field)) is not None
+        }
+
+    @classmethod
+    @lru_cache
     def list_options(cls) -> Mapping[str, Option]:
         """Return the options of the command by the names of their fields: those of each panel together."""
         left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
-        found = [
-            _option(name, field, spec, cls.words())
-            for name, field in cls.model_fields.items()
-            if (spec := _spec(field)) is not None and name not in left_out
-        ]
+        found = [one for name, one in cls._all_options().items() if name not in left_out]
         found.sort(key=lambda one: (not one.spec.argument, PANELS.index(one.spec.panel)))
         return {one.name: one for one in found}
 
@@ -313,8 +327,7 @@ class Options(BaseModel):
             for fault in error.errors(include_url=False):
                 if fault["loc"][:1] == (name,):
                     reason, remedy = _reason(fault)
-                    is_choice = fault["type"] == "literal_error" and remedy
-                    if is_choice and remedy:
+                    if fault["type"] == "literal_error" and remedy:
                         reason = f"{reason}: {remedy[0].lower()}{remedy[1:-1]}"
                     return cls.as_typed(reason)
         return None
@@ -325,21 +338,14 @@ class Options(BaseModel):
 
         def spelt(match: re.Match[str]) -> str:
             name, equals, value = match[1], match[2], match[3]
-            field, flag = cls.model_fields.get(name), f"--{name.replace('_', '-')}"
-            spec = None if field is None else _spec(field)
-            own = None if field is None or spec is None else _option(name, field, spec)
-            if own is not None:
+            flag = f"--{name.replace('_', '-')}"
+            if (own := cls._all_options().get(name)) is not None:
                 flag = own.spec.metavar if own.spec.argument else own.flag
                 if own.is_switch:
                     return own.negative if value == "False" else flag
             return f"{flag} {value}" if equals else flag
 
         return re.sub(r"`(\w+)(=?)((?:(?<==)[^`]*)?)`", spelt, text)
-
-    @classmethod
-    def words(cls) -> Mapping[str, str]:
-        """Return the words that stand for `{name}` in help texts."""
-        return {}
 
     @property
     def changed(self) -> set[str]:
@@ -378,7 +384,7 @@ def _repeated(kind: Any, spec: Spec | None) -> bool:
     return kind is Path or (spec is not None and spec.repeated)
 
 
-def _option(name: str, field: FieldInfo, spec: Spec, words: Mapping[str, str] | None = None) -> Option:
+def _option(cls: type[Options], name: str, field: FieldInfo, spec: Spec) -> Option:
     kind, several = _type(field.annotation)
     names = (spec.flag or f"--{name.replace('_', '-')}").split()
     flag, _, negative = names[0].partition("/")
@@ -386,12 +392,10 @@ def _option(name: str, field: FieldInfo, spec: Spec, words: Mapping[str, str] | 
         negative = flag
     default = None if field.is_required() else field.default
     short = names[1] if len(names) > 1 else ""
-    text = field.description or ""
-    for word, own in (words or {}).items():
-        text = text.replace(f"{{{word}}}", own)
     if several:
         spec = replace(spec, repeated=_repeated(kind, spec))
     return Option(
+        cls,
         name,
         flag,
         negative,
@@ -400,7 +404,7 @@ def _option(name: str, field: FieldInfo, spec: Spec, words: Mapping[str, str] | 
         several,
         default,
         field.is_required(),
-        text,
+        (field.description or "").format(cls=cls),
         spec,
     )
 

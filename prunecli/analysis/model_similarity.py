@@ -36,7 +36,8 @@ from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.examples import Examples
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Pairs, columns
-from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
+from prunecli.text.files import lines_sha256
+from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 

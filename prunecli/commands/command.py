@@ -16,10 +16,9 @@ from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.options import Option, Options, option
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.hub.names import hub_name, no_such_directory
-from prunecli.text.files import TextFile, is_hub_data, parse_text_file
+from prunecli.text.files import TextFile, is_hub_data
 
 if TYPE_CHECKING:
-    from prunecli.recipes.engine import Parameter
     from prunecli.results.document import Document
 
 COMMANDS = {
@@ -138,32 +137,13 @@ def options_of(function: Callable[..., None]) -> type[Options]:
     return found
 
 
-def parameters() -> dict[str, dict[str, Parameter]]:
-    """Command -> its parameters, for every command that a recipe can name."""
-    return {name: parameters_of(options_of(function)) for name, function in functions() if name != "run"}
-
-
-def parameters_of(options: type[Options]) -> dict[str, Parameter]:
-    """Return the parameters of one command by the names that a recipe gives them; a switch has two."""
-    from prunecli.recipes.engine import Parameter
-
-    found = {}
-    for name, one in options.list_options().items():
-        names = dict.fromkeys(filter(None, (one.written, one.negative.removeprefix("--"))))
-        for written in names:
-            others = [f"--{other}" for other in names if other != written]
-            found[written] = Parameter(
-                name=written,
-                kind="positional" if one.spec.argument else "flag" if one.is_switch else "option",
-                role="input" if one.spec.role == "text" else one.spec.role,
-                multiple=one.spec.repeated,
-                required=one.is_required,
-                negative=others[0] if others else None,
-                beside=one.spec.beside,
-                fault=lambda text, name=name: options.fault(name, text),  # type: ignore[misc]
-                path=(lambda text: parse_text_file(text).path) if one.type is TextFile else Path,
-            )
-    return found
+def parameters() -> dict[str, dict[str, Option]]:
+    """Command -> its options by the names that a recipe gives them, for every command that a recipe can name."""
+    return {
+        command: {name: one for one in options_of(function).list_options().values() for name in one.names}
+        for command, function in functions()
+        if command != "run"
+    }
 
 
 def result_option(default: str, help: str = "File of the result.") -> Any:  # noqa: A002

@@ -245,15 +245,11 @@ def finetune(options: Finetune) -> None:
     if options.teacher is not None:
         options = options.model_copy(update={"teacher": checkpoint_directory(options.teacher)})
     task = options.task or start.task(console.note)
-    of_logits = [
-        name for name in ("label_smoothing", "distill", "temperature") if getattr(options, name) is not None
-    ]
-    if task in HEADLESS and of_logits:
-        names, goes = " and ".join(f"`{name}`" for name in of_logits), "goes" if len(of_logits) == 1 else "go"
-        them = "it" if len(of_logits) == 1 else "them"
-        raise UsageError(
-            f"{names} {goes} with models that have a head, not with `task={task}`", f"Leave {them} out."
-        )
+    for name in ("label_smoothing", "distill", "temperature"):
+        if task in HEADLESS and getattr(options, name) is not None:
+            raise UsageError(
+                f"`{name}` goes with models that have a head, not with `task={task}`", "Leave it out."
+            )
     result = run(
         start,
         choice,

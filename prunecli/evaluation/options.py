@@ -69,7 +69,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     )
     groups: Path | None = text_option(
         None,
-        "Also means by group of languages: a language, a tab and its group on each line, or {language: group} "
+        "Also means by group of languages: a language, a tab and its group on each line, or {{language: group}} "
         "in .json.",
         role="text",
         hidden=True,

@@ -35,7 +35,8 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.parallel import ParallelText, groups_of, lines_sha256, pair_name, read_groups
+from prunecli.text.files import lines_sha256
+from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
 from prunecli.text.tokens import language_id, languages, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200

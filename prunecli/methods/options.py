@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -115,17 +115,15 @@ class PruningOptions(Options):
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
     """Options that say how many units are removed."""
 
-    @classmethod
-    def words(cls) -> Mapping[str, str]:
-        """Return what help texts call the units, and the default ratio."""
-        return {"units": cls.UNITS, "ratio": str(cls.DEFAULT_RATIO)}
-
     ratio: Share | None = option(
-        None, "Fraction of the {units} to remove, rounded up. Default: {ratio}.", metavar="R", recorded=False
+        None,
+        "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO}.",
+        metavar="R",
+        recorded=False,
     )
-    count: int | None = option(None, "Number of {units} to remove in all, instead of --ratio.", ge=0)
+    count: int | None = option(None, "Number of {cls.UNITS} to remove in all, instead of --ratio.", ge=0)
     least: int | None = selection_option(
-        None, "Number of {units} that each layer keeps at least.", flag="--min", ge=0
+        None, "Number of {cls.UNITS} that each layer keeps at least.", flag="--min", ge=0
     )
     uniform: bool = selection_option(
         False,
@@ -177,7 +175,7 @@ class UnitOptions(PruningOptions):
     metric: Any = None
     keep: Path | str | None = selection_option(
         None,
-        "Ids of the {units} to keep, instead of ranking them: what --dry-run --json printed.",
+        "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
         metavar="FILE",
         role="input",
     )
@@ -620,8 +618,8 @@ class LanguageOptions(Options):
     )
     groups: Path | None = advanced_option(
         None,
-        "Also experts of each side by group of languages: a language, a tab and its group on each line, or {language: "
-        "group} in .json.",
+        "Also experts of each side by group of languages: a language, a tab and its group on each line, or {{language: "
+        "group}} in .json.",
         role="input",
     )
     families: Path | None = advanced_option(

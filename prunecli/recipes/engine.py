@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
-from prunecli.options import present_name
+from prunecli.options import Option, present_name
 from prunecli.progress import Say, unsaid
 from prunecli.recipes.text import (
     RecipeText,
@@ -25,39 +24,10 @@ from prunecli.recipes.text import (
     substitute,
 )
 from prunecli.tensors.hub.names import HubName, checkpoint_path, expanded, hub_name
-from prunecli.text.files import is_hub_data
+from prunecli.text.files import TextFile, is_hub_data, parse_text_file
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """An option or positional argument of a command, as a recipe sees it.
-
-    Attributes:
-        name: what a recipe calls it: the long option without its dashes, or the name of the positional.
-        kind: how it is given on the command line.
-        role: whether its value is a path that the step reads, one that it writes, a checkpoint that it reads (a path or
-            a model of the hub), or something else.
-        multiple: whether it takes several values.
-        required: whether the command cannot do without.
-        negative: the option that stands for false, where there is one.
-        beside: with it the command also writes a directory, of its output's name and this ending.
-        fault: what is wrong with a value, or None.
-        path: the path that a value without a fault names, where the role is of one.
-    """
-
-    name: str
-    kind: Literal["option", "flag", "positional"] = "option"
-    role: Literal["input", "output", "checkpoint", "value"] = "value"
-    multiple: bool = False
-    required: bool = False
-    negative: str | None = None
-    beside: str = ""
-    fault: Callable[[str], str | None] = lambda _value: None
-    path: Callable[[str], Path] = Path
-
-
-Commands = Mapping[str, Mapping[str, Parameter]]
-"""Command -> its parameters by name."""
+Commands = Mapping[str, Mapping[str, Option]]
+"""Command -> its options by the names that recipes give them."""
 
 NEEDS = {"plot": "altair", "lora": "peft"}
 """Option -> the package that it needs and a plain installation lacks."""
@@ -151,7 +121,7 @@ def resolve(
     faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {_joined(pictures)}: {_absent('altair')}" if pictures else None
+    left_out = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
     return Recipe(tuple(steps), left_out)
 
 
@@ -193,26 +163,31 @@ def _resolve_step(
             else:
                 faults.append(f"{where}, {argument}: {_absent(NEEDS[argument])}")
         else:
-            words, fault = _command_line(parameter, value)
-            (positionals if parameter.kind == "positional" else options).extend(words)
+            words, fault = _command_line(argument, parameter, value)
+            (positionals if parameter.spec.argument else options).extend(words)
             faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
-            endings |= {parameter.beside} - {""}
-            if parameter.role == "checkpoint":
+            endings |= {parameter.spec.beside} - {""}
+            role = parameter.spec.role
+            if role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
                     made = any(related(path, output) or path.parent == output.parent for output in earlier)
                     model = None if made else hub_name(path)
                     paths["input"] += [path] if model is None else []
                     models += [] if model is None else [model]
-            elif parameter.role != "value" and fault is None:
-                named = map(parameter.path, _texts(value, parameter))
-                paths[parameter.role] += (path for path in named if not is_hub_data(path))
-                if any(map(is_hub_data, _texts(value, parameter))) and find_spec("datasets") is None:
+            elif role != "value" and fault is None:
+                texts = _texts(value, parameter)
+                is_named = parameter.type is TextFile
+                named = [parse_text_file(text).path if is_named else Path(text) for text in texts]
+                paths["output" if role == "output" else "input"] += [
+                    path for path in named if not is_hub_data(path)
+                ]
+                if any(map(is_hub_data, texts)) and find_spec("datasets") is None:
                     faults.append(f"{where}, {argument}: {_absent('datasets')}")
-    for parameter in parameters.values():
+    for known, parameter in parameters.items():
         # Without it the recipe would not know what the step makes.
-        needed = parameter.required or (parameter.name == "output" and parameter.role == "output")
-        if needed and parameter.name not in text.arguments:
-            faults.append(f"{where}: {text.command} needs {parameter.name!r} here")
+        needed = parameter.is_required or (known == "output" and parameter.spec.role == "output")
+        if needed and known not in text.arguments:
+            faults.append(f"{where}: {text.command} needs {known!r} here")
     return Step(
         name=name,
         command=text.command,
@@ -229,24 +204,26 @@ def _absent(package: str) -> str:
     return f"{package} is not installed (pip install {package})"
 
 
-def _texts(value: Resolved, parameter: Parameter) -> list[str]:
+def _texts(value: Resolved, parameter: Option) -> list[str]:
     """One text for each value that the parameter takes; `~` in paths is expanded."""
-    texts = [*map(as_text, value)] if isinstance(value, list) and parameter.multiple else [as_text(value)]
-    return texts if parameter.role == "value" else [*map(expanded, texts)]
+    texts = (
+        [*map(as_text, value)] if isinstance(value, list) and parameter.spec.repeated else [as_text(value)]
+    )
+    return texts if parameter.spec.role == "value" else [*map(expanded, texts)]
 
 
-def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str | None]:
+def _command_line(name: str, parameter: Option, value: Resolved) -> tuple[list[str], str | None]:
     """The words of one argument, and what is wrong with its value."""
-    if parameter.kind == "flag":
+    if parameter.is_switch:
         if not isinstance(value, bool):
             return [], f"it is a switch: give true or false, not {as_text(value)!r}"
-        chosen = f"--{parameter.name}" if value else parameter.negative
-        return ([] if chosen is None else [chosen]), None
+        return [f"--{one}" for one in parameter.names if (one == name) == value], None
     texts = _texts(value, parameter)
-    fault = next((fault for fault in map(parameter.fault, texts) if fault is not None), None)
-    if parameter.kind == "positional":
+    faults = (parameter.owner.fault(parameter.name, text) for text in texts)
+    fault = next(filter(None, faults), None)
+    if parameter.spec.argument:
         return texts, fault
-    return [word for text in texts for word in (f"--{parameter.name}", text)], fault
+    return [word for text in texts for word in (f"--{name}", text)], fault
 
 
 def lies_in(path: Path, directory: Path) -> bool:
@@ -289,18 +266,9 @@ def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> 
             if source in named or any(related(source, output) for output in outputs) or source.exists():
                 continue
             named.add(source)
-            later = (
-                one for one in steps[number + 1 :] if any(lies_in(source, output) for output in one.makes)
-            )
-            reason = next((f"only the later step {one.name!r} makes it" for one in later), "no step makes it")
             given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
             remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
-            faults.append(f"step {step.name!r}: its input {source} does not exist, and {reason}{remedy}")
+            faults.append(
+                f"step {step.name!r}: its input {source} does not exist, and no earlier step makes it{remedy}"
+            )
     return faults
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Steps by name; of many the first alone, and how many more."""
-    if len(names) > 3:
-        return f"{names[0]!r} and {len(names) - 1} more"
-    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from prunecli.recipes.engine import Step, related
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.hub.fetch import commit_of
 from prunecli.tensors.json_files import lenient, read_json
+from prunecli.tensors.unfinished import digest
 
 FORMAT = "prunecli.run/1"
 HASHED_WHOLE_BYTES = 16 * 2**20
@@ -35,13 +35,13 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
         return None
     # Links are left as they are.
     home, *excluded = (Path(os.path.abspath(item)) for item in (path, *exclude))  # noqa: PTH100
-    digest = hashlib.sha256()
+    content_hash = hashlib.sha256()
     for file in _files(home, set(excluded)):
         status = file.stat()
         content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else str(status.st_mtime_ns)
         name = file.relative_to(home).as_posix()
-        digest.update(f"{name}\0{status.st_size}\0{content}\n".encode())
-    return f"directory:{digest.hexdigest()}"
+        content_hash.update(f"{name}\0{status.st_size}\0{content}\n".encode())
+    return f"directory:{content_hash.hexdigest()}"
 
 
 def _files(directory: Path, excluded: set[Path]) -> Iterator[Path]:
@@ -56,11 +56,11 @@ def _files(directory: Path, excluded: set[Path]) -> Iterator[Path]:
 
 
 def _file_hash(path: Path) -> str:
-    digest = hashlib.sha256()
+    content_hash = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+            content_hash.update(block)
+    return content_hash.hexdigest()
 
 
 def inputs_of(step: Step) -> dict[str, str | None]:
@@ -75,8 +75,7 @@ def inputs_of(step: Step) -> dict[str, str | None]:
 
 def fingerprint(step: Step, inputs: Mapping[str, str | None]) -> str:
     """sha256 over the command, its arguments, the version of prunecli and the content of the inputs."""
-    text = json.dumps([step.command, step.arguments, __version__, inputs], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest([step.command, step.arguments, __version__, inputs])
 
 
 @dataclass(frozen=True)

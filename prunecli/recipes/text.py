@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -54,12 +53,6 @@ def find_recipe(given: str) -> Path:
         else "prunecli run --list names those that come with it.",
     )
 
-
-MOST_STEPS = 1000
-"""Steps that one `for-each` may come to, and values of one list."""
-
-LONGEST_TEXT = 100_000
-"""Characters of a value with its variables filled in: they may double one another."""
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([^}]*)\})")
 
@@ -141,14 +134,9 @@ def read_recipe(path: Path) -> RecipeText:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: this is not YAML: {reason_of(error)}") from error
-    except RecursionError as error:
-        raise UsageError(f"{path}: its lists and mappings lie too deep in each other") from error
-    except (ValueError, TypeError, AttributeError) as error:  # of tags, such as `!!int x`
-        raise UsageError(
-            f"{path}: a value is not of its tag: {reason_of(error)}", "Leave the tags out."
-        ) from error
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError) as error:
+        # The last three come from tags, such as `!!int x`.
+        raise UsageError(f"{path}: this is not YAML of a recipe: {reason_of(error)}") from error
     if not isinstance(text, dict):
         raise UsageError(f"{path}: a recipe is a mapping that has `steps`")
     try:
@@ -206,12 +194,9 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     if isinstance(value, list):
         found: list[Scalar] = []
         for item in value:
-            for seen in each(references(item), variables, where, faults):
+            for seen in each(references(item), variables):
                 filled = substitute(item, seen, where, faults)
                 found += filled if isinstance(filled, list) else [filled]
-            if len(found) > MOST_STEPS:
-                faults.append(f"{where}: more than {MOST_STEPS:,} values")
-                return []
         return found
     if isinstance(value, bool):
         return value
@@ -225,21 +210,12 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     alone = _REFERENCE.fullmatch(value)
     if alone is not None and alone[1] is None:
         return known(alone[2])
-    filled_in = _REFERENCE.sub(lambda match: "$" if match[1] else as_text(known(match[2])), value)
-    if len(filled_in) > LONGEST_TEXT:
-        faults.append(f"{where}: longer than {LONGEST_TEXT:,} characters with its variables filled in")
-        return ""
-    return filled_in
+    return _REFERENCE.sub(lambda match: "$" if match[1] else as_text(known(match[2])), value)
 
 
-def each(
-    names: Iterable[str], variables: Mapping[str, Resolved], where: str, faults: list[str]
-) -> Iterator[Mapping[str, Resolved]]:
+def each(names: Iterable[str], variables: Mapping[str, Resolved]) -> Iterator[Mapping[str, Resolved]]:
     """The variables with one value in the place of each list among `names`: once for each combination."""
     lists = {name: value for name in names if isinstance(value := variables.get(name), list)}
-    if math.prod(map(len, lists.values())) > MOST_STEPS:
-        faults.append(f"{where}: more than {MOST_STEPS:,} combinations")
-        return
     for combination in product(*lists.values()):
         yield {**variables, **dict(zip(lists, combination, strict=True))}
 
@@ -304,5 +280,5 @@ def expand(
         choices[name] = filled if isinstance(filled, list) else [filled]
         if name in variables:
             faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
-    for seen in each(choices, {**variables, **choices}, f"steps[{number}].for-each", faults):
+    for seen in each(choices, {**variables, **choices}):
         yield as_text(substitute(step.name, seen, f"steps[{number}].name", faults)), seen

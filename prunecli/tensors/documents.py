@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import OutputError, PruneError
-from prunecli.tensors.json_files import HALF
 from prunecli.tensors.transaction import new_file, refuse_output
 
 _OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
@@ -32,11 +31,12 @@ def write_json(
     path = Path(path)
     refuse_output(path, "file", force=force)
     try:
-        text = escaped(_text(payload, 0, allow_nan=allow_nan)) + "\n"
+        text = _text(payload, 0, allow_nan=allow_nan) + "\n"
     except (TypeError, ValueError) as error:
         raise PruneError(f"{path}: not written: {error}") from error
     with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        # Names of files may hold halves of surrogate pairs; Python escapes them as JSON does.
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def refuse_unwritable(path: Path, *, force: bool) -> None:
@@ -86,11 +86,6 @@ def layers_path(output: Path, whose: str = "") -> Path:
 
 def _states(output: Path) -> tuple[str, str]:
     return f".{output.name}.partial", f".{output.name}.layers"
-
-
-def escaped(text: str) -> str:
-    """JSON text in which such halves, as names of files may give them, are written as escapes."""
-    return HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _text(value: Any, depth: int, *, allow_nan: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -63,29 +63,27 @@ class SideFiles:
 def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
     """Sort what lies beside the weights, by `belonging`.
 
-    Links to files are followed, as the snapshots of the hub's cache are made of them; links to folders where
-    modules.json names them.
+    Links to files are followed, as the snapshots of the hub's cache are made of them; links to folders are not.
 
     Args:
         weights: the files whose tensors are rewritten.
     """
-    modules = folders_of(directory)
-    linked = {folder.split("/")[0] for folder in modules}
-    sizes: dict[str, int] = {}
-    odd: list[str] = []
-    for path in _walk(directory, linked):
-        name = path.relative_to(directory).as_posix()
-        if path.is_dir() or not path.is_file():
-            odd += [f"{name}/" if path.is_dir() else name]
-        elif path not in weights and name not in _REWRITTEN:
-            sizes[name] = path.stat().st_size
-    carried, left_out = belonging(sizes, modules)
-    # A link, or what is no file, within a folder that goes as a whole is not worth a word.
-    odd = [name for name in odd if "/" not in name[:-1] or name.split("/")[0] in linked]
+    sizes = {
+        path.relative_to(directory).as_posix(): path.stat().st_size
+        for path in directory.rglob("*")
+        if path not in weights and path.is_file()
+    }
+    for name in _REWRITTEN:
+        sizes.pop(name, None)
+    carried, left_out = belonging(sizes, folders_of(directory))
+    for path in directory.iterdir():
+        is_folder = path.is_dir()
+        if not path.name.startswith(".") and (path.is_symlink() if is_folder else not path.is_file()):
+            left_out.append(f"{path.name}/" if is_folder else path.name)
     return SideFiles(
         tuple(directory / name for name in carried),
         # A name need not be text, and this one is printed.
-        tuple(os.fsencode(name).decode("utf-8", "replace") for name in sorted([*left_out, *odd])),
+        tuple(os.fsencode(name).decode("utf-8", "replace") for name in sorted(left_out)),
     )
 
 
@@ -170,22 +168,6 @@ def _is_part(folder: str, names: Collection[str], nbytes: int) -> bool:
         and nbytes <= LARGEST_FOLDER_BYTES
         and not any(name.endswith((*WEIGHTS, *_DATA)) for name in names)
     )
-
-
-def _walk(directory: Path, followed: Collection[str]) -> Iterator[Path]:
-    """Yield the files in a directory and its folders, and the folders that are not entered; hidden ones are left out.
-
-    Args:
-        followed: folders of the directory that are gone into even as links, unless they hold the directory.
-    """
-    for path in sorted(directory.iterdir()):
-        if path.name.startswith("."):
-            continue
-        is_followed = path.name in followed and not directory.resolve().is_relative_to(path.resolve())
-        if path.is_dir() and (is_followed or not path.is_symlink()):
-            yield from _walk(path, ())
-        else:
-            yield path
 
 
 ADAPTER = "adapter_config.json"

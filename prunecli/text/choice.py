@@ -35,19 +35,16 @@ WHOLE_SPLITS = ("train", "val", "dev")
 
 _PLAIN: tuple[TaskName, ...] = ("mlm", "lm")
 _TASKS: Mapping[str, tuple[TaskName, ...]] = {
-    **dict.fromkeys(("data", "source_file", "target_file", "langs", "pairs"), ("translation",)),
-    **dict.fromkeys(("valid_split", "spm", "hypotheses", "groups", "beam", "comet"), ("translation",)),
-    **dict.fromkeys(("labelled", "valid_labelled"), ("classification",)),
-    **dict.fromkeys(("files", "valid_text", "whole_files", "context", "memory"), _PLAIN),
+    **dict.fromkeys(
+        ("data", "source_file", "target_file", "langs", "pairs", "valid_split"), ("translation", "embedding")
+    ),
+    **dict.fromkeys(("spm", "hypotheses", "groups", "beam", "comet"), ("translation",)),
+    **dict.fromkeys(("labelled", "valid_labelled"), ("classification", "embedding")),
+    **dict.fromkeys(("files", "valid_text", "whole_files", "context"), (*_PLAIN, "embedding")),
+    "memory": _PLAIN,
     **dict.fromkeys(("stride", "continuations"), ("lm",)),
 }
 """Option -> the tasks that it goes with."""
-_OF_EMBEDDING = (
-    *("data", "source_file", "target_file", "langs", "pairs"),
-    *("labelled", "files", "whole_files", "context"),
-    *("valid_split", "valid_text", "valid_labelled"),
-)
-"""Options that go with the vectors of texts."""
 _NEEDS: Mapping[TrainingTask, str] = {
     "translation": "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
     "classification": "Give `labelled=FILE`: label<TAB>text on every line, or JSON lines.",
@@ -187,17 +184,7 @@ class TextChoice(Options):
     @property
     def given(self) -> dict[str, bool]:
         """Name of each option that names text -> whether it was given."""
-        names = (
-            "data",
-            "source_file",
-            "target_file",
-            "langs",
-            "pairs",
-            "files",
-            "whole_files",
-            "labelled",
-            "context",
-        )
+        names = [name for name in _TASKS if name in TextChoice.model_fields]
         return {name: getattr(self, name) not in (None, ()) for name in names}
 
     @property
@@ -226,9 +213,8 @@ class TextChoice(Options):
             raise UsageError(f"task={task!r}: no such choice", f"Choose one of {', '.join(_NEEDS)}.")
         given = self.given | dict(more or {})
         for name, is_given in given.items():
-            tasks = (*_TASKS[name], *(also_plain if _TASKS[name] == _PLAIN else ()))
-            fits = name in _OF_EMBEDDING if task == "embedding" else task in tasks
-            if is_given and not fits:
+            tasks = (*_TASKS[name], *(also_plain if "mlm" in _TASKS[name] else ()))
+            if is_given and task not in tasks:
                 name = _spelt(name, self.whole_files)
                 raise UsageError(f"{name} goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import importlib
 import re
 import zlib
@@ -60,6 +61,11 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     if not lines[-1]:
         lines.pop()
     return tuple(line.removesuffix("\r") for line in lines)
+
+
+def lines_sha256(lines: Iterable[str]) -> str:
+    """A hash of lines in their order."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
 from prunecli.tensors.json_files import read_json
-from prunecli.tensors.quantities import Names, as_text
-from prunecli.text.files import PACKED, SHOWN, near_names, read_lines, require_count
+from prunecli.tensors.quantities import Names, parse_names
+from prunecli.text.files import PACKED, SHOWN, lines_sha256, near_names, read_lines, require_count
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
-_UNPACKED_BY = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,6 @@ class ParallelText:
         return replace(self, sentences={name: lines[:count] for name, lines in self.sentences.items()})
 
 
-def lines_sha256(lines: Sequence[str]) -> str:
-    """A hash of lines in their order."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def pair_name(source: str, target: str) -> str:
     """The name of a direction: `eng_Latn-fra_Latn`."""
     return f"{source}-{target}"
@@ -81,9 +73,9 @@ def parse_pairs(
     if pairs is not None and langs is not None:
         raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
     if pairs is not None:
-        directions = [_parse_pair(part, available) for part in _listed(pairs)]
+        directions = [_parse_pair(part, available) for part in parse_names("pairs", pairs)]
     else:
-        names = list(available) if langs is None else _listed(langs)
+        names = available if langs is None else parse_names("langs", langs)
         for name in names:
             _check_language(name, available)
         directions = [(source, target) for source in names for target in names if source != target]
@@ -92,10 +84,6 @@ def parse_pairs(
             "no language pair: a pair needs two languages", "Give `pairs=a-b`, or `langs` with two or more."
         )
     return tuple(dict.fromkeys(directions))
-
-
-def _listed(names: Names) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in as_text(names).split(",") if part.strip()))
 
 
 def _parse_pair(text: str, available: Sequence[str]) -> tuple[str, str]:
@@ -162,7 +150,7 @@ def read_pair(source_file: Path | str, target_file: Path | str, pair: Names) -> 
         UsageError: `pair` is not one direction.
         DataError: as `read_parallel`.
     """
-    parts = _listed(pair)
+    parts = parse_names("pairs", pair)
     halves = parts[0].split("-") if len(parts) == 1 else []
     if len(halves) != 2 or not all(halves) or halves[0] == halves[1]:
         raise UsageError(
@@ -195,15 +183,6 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
         raise DataError(f"{directory}: no such directory", "Name a directory of text with `data`.")
     files = _splits(directory).get(split)
     if not files:
-        for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
-            names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-            for suffix, tool in _UNPACKED_BY.items():
-                if packed := [name for name in names if fnmatchcase(name, pattern + suffix)]:
-                    more = ", …" if len(packed) > 1 else ""
-                    raise DataError(
-                        f"{directory}: the split {split!r} is compressed ({min(packed)}{more})",
-                        f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
-                    )
         splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",

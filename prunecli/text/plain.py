@@ -20,6 +20,7 @@ from prunecli.text.files import (
     TextFile,
     is_hub_data,
     is_json_lines,
+    lines_sha256,
     names_of,
     parsed_line,
     read_hub_data,
@@ -52,7 +53,7 @@ class PlainText:
     @property
     def sha256(self) -> str:
         """A hash of the texts."""
-        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+        return lines_sha256(self.texts)
 
     @property
     def by_name(self) -> dict[str, list[int]]:
@@ -306,8 +307,7 @@ class LabelledText:
     @property
     def sha256(self) -> str:
         """A hash of the examples."""
-        rows = [self.labels, self.texts, *([] if self.seconds is None else [self.seconds])]
-        return hashlib.sha256("\n".join("\n".join(row) for row in rows).encode()).hexdigest()
+        return lines_sha256([*self.labels, *self.texts, *(self.seconds or ())])
 
     def first(self, count: int | None) -> LabelledText:
         """The first `count` examples; all of them where it is None.

@@ -23,7 +23,8 @@ from prunecli.running.encoding import labelled_examples, text_examples, translat
 from prunecli.running.examples import Examples, TokenExamples
 from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, columns
-from prunecli.text.parallel import ParallelText, has_split, lines_sha256, pair_name, read_parallel
+from prunecli.text.files import lines_sha256
+from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer

@@ -157,7 +157,7 @@ def test_near_names(line, suggestion, tmp_path, monkeypatch):
 def test_old_names_of_options(command, old, new, tmp_path):
     known, values = parameters()[command], ONLY_WITH.get((command, old))
     assert (old[2:] in known) == (values is not None)
-    value = "" if known[new[2:]].kind == "flag" else f"={values[0] if values else 8}"
+    value = "" if known[new[2:]].is_switch else f"={values[0] if values else 8}"
     line = f"{old} is called {new} now.\n"
     assert rounds.run(f"{command} nowhere {old}{value}", tmp_path).err.startswith(line)
     for other in (f"{new}{value} -- {old}", f"--output={old}"):

@@ -199,7 +199,7 @@ def test_every_checkpoint_of_a_command_may_be_of_the_hub():
         (command, name)
         for command, parameters in parameters().items()
         for name, parameter in parameters.items()
-        if parameter.role == "checkpoint"
+        if parameter.spec.role == "checkpoint"
     }
     assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report", "shrink"}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles

@@ -240,7 +240,7 @@ def text_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("reader", "--text", "a.txt", *PAIR), "--pairs goes with --task translation, not lm"),
+        (("reader", "--text", "a.txt", *PAIR), "--pairs goes with --task translation or embedding, not lm"),
         (
             (
                 "translator",

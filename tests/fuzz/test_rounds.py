@@ -330,15 +330,6 @@ def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_pat
         assert max(map(len, ran.err.splitlines())) < 1100
 
 
-def test_combinations_without_end_are_refused(tmp_path):
-    digits = "[0,1,2,3,4,5,6,7,8,9]"
-    each = ", ".join(f"{letter}: {digits}" for letter in "abcdefg")
-    (tmp_path / "r.yaml").write_text(f"steps: [{{name: x, command: inspect, for-each: {{{each}}}}}]\n")
-    ran = run("run r.yaml --dry-run", tmp_path, 20)
-    assert ran.status == 2
-    assert "more than 1,000 combinations" in ran.err
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such signal")
 def test_a_step_ends_with_the_run_that_was_killed():
     step = "import time; from prunecli import processes; processes.end_with_parent(); "

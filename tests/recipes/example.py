@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-from prunecli.recipes.engine import Parameter, resolve
+from pathlib import Path
+
+from prunecli.options import Option, Options, argument, option
+from prunecli.recipes.engine import resolve
 from prunecli.recipes.text import read_recipe
 
 
-def _number(text):
-    return None if text.replace(".", "").isdigit() else f"{text!r} is not a number"
+class Collect(Options):
+    checkpoint: Path | None = argument(None, "", "CHECKPOINT", role="input")
+    data: Path | None = option(None, "", role="input")
+    langs: str | None = option(None, "")
+    output: Path | None = option(None, "", role="output")
+    force: bool = option(False, "")
+    quiet: bool = option(False, "")
 
 
-COMMANDS = {
-    "collect": {
-        parameter.name: parameter
-        for parameter in (
-            Parameter("checkpoint", kind="positional", role="input"),
-            Parameter("data", role="input"),
-            Parameter("langs"),
-            Parameter("output", role="output"),
-            Parameter("force", kind="flag"),
-            Parameter("quiet", kind="flag"),
-        )
-    },
-    "prune": {
-        parameter.name: parameter
-        for parameter in (
-            Parameter("checkpoint", kind="positional", role="input"),
-            Parameter("gates", role="input", multiple=True),
-            Parameter("ratio", fault=_number),
-            Parameter("balance"),
-            Parameter("memory", kind="flag", negative="--no-memory"),
-            Parameter("keep-at", beside=".steps"),
-            Parameter("output", role="output"),
-            Parameter("force", kind="flag"),
-        )
-    },
-    "evaluate": {
-        parameter.name: parameter
-        for parameter in (
-            Parameter("checkpoints", kind="positional", role="input", multiple=True, required=True),
-            Parameter("output", role="output"),
-        )
-    },
-}
+class Prune(Options):
+    checkpoint: Path | None = argument(None, "", "CHECKPOINT", role="input")
+    gates: tuple[Path, ...] = option((), "", role="input")
+    ratio: float | None = option(None, "")
+    balance: str | None = option(None, "")
+    memory: bool = option(True, "", flag="--memory/--no-memory")
+    keep_at: tuple[int, ...] = option((), "", beside=".steps")
+    output: Path | None = option(None, "", role="output")
+    force: bool = option(False, "")
+
+
+class Evaluate(Options):
+    checkpoints: tuple[Path, ...] = argument(..., "", "CHECKPOINT", role="input")
+    output: Path | None = option(None, "", role="output")
+
+
+def named(options: type[Options]) -> dict[str, Option]:
+    """The options by the names that recipes give them."""
+    return {name: one for one in options.list_options().values() for name in one.names}
+
+
+COMMANDS = {"collect": named(Collect), "prune": named(Prune), "evaluate": named(Evaluate)}
 
 RECIPE = """\
 variables:

@@ -146,18 +146,6 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(plain):
     assert added(directory, before) == (expected, ("around/", "broken.txt", "outside/", "pipe"))
 
 
-def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path):
-    directory = sentence_model(tmp_path / "model")
-    (directory / "1_Pooling").rename(tmp_path / "pooling")
-    (directory / "1_Pooling").symlink_to("../pooling")
-    assert "1_Pooling/config.json" in found(directory)[0]
-    (directory / "1_Pooling").unlink()
-    (directory / "1_Pooling").symlink_to("..")
-    carried, left_out = found(directory)
-    assert not any(name.startswith("1_Pooling") for name in carried)
-    assert left_out == ("1_Pooling/",)
-
-
 @pytest.mark.parametrize(
     ("text", "folders"),
     [

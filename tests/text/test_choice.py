@@ -79,9 +79,9 @@ def test_results_name_the_text(choice, texts, split):
 
 def test_options_of_other_tasks_are_refused():
     choice = TextChoice(files=(Path("a"),), langs="a,b")
-    with pytest.raises(UsageError, match="`langs` goes with `task=translation`, not lm"):
+    with pytest.raises(UsageError, match="`langs` goes with `task=translation or embedding`, not lm"):
         choice.check_task("lm")
-    with pytest.raises(UsageError, match="`files` goes with `task=mlm or lm`, not translation"):
+    with pytest.raises(UsageError, match="`files` goes with `task=mlm or lm or embedding`, not translation"):
         TextChoice(files=(Path("a"),)).check_task("translation")
     with pytest.raises(UsageError, match="`stride` goes with `task=lm`, not mlm"):
         TextChoice(files=(Path("a"),)).check_task("mlm", {"stride": True, "spm": False})

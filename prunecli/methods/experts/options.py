@@ -25,8 +25,6 @@ from prunecli.tensors.quantities import bytes_text
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-DEFAULT_RATIO = 0.8
-"""Of translation models: the published choice."""
 DEFAULT_TEXT_RATIO = 0.25
 """Of language models: the most that costs their tasks little (2510.13999, Table 2)."""
 SCOPES: Mapping[Strategy, Literal["axis", "side", "model"]] = {
@@ -44,7 +42,7 @@ def of_language_model(checkpoint: Checkpoint) -> bool:
 
 def default_ratio(checkpoint: Checkpoint) -> float:
     """Fraction of the experts that goes where no amount is given."""
-    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else DEFAULT_RATIO
+    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else ExpertOptions.DEFAULT_RATIO
 
 
 def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
