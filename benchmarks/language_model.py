@@ -94,7 +94,7 @@ def split(model: prunecli.Checkpoint, options: argparse.Namespace, folder: Path)
         else:
             documents = [text for line in part for text in line.rstrip("\n").split("\t")[1:]]
         file.write_text("".join(json.dumps({"text": one}) + "\n" for one in documents if one.strip()))
-    test, scored, train = (prunecli.TextChoice(files=file) for file in files)
+    test, scored, train = (prunecli.TextChoice(files=(file,)) for file in files)
     if task == "lm":
         return Texts(test, scored, train, task, "perplexity")
     labelled = folder / "test.tsv"
@@ -132,7 +132,7 @@ def rows(texts: Texts, options: argparse.Namespace, folder: Path) -> dict[str, P
             scoring = prunecli.ScoreOptions(device=options.device, per=how.get("per"))
             prunecli.score_heads(opened, texts.scored, scoring, file, task=texts.task)
         own = {key: value for key, value in how.items() if key != "per"}
-        chosen = prunecli.HeadOptions(scores=file, ratio=ratio, seed=options.seed, **own)
+        chosen = prunecli.HeadOptions(scores=(file,), ratio=ratio, seed=options.seed, **own)
         return prunecli.cut(opened, prunecli.plan_heads(opened, chosen))
 
     def shared(opened: prunecli.Checkpoint, ratio: float) -> prunecli.Rewrite:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -114,10 +114,12 @@ ComputeDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto"
 """Type to compute in."""
 RunningDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
 """Type to compute in, for a model that is not trained."""
-if TYPE_CHECKING:
-    Files: TypeAlias = Path | str | Sequence[Path | str]
-else:  # what the values become
-    Files: TypeAlias = tuple[Path, ...]
+Files: TypeAlias = tuple[Path, ...]
+"""Files: one path or several."""
+Name: TypeAlias = Annotated[
+    str, BeforeValidator(lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else value)
+]
+"""A name; a pair as `a-b` or (a, b)."""
 CheckpointPath: TypeAlias = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_path))]
 """Directory of a checkpoint, or a model of the hub (`org/name`)."""
 
@@ -186,7 +188,6 @@ class Option:
         flag, negative: how the command line spells it, and the switch for False, if there is one.
         short: its short form, or an empty text.
         type: type of one value.
-        several: whether there may be several values; `spec.repeated` tells how.
         default: the default; None if it is required.
     """
 
@@ -196,7 +197,6 @@ class Option:
     negative: str
     short: str
     type: Any
-    several: bool
     default: Any
     is_required: bool
     help: str
@@ -369,11 +369,6 @@ class Options(BaseModel):
         return found
 
 
-def paths(files: Path | str | Sequence[Path | str]) -> tuple[Path, ...]:
-    """One file, or several."""
-    return (Path(files),) if isinstance(files, Path | str) else tuple(map(Path, files))
-
-
 def _spec(field: FieldInfo) -> Spec | None:
     extra = field.json_schema_extra
     spec = extra.get("option") if isinstance(extra, dict) else None
@@ -401,7 +396,6 @@ def _option(cls: type[Options], name: str, field: FieldInfo, spec: Spec) -> Opti
         negative,
         short,
         kind,
-        several,
         default,
         field.is_required(),
         (field.description or "").format(cls=cls),

@@ -35,10 +35,9 @@ from prunecli.results.similarity import Similarity, ends_of
 from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.examples import Examples
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Pairs, columns
+from prunecli.text.choice import Pairs, Text, columns
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 
 Outputs = Mapping[Component, Features]
@@ -74,7 +73,7 @@ class Portion:
         return lines_sha256([*first, "", *chain(*others)])
 
 
-def portions_of(text: ParallelText | PlainText, pairs: Pairs = ()) -> list[Portion]:
+def portions_of(text: Text, pairs: Pairs = ()) -> list[Portion]:
     """A portion for each pair, without the lines that are blank on either side; one of all plain texts.
 
     Raises:

@@ -24,9 +24,10 @@ from prunecli.options import (
     CheckpointPath,
     argument,
     option,
-    paths,
 )
+from prunecli.progress import unsaid
 from prunecli.text.choice import TextChoice
+from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Languages, Texts
@@ -78,7 +79,6 @@ def compare_models(options: CompareModels) -> None:
     from prunecli.modules.fitting import dtype_name, fitting_dtype
     from prunecli.results.document import header
     from prunecli.results.similarity import Similarity
-    from prunecli.text.plain import read_plain
 
     options.check_outputs()
     if options.checkpoint is not None:
@@ -97,22 +97,18 @@ def compare_models(options: CompareModels) -> None:
     opened = {label: open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
     options = options.model_copy(update={"dtype": dtype_name(dtype)})
-    if options.context is not None and not options.files:
-        raise UsageError("`context` goes with `files`", "Leave it out.")
     choice = with_demo_text(options, compared)
-    if choice.files:
-        if any(given for name, given in choice.given.items() if name not in ("files", "context")):
+    task: TaskName = "mlm" if choice.files else "translation"
+    plain = ("files", "context")
+    for name, given in choice.given.items():
+        if given and (name in plain) != bool(choice.files):
             raise UsageError(
-                "`files` does not go with `data`, `source_file`, `target_file`, `langs` or `pairs`",
-                "Plain text is for models with one stack; leave out one of the two.",
+                f"`{name}` {'does not go' if choice.files else 'goes'} with `files`", "Leave it out."
             )
-        plain = read_plain(paths(choice.files), max_sentences=options.max_sentences)
-        portions = portions_of(plain)
-    else:
-        parallel, directions = choice.parallel(console.note)
-        if options.pairs is None and options.langs is None:
-            directions = pruned_pairs(list(labels.values()), directions) or directions
-        portions = portions_of(parallel, directions)
+    text, directions = choice.text_of(task, unsaid if choice.files else console.note)
+    if options.pairs is None and options.langs is None:
+        directions = pruned_pairs(list(labels.values()), directions) or directions
+    portions = portions_of(text, directions)
     names = list(opened)
     found = compare(opened, portions, options, console.progress())
     shown = names[: len(compared)]

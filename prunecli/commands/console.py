@@ -141,8 +141,9 @@ def print_json(payload: Mapping[str, Any]) -> None:
 
 def show(*tables: Shown) -> None:
     """Print tables on stdout, each as several below one another if the output is too narrow for one."""
-    for one in tables:
-        _show(one)
+    for one in tables if processes.rank() == 0 else ():
+        if one.rows:
+            _show(one)
 
 
 def table(
@@ -156,12 +157,10 @@ def table(
     from prunecli.results.document import Shown
 
     made = Shown(title, rows) if columns is None else Shown.of(title, rows, columns)
-    _show(replace(made, text_columns=text_columns, keys=keys))
+    show(replace(made, text_columns=text_columns, keys=keys))
 
 
 def _show(shown: Shown) -> None:
-    if processes.rank() != 0 or not shown.rows:
-        return
     from rich import box
     from rich.table import Table
     from rich.text import Text

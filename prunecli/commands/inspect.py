@@ -221,15 +221,21 @@ def show_fits(fits: Fit, *, is_stock: bool, quantised: bool) -> None:
     named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
     rows = [
         {
+            **vars(way),
             "way": name,
-            "weights": console.bytes_text(way.weight_bytes),
-            "besides": console.bytes_text(way.needed_bytes - way.weight_bytes),
-            "together": console.bytes_text(way.needed_bytes),
-            "fits": "yes" if way.fits else "no",
+            "besides": way.needed_bytes - way.weight_bytes,
+            "is": ("no", "yes")[way.fits],
         }
         for name, way in named
     ]
-    console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows)
+    columns = {
+        "way": "{way}",
+        "weights": "{weight_bytes!b}",
+        "besides": "{besides!b}",
+        "together": "{needed_bytes!b}",
+        "fits": "{is}",
+    }
+    console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows, columns)
     for line in _assumed(fits, is_stock=is_stock):
         console.out(line)
 

@@ -13,8 +13,7 @@ from prunecli.commands.checkpoints import CHECKPOINT
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, Options, option
-from prunecli.tensors.quantities import Names
+from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, Name, Options, option
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ class WordsOptions(TextChoice):
         panel=TEXT,
         recorded=False,
     )
-    langs: Names | None = option(
+    langs: tuple[Name, ...] | None = option(
         None,
         "Languages of --data whose text is read. Default: all.",
         metavar="A,B",

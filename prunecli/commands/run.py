@@ -166,7 +166,5 @@ def _stop(child: subprocess.Popen[bytes], error: BaseException) -> None:
 def _shares_terminal() -> bool:
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except AttributeError:  # Windows: a console signals every process that it holds
-        return True
     except (OSError, ValueError):
         return False

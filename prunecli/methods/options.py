@@ -20,7 +20,6 @@ from prunecli.options import (
     advanced_option,
     hidden_option,
     option,
-    paths,
     selection_option,
 )
 
@@ -547,7 +546,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
     def files(self) -> tuple[Path, ...]:
         """The files of statistics; none if the statistics are given."""
         gates: Any = self.gates
-        return paths(gates) if isinstance(gates, Path | str | Sequence) else ()
+        return gates if isinstance(gates, tuple) else ()
 
 
 class VocabularyOptions(Options):

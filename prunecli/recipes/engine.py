@@ -228,8 +228,8 @@ def _command_line(name: str, parameter: Option, value: Resolved) -> tuple[list[s
 
 def lies_in(path: Path, directory: Path) -> bool:
     """Whether `path` is `directory` or lies below it, by name alone."""
-    inner, outer = os.path.abspath(path), os.path.abspath(directory)  # noqa: PTH100 (links are left as they are)
-    return inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep)
+    # Links are left as they are.
+    return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(directory))  # noqa: PTH100
 
 
 def related(path: Path, other: Path) -> bool:

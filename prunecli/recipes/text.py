@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -13,6 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from prunecli.errors import PruneError, UsageError, reason_of
+from prunecli.text.files import near_names
 
 _PACKAGED = Path(__file__).parent / "files"
 DIRECTORY = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "recipes"
@@ -44,13 +44,8 @@ def find_recipe(given: str) -> Path:
         return path
     if given in known:
         return known[given]
-    near = [name for name in known if path.stem and path.stem in name]
-    near = near or difflib.get_close_matches(path.stem, known, n=1)
     raise PruneError(
-        f"{given}: no such file, and no recipe of this name",
-        f"Did you mean {' or '.join(near)}?"
-        if near
-        else "prunecli run --list names those that come with it.",
+        f"{given}: no such file, and no recipe of this name", near_names(path.stem, known, "Recipes")
     )
 
 
@@ -222,8 +217,7 @@ def each(names: Iterable[str], variables: Mapping[str, Resolved]) -> Iterator[Ma
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return the suggestion for an unknown `name`."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f" (there are: {', '.join(sorted(known)) or 'none'})"
+    return f" ({near_names(name, known)})"
 
 
 def resolve_variables(

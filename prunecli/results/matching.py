@@ -15,7 +15,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
 from prunecli.model.find_axes import axes_of
 from prunecli.model.quantised import method_of
-from prunecli.options import paths
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores
 
@@ -158,7 +157,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
 
 def scores_for(
     checkpoint: Checkpoint,
-    given: Scores | Path | str | Sequence[Path | str],
+    given: Scores | tuple[Path, ...],
     kind: Kind,
     axes: Sequence[Axis] | None = None,
 ) -> Scores:
@@ -174,7 +173,6 @@ def scores_for(
     match = partial(match_scores, checkpoint=checkpoint, axes=axes)
     if isinstance(given, Scores):
         return match(given)
-    files = paths(given)
     remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
-    parts = read_matching(files, partial(read_scores, kind=kind), match, remedy)
-    return merge(parts, [str(path) for path in files])
+    parts = read_matching(given, partial(read_scores, kind=kind), match, remedy)
+    return merge(parts, [str(path) for path in given])

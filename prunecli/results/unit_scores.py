@@ -13,7 +13,6 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats, Origin
-from prunecli.options import paths
 from prunecli.results.document import (
     Count,
     Document,
@@ -474,6 +473,6 @@ def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores
     )
 
 
-def files_of(given: Scores | Path | str | Sequence[Path | str] | None) -> tuple[Path, ...]:
+def files_of(given: Scores | tuple[Path, ...] | None) -> tuple[Path, ...]:
     """The files of scores; none where they are given themselves."""
-    return () if given is None or isinstance(given, Scores) else paths(given)
+    return () if given is None or isinstance(given, Scores) else given

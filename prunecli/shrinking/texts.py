@@ -51,7 +51,7 @@ def written(data: Dataset, folder: Path, split: str) -> TextChoice:
     if isinstance(text, ParallelText):
         for language, lines in text.sentences.items():
             (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return TextChoice(data=folder, pairs=",".join(pair_name(*pair) for pair in data.pairs), split=split)
+        return TextChoice(data=folder, pairs=tuple(pair_name(*pair) for pair in data.pairs), split=split)
     if isinstance(text, LabelledText):
         rows = zip(text.labels, text.texts, *filter(None, [text.seconds]), strict=True)
         path = folder / f"{split}.tsv"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shlex
 import struct
 import tempfile
 import warnings
@@ -14,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
+from prunecli.architectures import OLDER_TYPES
 from prunecli.errors import CheckpointError, UsageError, reason_of
 from prunecli.private import fake_tensors
 from prunecli.tensors.dtypes import is_known, parse_dtype
@@ -82,15 +81,9 @@ def find_weights(
         index = directory / f"{name}.index.json"
         if index.is_file():
             return _sharded(directory, index, elsewhere)
-    remedy = ""
-    if (directory / "config.json").is_file():
-        model_type = str(read_config(directory).get("model_type")).removeprefix(REDUCED_PREFIX)
-        if model_type in FAMILIES:  # then a config.json is all that training from random weights needs
-            command = f"prunecli finetune --from-scratch {shlex.quote(str(directory))}"
-            remedy = f", or train it from random ones: {command}"
     raise _elsewhere(directory) or CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
-        f"Download or copy the weight files into it{remedy}.",
+        "Download or copy the weight files into it.",
     )
 
 

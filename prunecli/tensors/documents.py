@@ -44,8 +44,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
 
     Raises:
         OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
-            of prunecli's, or lies in no directory, or in one that cannot be written to; or a directory, or a
-            link, stands where an unfinished run keeps its state.
+            of prunecli's, or lies in no directory, or in one that cannot be written to.
     """
     refuse_output(path, "file", force=force)
     if path.is_file() and not _is_replaceable(path):
@@ -53,13 +52,6 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
             f"{path}: no result of prunecli's; `force` replaces only those",
             "Choose another path, or remove it.",
         )
-    for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
-        if kept.is_symlink() or kept.is_dir():
-            what = "link" if kept.is_symlink() else "directory"
-            raise OutputError(
-                f"{kept}: a {what}, where an unfinished run would keep its state",
-                "Remove it, or choose another path.",
-            )
 
 
 def _is_replaceable(path: Path) -> bool:
@@ -76,16 +68,12 @@ def _is_replaceable(path: Path) -> bool:
 
 def partial_path(output: Path) -> Path:
     """Return the file that keeps the state of an unfinished run for the file `output`."""
-    return output.with_name(_states(output)[0])
+    return output.with_name(f".{output.name}.partial")
 
 
 def layers_path(output: Path, whose: str = "") -> Path:
     """Return the file for states of batches of an unfinished run by layers; `whose` names one of several processes."""
-    return output.with_name(_states(output)[1] + whose)
-
-
-def _states(output: Path) -> tuple[str, str]:
-    return f".{output.name}.partial", f".{output.name}.layers"
+    return output.with_name(f".{output.name}.layers{whose}")
 
 
 def _text(value: Any, depth: int, *, allow_nan: bool) -> str:

@@ -186,13 +186,11 @@ def check_format(path: Path, value: Any, expected: str, error: type[PruneError])
     stated = value.get("format") if isinstance(value, dict) else None
     if stated == expected:
         return
-    if isinstance(stated, str) and stated.rpartition("/")[0] == expected.rpartition("/")[0]:
-        raise error(
-            f'{path}: has the format "{stated}", this prunecli reads "{expected}"',
-            "Use the prunecli that made it.",
-        )
     what = f'has the format "{stated}"' if stated is not None else "has no format"
-    raise error(f'{path}: {what}, not "{expected}"', "Give a file of the right kind.")
+    raise error(
+        f'{path}: {what}, this prunecli reads "{expected}"',
+        "Give a file of the right kind, or use the prunecli that made it.",
+    )
 
 
 def _refuse_constant(name: str) -> float:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import TypeAlias
 
 from prunecli.errors import UsageError
 
@@ -78,41 +76,6 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:,.2f} GiB"
-
-
-Names: TypeAlias = str | Sequence[str | tuple[str, str]]
-"""Names as text, separated by commas, or one by one; a pair as `a-b` or (a, b)."""
-
-
-def as_text(names: Names) -> str:
-    """The names, separated by commas.
-
-    Raises:
-        UsageError: what is no name.
-    """
-    if isinstance(names, str):
-        return names
-    listed = names if isinstance(names, Sequence) else (names,)
-    words = ["-".join(map(str, name)) if isinstance(name, tuple) else name for name in listed]
-    for word in words:
-        if not isinstance(word, str):
-            raise UsageError(f"{word!r}: no name", "Give names as text: 'a,b' or ['a', 'b'].")
-    return ",".join(words)
-
-
-def parse_names(option: str, names: Names | None) -> tuple[str, ...]:
-    """`a, b` -> (a, b), each once; None -> ().
-
-    Raises:
-        UsageError: one of them is empty, or no name.
-    """
-    if names is None:
-        return ()
-    text = as_text(names)
-    listed = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(listed):
-        raise UsageError(f"`{option}={text}`: an empty name.", "Separate names by single commas.")
-    return listed
 
 
 def counted(count: int, name: str) -> str:

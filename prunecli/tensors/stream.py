@@ -209,17 +209,12 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
     if isinstance(expression, Generated):
         return expression.shape
     if isinstance(expression, Sum):
-        shapes = {shape_of(source, part, name) for part in expression.parts}
-        if len(shapes) != 1 or len(expression.parts) != len(expression.weights):
-            raise ValueError(f"{name}: a sum of {len(expression.parts)} parts of shapes {sorted(shapes)}")
-        return shapes.pop()
+        (one,) = {shape_of(source, part, name) for part in expression.parts}
+        return one
     if isinstance(expression, Concat):
-        parts = [shape_of(source, part, name) for part in expression.parts]
-        axis = expression.axis
-        around = {(*shape[:axis], *shape[axis + 1 :]) for shape in parts}
-        if len(around) != 1 or not all(0 <= axis < len(shape) for shape in parts):
-            raise ValueError(f"{name}: parts of shapes {parts} cannot be joined along axis {axis}")
-        return (*parts[0][:axis], sum(shape[axis] for shape in parts), *parts[0][axis + 1 :])
+        axis, shapes = expression.axis, [shape_of(source, part, name) for part in expression.parts]
+        (around,) = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        return (*around[:axis], sum(shape[axis] for shape in shapes), *around[axis:])
     shape = source.info(expression.source).shape
     if not isinstance(expression, Slices):
         return shape

@@ -8,21 +8,16 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from platform import node
 from secrets import token_hex
 
 from prunecli.errors import HubError, OutputError
 from prunecli.processes import terminations_as_exit, undisturbed
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import Journal, acquire, digest, sync
+from prunecli.tensors.unfinished import Journal, acquire, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
-
-FOREIGN_SECONDS = 3600.0
-"""Time after which a result that another machine left unchanged is taken for abandoned."""
 
 
 @contextmanager
@@ -192,14 +187,6 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-@cache
-def _machine() -> tuple[str, str]:
-    """Short digests of the running kernel, which containers share, and of the host's name, which outlives a boot."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    names = (boot.read_text() if boot.is_file() else node(), node())
-    return digest(names[0])[:6], digest(names[1])[:6]
-
-
 @contextmanager
 def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator[Path]:
     """A hidden name beside `target`, whose lock this process holds within the block.
@@ -230,18 +217,8 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
             locks.callback(path.unlink, missing_ok=True)
             return True
 
-        def is_left(token: str) -> bool:
-            """A network file system may keep locks to the machine: a writer elsewhere is seen by what it writes."""
-            if "-" not in token or any(digest in token for digest in _machine()):
-                return True
-            os.utime(place(token, "lock"))
-            now = place(token, "lock").stat().st_mtime  # by the clock of the file system
-            found = [place(token, ending) for ending in ("partial", "old") if place(token, ending).exists()]
-            files = [file for path in found for file in (path, *path.rglob("*"))]
-            return now - max((file.lstat().st_mtime for file in files), default=0) > FOREIGN_SECONDS
-
         ended = sorted(
-            (token for token in tokens if locked(token) and is_left(token)),
+            (token for token in tokens if locked(token)),
             key=lambda token: done(place(token, "partial")),
         )
         taken = ended[-1] if ended and done(place(ended[-1], "partial")) else None
@@ -255,6 +232,6 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
                 else:
                     path.unlink(missing_ok=True)
         if taken is None:
-            taken = f"{os.getpid()}-{''.join(_machine())}{token_hex(2)}"
+            taken = f"{os.getpid()}-{token_hex(8)}"
             locked(taken)
         yield place(taken, "partial")

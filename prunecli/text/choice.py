@@ -11,9 +11,8 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator
 
 from prunecli.errors import DataError, UsageError
-from prunecli.options import Files, Options, option, paths, text_option
+from prunecli.options import Files, Name, Options, option, text_option
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.quantities import Names, parse_names
 from prunecli.text.files import TextFile, parse_text_file
 from prunecli.text.parallel import (
     ParallelText,
@@ -132,8 +131,8 @@ class TextChoice(Options):
         role="text",
         recorded=False,
     )
-    langs: Names | None = _text_option(None, "Languages of --data, in all pairs.", metavar="A,B,C")
-    pairs: Names | None = _text_option(None, "Language pairs.", metavar="A-B,C-D")
+    langs: tuple[Name, ...] | None = _text_option(None, "Languages of --data, in all pairs.", metavar="A,B,C")
+    pairs: tuple[Name, ...] | None = _text_option(None, "Language pairs.", metavar="A-B,C-D")
     split: str | None = _text_option(None, "Split of --data. Default: val.")
     source_file: Path | None = _text_option(
         None,
@@ -173,8 +172,8 @@ class TextChoice(Options):
     @property
     def texts(self) -> tuple[str, ...]:
         """The pairs, languages or files that are named."""
-        named = parse_names("pairs", self.pairs) or parse_names("langs", self.langs)
-        return named or tuple(map(str, paths(self.files or self.labelled or ())))
+        labelled = () if self.labelled is None else (self.labelled,)
+        return self.pairs or self.langs or tuple(map(str, self.files or labelled))
 
     @property
     def split_read(self) -> str | None:
@@ -262,7 +261,7 @@ class TextChoice(Options):
         if task == "translation":
             return self.parallel(say)
         if task != "classification":
-            files = paths(self.files)
+            files = self.files
             plain = read_plain(
                 files, whole_files=whole_files, names=self.names, max_sentences=self.max_sentences
             )
@@ -342,16 +341,17 @@ class TextChoice(Options):
             raise UsageError("`split` and `langs` go with `data`.", "Name a directory of text with `data`.")
         texts: list[str] = []
         splits: tuple[str, ...] = ()
-        asked, languages = parse_names("langs", self.langs), dict[str, None]()
+        asked, languages = self.langs or (), dict[str, None]()
         if self.data is not None or self.demo is not None:
             data = self._directory(say)
             present = tuple(name for name in WHOLE_SPLITS if has_split(data, name))
-            splits = parse_names("split", self.split) or present or WHOLE_SPLITS[:1]
+            named = () if self.split is None else tuple(map(str.strip, self.split.split(",")))
+            splits = named or present or WHOLE_SPLITS[:1]
             for split in splits:
                 text = read_parallel(data, split, asked or languages_of(data, split))
                 texts += [line for lines in text.sentences.values() for line in lines if line.strip()]
                 languages |= dict.fromkeys(text.languages)
-        plain = read_plain(paths(self.files), whole_files=True) if self.files else None
+        plain = read_plain(self.files, whole_files=True) if self.files else None
         for document in () if plain is None else plain.texts:
             texts += [line for line in document.split("\n") if line.strip()]
         return Lines(tuple(texts), splits, asked, tuple(languages), plain)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
 from prunecli.tensors.json_files import read_json
-from prunecli.tensors.quantities import Names, parse_names
 from prunecli.text.files import PACKED, SHOWN, lines_sha256, near_names, read_lines, require_count
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
@@ -57,25 +56,25 @@ def pair_name(source: str, target: str) -> str:
 
 
 def parse_pairs(
-    pairs: Names | None, langs: Names | None, available: Sequence[str]
+    pairs: Sequence[str] | None, langs: Sequence[str] | None, available: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
     """Directions (source, target) from the options `pairs` and `langs`, each once, in the order given.
 
     Args:
-        pairs: "a-b,c-d", or None.
-        langs: "a,b,c" for all directions between them, or None. With neither: all between `available`.
+        pairs: ("a-b", "c-d"), or None.
+        langs: ("a", "b", "c") for all directions between them, or None. With neither: all between `available`.
         available: the languages that there are.
 
     Raises:
-        UsageError: both are given, a pair is not of the form a-b, or no pair is left; as `as_text`.
+        UsageError: both are given, a pair is not of the form a-b, or no pair is left.
         DataError: a language is not among `available`.
     """
     if pairs is not None and langs is not None:
         raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
     if pairs is not None:
-        directions = [_parse_pair(part, available) for part in parse_names("pairs", pairs)]
+        directions = [_parse_pair(part, available) for part in pairs]
     else:
-        names = available if langs is None else parse_names("langs", langs)
+        names = available if langs is None else langs
         for name in names:
             _check_language(name, available)
         directions = [(source, target) for source in names for target in names if source != target]
@@ -143,18 +142,17 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
     return _aligned(split, {name: files[name] for name in names})
 
 
-def read_pair(source_file: Path | str, target_file: Path | str, pair: Names) -> ParallelText:
-    """Read the two files of one direction; `pair` names their languages (`eng_Latn-fra_Latn`).
+def read_pair(source_file: Path | str, target_file: Path | str, pairs: Sequence[str]) -> ParallelText:
+    """Read the two files of one direction; `pairs` names their languages (`eng_Latn-fra_Latn`).
 
     Raises:
-        UsageError: `pair` is not one direction.
+        UsageError: `pairs` is not one direction.
         DataError: as `read_parallel`.
     """
-    parts = parse_names("pairs", pair)
-    halves = parts[0].split("-") if len(parts) == 1 else []
+    halves = pairs[0].split("-") if len(pairs) == 1 else []
     if len(halves) != 2 or not all(halves) or halves[0] == halves[1]:
         raise UsageError(
-            f"{pair!r} does not name the languages of the two files",
+            f"{','.join(pairs)!r} does not name the languages of the two files",
             "Write one pair SOURCE-TARGET, such as `pairs=eng_Latn-fra_Latn`.",
         )
     source, target = Path(source_file), Path(target_file)

@@ -273,6 +273,7 @@ def token_rows(tokenizer: Tokenizer, corpus: Corpus, vocabulary: int | None = No
             yield row
 
 
+FIELDS = ("label", "text", "text_b")
 _REMEDY = (
     "A line is label<TAB>text, label<TAB>text<TAB>second text, or JSON with the keys label, text, text_b."
 )
@@ -340,21 +341,19 @@ def read_labelled(path: Path | str) -> LabelledText:
     rows = []
     for number, line in numbered:
         where = f"{path}, line {number:,}"
-        row: list[Any] = line.split("\t")
         if is_json:
             fields = parsed_line(where, line, _REMEDY)
             if not isinstance(fields, dict):
                 raise DataError(f"{where}: not a JSON object", _REMEDY)
-            label, second = fields.get("label"), fields.get("text_b")
-            label = str(label) if type(label) is int else label
-            row = [label, fields.get("text"), *([] if second is None else [second])]
-        if len(row) not in (2, 3):
-            what = (
-                "no label (the line holds no tab)"
-                if len(row) == 1
-                else f"{len(row)} fields, where 2 or 3 are expected"
-            )
-            raise DataError(f"{where}: {what}", _REMEDY)
+        else:
+            parts = line.split("\t")
+            if len(parts) not in (2, 3):
+                raise DataError(f"{where}: {len(parts)} fields, where 2 or 3 are expected", _REMEDY)
+            fields = dict(zip(FIELDS, parts, strict=False))
+        row: list[Any] = [
+            fields.get(name) for name in FIELDS if name != "text_b" or fields.get(name) is not None
+        ]
+        row[0] = str(row[0]) if type(row[0]) is int else row[0]
         for what, value in zip(("label", "text", "text"), row, strict=False):
             if not isinstance(value, str) or not value.strip():
                 raise DataError(f"{where}: no {what}", _REMEDY)

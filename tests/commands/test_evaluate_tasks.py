@@ -173,7 +173,11 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
     ("arguments", "error", "message"),
     [
         (("full", "--task", "lm"), UsageError, "task lm needs text"),
-        (("c-full", "--text", "a.txt"), UsageError, "--text goes with --task mlm or lm or embedding, not classification"),
+        (
+            ("c-full", "--text", "a.txt"),
+            UsageError,
+            "--text goes with --task mlm or lm or embedding, not classification",
+        ),
         (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
         (("bare", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "BertModel, which has no head"),

@@ -162,7 +162,7 @@ steps:
 """
 
 
-def _in_this_process(step, replace, quiet):
+def _in_this_process(step, replace):
     """Do what a step's own process would do."""
     command, _ = COMMANDS[step.command]
     words = [word for word in step.arguments if word != "--"]

@@ -202,14 +202,16 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     [
         ("quikstart", "Did you mean quickstart?"),
         ("nllb", "Did you mean nllb-for-two-languages or nllb-moe-54b?"),
-        ("nothing-like-it", "prunecli run --list names those that come with it."),
+        ("nothing-like-it", "Recipes: "),
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
     with pytest.raises(PruneError) as refused:
         find_recipe(given)
     assert refused.value.exit_status == 1
-    assert str(refused.value).splitlines() == [f"{given}: no such file, and no recipe of this name", remedy]
+    message, said = str(refused.value).splitlines()
+    assert message == f"{given}: no such file, and no recipe of this name"
+    assert said.startswith(remedy)
 
 
 def test_what_lies_beside_outputs_is_no_model_of_the_hub(tmp_path):

@@ -141,8 +141,8 @@ steps:
         "`assignments=rato`: there is no such variable",
         "variables.base: every recipe has this one already",
         "variables: a, b stand for one another",
-        "step 'one': there is no command 'colect'; did you mean 'collect'?",
-        "step 'two': prune has no option 'ration'; did you mean 'ratio'?",
+        "step 'one': there is no command 'colect' (Did you mean collect?)",
+        "step 'two': prune has no option 'ration' (Did you mean ratio?)",
         "step 'two', ratio: must be a valid number",
         "step 'two', memory: it is a switch: give true or false, not 'yes'",
         "step 'two', gates: there is no variable 'nothing'",
@@ -201,7 +201,7 @@ def test_dollar_signs_are_doubled(workplace):
 
 def test_a_condition_on_an_unknown_variable_is_a_fault(workplace):
     text = WHEN.replace("{kind: three}", "{kinds: three}")
-    assert "steps[3].when: there is no variable 'kinds'; did you mean 'kind'?" in refusal(workplace, text)
+    assert "steps[3].when: there is no variable 'kinds' (Did you mean kind?)" in refusal(workplace, text)
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a=[1", "a=[{b: 1}]"])

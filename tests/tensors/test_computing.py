@@ -170,10 +170,8 @@ def test_values_come_in_order(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("expression", "dtype", "fault"),
     [
-        (Sum((Copy("a"), Copy("bias")), (1, 1)), "F32", "a sum of 2 parts"),
-        (Sum((Copy("a"),), (1, 1)), "F32", "a sum of 1 parts"),
-        (Concat(0, (Copy("a"), Copy("bias"))), "F32", "cannot be joined along axis 0"),
-        (Concat(2, (Copy("a"), Copy("b"))), "F32", "cannot be joined along axis 2"),
+        (Sum((Copy("a"), Copy("bias")), (1, 1)), "F32", "too many values"),
+        (Concat(0, (Copy("a"), Copy("bias"))), "F32", "too many values"),
         (Concat(1, (Slices("a", 1, ((6, 8),)),)), "F32", "lacks some of the ranges"),
         (Sum((Slices("a", 0, ((13, 14),)),), (1,)), "F32", "lacks some of the ranges"),
         (Copy("bias"), "F32", "its source gives"),

@@ -15,7 +15,7 @@ from prunecli.errors import OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import COMMAND
 from prunecli.results.document import header
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import read_json
 from tests.tiny import tiny_nllb_moe
 
@@ -115,16 +115,3 @@ def test_damaged_documents(tmp_path, text, says):
     with pytest.raises(StatisticsError, match=says) as caught:
         read_json(path, "prunecli.gates/1")
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", [".out.json.partial", ".out.json.layers", ".out.json.layers.1of2"])
-def test_what_is_no_file_where_a_state_is_kept_is_refused_early(name, tmp_path):
-    for what, make in (("directory", Path.mkdir), ("link", lambda path: path.symlink_to("nowhere"))):
-        make(tmp_path / name)
-        refuse_unwritable(tmp_path / "other.json", force=False)
-        with pytest.raises(
-            OutputError, match=f"{name}: a {what}, where an unfinished run would keep its state"
-        ):
-            refuse_unwritable(tmp_path / "out.json", force=True)
-        if what == "directory":
-            (tmp_path / name).rmdir()

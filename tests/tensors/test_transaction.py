@@ -180,15 +180,6 @@ def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path):
     assert (tmp_path / "out" / "config.json").read_text() == "last"
 
 
-@pytest.mark.parametrize(("hours", "stays"), [(0, True), (2, False)])
-def test_what_another_machine_writes_is_left_alone_for_an_hour(tmp_path, hours, stays):
-    own = left_by_a_killed_process(tmp_path / "out")
-    foreign = own.rename(tmp_path / ".out.1-0123456789abcdef.partial")
-    os.utime(foreign, (time.time() - 3601 * hours,) * 2)
-    make(tmp_path / "out")
-    assert names(tmp_path) == ([foreign.name, "out"] if stays else ["out"])
-
-
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
 

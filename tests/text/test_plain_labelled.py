@@ -33,7 +33,7 @@ def test_the_first_examples_and_the_hash(tmp_path):
     ("data", "message"),
     [
         ("", "empty"),
-        ("0\ta\nno tab here\n", "line 2: no label"),
+        ("0\ta\nno tab here\n", "line 2: 1 fields, where 2 or 3 are expected"),
         ("0\ta\n\n\tb\n", "line 3: no label"),
         ("0\t \n", "line 1: no text"),
         ("0\ta\t\n", "line 1: no text"),

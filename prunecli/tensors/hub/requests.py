@@ -78,7 +78,12 @@ def reason(error: BaseException) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
         return f"{host()} cannot be reached" if is_unreachable(error) else f"{host()} gives no answer of use"
-    known = {401: "does not know you", 403: "gives no permission", 404: "has no such model or revision"}
+    known = {
+        401: "does not know you",
+        403: "gives no permission",
+        404: "has no such model or revision",
+        429: "asks to wait: too many requests",
+    }
     return f"{host()} {known.get(status, 'answers with an error')} ({status})"
 
 
@@ -131,10 +136,8 @@ def _refused(name: HubName, error: BaseException) -> HubError:
             f"{name}: no such directory here, and no such model on {host()}, or a private one",
             f"Check the name; for a private model {LOG_IN}.",
         )
-    if status == 403:
-        return HubError(f"{name}: {reason(error)}", f"Check your access, or {LOG_IN}.")
-    if status == 429:
-        return HubError(f"{name}: {host()} asks to wait: too many requests (429)", f"Try later, or {LOG_IN}.")
+    if status in (403, 429):
+        return HubError(f"{name}: {reason(error)}", f"Check your access, try later, or {LOG_IN}.")
     return HubError(
         f"{name}: {host()} answers with an error ({one_line(error)})",
         "Try again later; what is in the cache opens with HF_HUB_OFFLINE=1.",
