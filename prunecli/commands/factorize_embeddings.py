@@ -86,21 +86,13 @@ def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[
 def _growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
     """A warning where the embeddings take more room afterwards; None where they do not, or if only `cache` is given."""
     before, after = _embedding_parameters(checkpoint, plan)
-    both = plan.shape is not None and plan.output_dim is not None
     if after <= before or (plan.shape is None and plan.output_dim is None):
         return None
-    if plan.is_tied and not both:
-        asked, other = ("input", "output") if plan.output_dim is None else ("output", "input")
-        why = f"input and output share a table, and `side={asked}` stores the {other}'s apart"
-        remedy = "`side=both` keeps one table for both."
-    elif plan.change.input is not None and plan.change.input.cached:
-        why = "`cache` writes the rows down beside all that is left"
-        remedy = "Leave out `cache` for a small file; it can be given later, for the result."
-    else:
-        why = "the unit is larger than what it saves"
-        remedy = "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`."
-    grown = f"{before:,} -> {after:,} parameters ({after / before:.1%})"
-    return f"Warning: the embeddings grow, {grown}: {why}.\n{remedy}"
+    return (
+        f"Warning: the embeddings grow, {before:,} -> {after:,} parameters ({after / before:.1%}).\n"
+        "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`. `side=both` keeps one table that input and "
+        "output share; `cache` can be given later, for the result."
+    )
 
 
 def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Factorization:

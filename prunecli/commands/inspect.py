@@ -141,12 +141,6 @@ def _show_quantisation(found: Quantisation) -> None:
     held = f"{ways}; " if ways else ""
     method = found.method or "method not named"
     console.out(f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all")
-    if found.absent:
-        more = ", …" if len(found.absent) > 3 else ""
-        names = f"{', '.join(found.absent[:3])}{more}"
-        console.note(
-            f"config.json names {len(found.absent)} modules in its quantisation that are not there: {names}"
-        )
 
 
 def _show_modules(opened: Checkpoint, inventory: Inventory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from prunecli.errors import OutputError, PruneError
 from prunecli.tensors.transaction import new_file, refuse_output
 
+_NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\]")
+"""A list of numbers on several lines: it goes on one. No text holds a line end, which JSON escapes."""
 _OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
 
 
@@ -31,9 +34,10 @@ def write_json(
     path = Path(path)
     refuse_output(path, "file", force=force)
     try:
-        text = _text(payload, 0, allow_nan=allow_nan) + "\n"
+        text = json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=dict)
     except (TypeError, ValueError) as error:
         raise PruneError(f"{path}: not written: {error}") from error
+    text = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
     with new_file(path) as partial:
         # Names of files may hold halves of surrogate pairs; Python escapes them as JSON does.
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -74,19 +78,3 @@ def partial_path(output: Path) -> Path:
 def layers_path(output: Path, whose: str = "") -> Path:
     """Return the file for states of batches of an unfinished run by layers; `whose` names one of several processes."""
     return output.with_name(f".{output.name}.layers{whose}")
-
-
-def _text(value: Any, depth: int, *, allow_nan: bool) -> str:
-    """JSON with one space of indent per level; a list of plain values stays on one line."""
-    pad = "\n" + " " * (depth + 1)
-    if isinstance(value, Mapping) and value:
-        items = [
-            f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1, allow_nan=allow_nan)}"
-            for key, item in value.items()
-        ]
-        return "{" + pad + f",{pad}".join(items) + pad[:-1] + "}"
-    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
-        items = [_text(item, depth + 1, allow_nan=allow_nan) for item in value]
-        return "[" + pad + f",{pad}".join(items) + pad[:-1] + "]"
-    plain = dict(value) if isinstance(value, Mapping) else value
-    return json.dumps(plain, ensure_ascii=False, allow_nan=allow_nan)

@@ -345,7 +345,7 @@ class TextChoice(Options):
         if self.data is not None or self.demo is not None:
             data = self._directory(say)
             present = tuple(name for name in WHOLE_SPLITS if has_split(data, name))
-            named = () if self.split is None else tuple(map(str.strip, self.split.split(",")))
+            named = () if self.split is None else tuple(filter(None, map(str.strip, self.split.split(","))))
             splits = named or present or WHOLE_SPLITS[:1]
             for split in splits:
                 text = read_parallel(data, split, asked or languages_of(data, split))

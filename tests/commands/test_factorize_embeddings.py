@@ -127,20 +127,13 @@ def test_a_dry_run_fits_and_writes_nothing(model, folder):
     assert written["bytes_after"] == planned["bytes_after"]
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--side", "input"), "and --side input stores the output's apart"),
-        (("--cache",), "--cache writes the rows down beside all that is left"),
-    ],
-)
-def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options, why):
+@pytest.mark.parametrize("options", [("--side", "input"), ("--cache",)])
+def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options):
     """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
     result = done(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
     after = json.loads(result.out)["embedding_parameters_after"]
     grown = f"51,648 -> {after:,} parameters ({after / 51_648:.1%})"
-    assert f"Warning: the embeddings grow, {grown}: " in result.err
-    assert why in result.err
+    assert f"Warning: the embeddings grow, {grown}." in result.err
     assert len(result.err.splitlines()) == 2
 
 

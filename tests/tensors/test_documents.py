@@ -104,7 +104,7 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
         ('{"format": "prunecli.gates/1", "a": -Infinity}', "holds -Infinity"),
         ("{}", "has no format"),
         ("[1, 2]", "has no format"),
-        ('{"format": "prunecli.heads/1"}', 'has the format "prunecli.heads/1", not'),
+        ('{"format": "prunecli.heads/1"}', 'has the format "prunecli.heads/1", this prunecli reads'),
         ('{"format": "prunecli.gates/2"}', "this prunecli reads"),
         ("[" * 100_000, "a.json"),
     ],
