@@ -18,8 +18,8 @@ from prunecli.commands.checkpoints import (
     texts_or_demo,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
-from prunecli.evaluation.options import LatencyOptions
-from prunecli.options import TEXT, CheckpointPath, option
+from prunecli.evaluation.options import LatencyOptions, labels_for
+from prunecli.options import CheckpointPath, text_option
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
@@ -37,7 +37,7 @@ class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "langs", "max_sentences"})
 
     checkpoints: tuple[CheckpointPath, ...] = CHECKPOINTS
-    split: str = option("test", "Split of --data.", panel=TEXT, recorded=False)
+    split: str = text_option("test", "Split of --data.", recorded=False)
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
     everything: bool = ALL
@@ -54,7 +54,6 @@ def bench_latency(options: BenchLatency) -> None:
     second that they read of a prompt and generate after it.
     """
     from prunecli.evaluation.latency import bench_latency as run
-    from prunecli.evaluation.options import labels_for
 
     options.check_outputs()
     named, usual = options.checkpoints, options.sentences

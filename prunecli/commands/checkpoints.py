@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from prunecli import demo as bundled
 from prunecli.commands import console
 from prunecli.errors import UsageError
-from prunecli.options import TEXT, argument, option
+from prunecli.options import argument, option, text_option
 from prunecli.text.files import TextFile, is_hub_data, parse_hub_data
 
 if TYPE_CHECKING:
@@ -35,21 +36,19 @@ CHECKPOINTS = argument(
     role="checkpoint",
 )
 """Field `checkpoints` of commands for several models."""
-DEMO = option(
+DEMO = text_option(
     "translation",
     "Bundled model and text: translation, or lm, a language model.",
     flag="--demo",
-    panel=TEXT,
     recorded=False,
 )
 """Field `demo_model` of commands for both kinds of model."""
 TASK = option(None, "Task. Default: that of the model.", recorded=False)
 """Field `task`."""
-ALL = option(
+ALL = text_option(
     False,
     "Without checkpoints: read all of the demo's text.",
     flag="--all",
-    panel=TEXT,
     recorded=False,
 )
 """Field `everything`."""
@@ -115,13 +114,12 @@ def demo_text(checkpoints: Path | Sequence[Path] | None, demo: DemoName = "trans
     Args:
         checkpoints: that the user named; none: the bundled model is meant.
     """
-    from prunecli.demo import DATA, LM_DATA
     from prunecli.model.history import made_from
 
     named = (checkpoints,) if isinstance(checkpoints, Path) else checkpoints or ()
     if not all(made_from(path, _bundled(demo)) for path in named):
         return None
-    return LM_DATA if demo == "lm" else DATA
+    return bundled.LM_DATA if demo == "lm" else bundled.DATA
 
 
 def with_demo_text(options: Texts, checkpoints: Path | Sequence[Path] | None) -> Texts:
@@ -154,21 +152,17 @@ def texts_or_demo(
         console.note(f"Streaming {parse_hub_data(path)} from the hub.")
     if given or demo != "lm" or demo_text(checkpoints, demo) is None:
         return tuple(given or ())
-    from prunecli.demo import LM_DATA, LM_TEXTS
-
     console.note(
-        f"No `files` given: using the demo's text, {' and '.join(LM_TEXTS)}; give yours with `files`."
+        f"No `files` given: using the demo's text, {' and '.join(bundled.LM_TEXTS)}; give yours with `files`."
     )
-    return tuple(TextFile(LM_DATA / f"{split}.{name}", name) for name in LM_TEXTS)
+    return tuple(TextFile(bundled.LM_DATA / f"{split}.{name}", name) for name in bundled.LM_TEXTS)
 
 
 _NAMES: dict[DemoName, str] = {"translation": "bundled demo model", "lm": "bundled language model"}
 
 
 def _bundled(demo: DemoName) -> Path:
-    from prunecli.demo import CHECKPOINT, LM_CHECKPOINT
-
-    return LM_CHECKPOINT if demo == "lm" else CHECKPOINT
+    return bundled.LM_CHECKPOINT if demo == "lm" else bundled.CHECKPOINT
 
 
 def ask_huge_pages() -> None:

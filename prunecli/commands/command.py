@@ -148,12 +148,12 @@ def parameters() -> dict[str, dict[str, Option]]:
 
 def result_option(default: str, help: str = "File of the result.") -> Any:  # noqa: A002
     """Return the field `output` of a command that measures."""
-    return option(Path(default), help, flag="--output -o", role="output", recorded=False)
+    return option(Path(default), help, flag="--output -o", role="output")
 
 
 def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output", recorded=False)
+    return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output")
 
 
 DRY_RUN = option(False, "Show what would be done; write nothing.", recorded=False)
@@ -171,7 +171,6 @@ class OutputOptions(Options):
         None,
         "Also write the tables, unrounded: .csv, .md or .tex.",
         role="output",
-        recorded=False,
     )
     plot: Path | None = plot_option()
     force: bool = FORCE

@@ -16,15 +16,9 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.evaluation.options import SimilarityOptions
+from prunecli.evaluation.options import SimilarityOptions, labels_for
 from prunecli.methods.options import LanguageOptions
-from prunecli.options import (
-    ADVANCED,
-    TEXT,
-    CheckpointPath,
-    argument,
-    option,
-)
+from prunecli.options import CheckpointPath, advanced_option, argument, option, text_option
 from prunecli.progress import unsaid
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TaskName
@@ -46,12 +40,11 @@ class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
         "OTHER",
         role="checkpoint",
     )
-    split: str = option("test", "Split of --data.", panel=TEXT)
-    benchmarks: tuple[CheckpointPath, ...] = option(
+    split: str = text_option("test", "Split of --data.")
+    benchmarks: tuple[CheckpointPath, ...] = advanced_option(
         (),
         "Checkpoint like CHECKPOINT from another seed, whose similarity to it counts as 100%; may be given again.",
         metavar="CHECKPOINT",
-        panel=ADVANCED,
         role="checkpoint",
     )
     output: Path = result_option("similarity.json", "File of the similarities.")
@@ -72,7 +65,6 @@ def compare_models(options: CompareModels) -> None:
         random_label,
         similarity_of,
     )
-    from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices

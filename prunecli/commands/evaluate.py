@@ -23,8 +23,8 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import PruneError
-from prunecli.evaluation.options import EvaluationOptions
-from prunecli.options import TEXT, CheckpointPath, option
+from prunecli.evaluation.options import EvaluationOptions, labels_for
+from prunecli.options import CheckpointPath, option, text_option
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
 from prunecli.text.files import given_names
 from prunecli.text.tasks import TaskName
@@ -63,7 +63,7 @@ class Evaluate(OutputOptions, TextChoice, EvaluationOptions):
 
     checkpoints: tuple[CheckpointPath, ...] = CHECKPOINTS
     text: tuple[NamedText, ...] = NAMED_TEXT
-    split: str = option("test", "Split of --data.", panel=TEXT, recorded=False)
+    split: str = text_option("test", "Split of --data.", recorded=False)
     task: TaskName | None = TASK
     all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")
     demo_model: DemoName = DEMO
@@ -85,7 +85,6 @@ def evaluate(options: Evaluate) -> None:
         ask_huge_pages()  # before torch is imported
 
     from prunecli.evaluation.evaluate import evaluate as run
-    from prunecli.evaluation.options import labels_for
 
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything

@@ -22,25 +22,24 @@ from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET, command
 from prunecli.commands.rewriting import opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
-    ADVANCED,
-    COMPUTE,
-    TEXT,
-    TRAINING,
-    VALIDATION,
     CheckpointPath,
     ComputeDtype,
     StoredDtype,
+    compute_option,
+    hidden_option,
     option,
+    text_option,
+    training_option,
+    validation_option,
 )
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
-from prunecli.training.options import TrainingOptions
+from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions, TrainingOptions
 
 if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
     from prunecli.results.rewriting import Training
     from prunecli.training.finetune import Destination
-    from prunecli.training.options import LossOptions
 
 DEMO_STEPS = 100
 STEPS = 1000
@@ -61,83 +60,72 @@ class Finetune(TextChoice, TrainingOptions):
     quiet: bool = QUIET
     as_json: bool = AS_JSON
     task: TrainingTask | None = TASK
-    from_scratch: Path | None = option(
+    from_scratch: Path | None = training_option(
         None,
         "Train random weights: a config.json, or a directory with it and a tokenizer.",
         metavar="CONFIG",
-        panel=TRAINING,
         role="input",
     )
-    tokenizer: Path | None = option(
+    tokenizer: Path | None = training_option(
         None,
         "With --from-scratch: the tokenizer. Default: that beside CONFIG.",
         metavar="DIR",
-        panel=TRAINING,
         role="input",
         hidden=True,
     )
     steps: int | None = option(None, "Number of updates. Default: 1000, or --minutes.", ge=1)
-    distill: Annotated[float, Field(ge=0, le=1)] | None = option(
+    distill: Annotated[float, Field(ge=0, le=1)] | None = training_option(
         None,
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
-        panel=TRAINING,
     )
-    temperature: Annotated[float, Field(gt=0)] | None = option(
-        None, "Temperature of both distributions. Default: 1.", metavar="T", panel=TRAINING, hidden=True
+    temperature: Annotated[float, Field(gt=0)] | None = training_option(
+        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True
     )
-    hidden_weight: float = option(
-        0.0, "Weight of the distance to the teacher's last hidden states.", panel=TRAINING, ge=0, hidden=True
+    hidden_weight: float = training_option(
+        0.0, "Weight of the distance to the teacher's last hidden states.", ge=0, hidden=True
     )
-    label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", panel=TRAINING, hidden=True
+    label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = training_option(
+        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True
     )
-    split: str = option("train", "Split of --data to train on.", panel=TEXT)
-    valid_split: str | None = option(
-        None, "Split to validate with. Default: val, if it exists.", panel=VALIDATION
+    split: str = text_option("train", "Split of --data to train on.")
+    valid_split: str | None = validation_option(None, "Split to validate with. Default: val, if it exists.")
+    valid_text: tuple[Path, ...] = validation_option((), "Plain text to validate with.", role="text")
+    valid_labelled: Path | None = validation_option(
+        None, "Labelled text to validate with.", role="text", hidden=True
     )
-    valid_text: tuple[Path, ...] = option((), "Plain text to validate with.", panel=VALIDATION, role="text")
-    valid_labelled: Path | None = option(
-        None, "Labelled text to validate with.", panel=VALIDATION, role="text", hidden=True
-    )
-    max_valid: int | None = option(
-        None, "Validate with the first N lines.", panel=VALIDATION, ge=1, hidden=True
-    )
-    dtype: ComputeDtype = option(
+    max_valid: int | None = validation_option(None, "Validate with the first N lines.", ge=1, hidden=True)
+    dtype: ComputeDtype = compute_option(
         "auto",
         "Type to compute in: auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16, float16.",
         flag="--compute-dtype",
         metavar="TYPE",
-        panel=COMPUTE,
     )
-    stored_dtype: StoredDtype | None = option(
+    stored_dtype: StoredDtype | None = compute_option(
         None,
         "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.",
         flag="--dtype",
         metavar="TYPE",
-        panel=COMPUTE,
     )
-    resume: Literal["auto", "never"] = option(
-        "auto", "auto: resume the same command if it was interrupted; never.", panel=ADVANCED, hidden=True
+    resume: Literal["auto", "never"] = hidden_option(
+        "auto",
+        "auto: resume the same command if it was interrupted; never.",
     )
-    keep_state: bool = option(
-        False, "Keep OUTPUT.training, from which --steps can go further.", panel=ADVANCED, hidden=True
+    keep_state: bool = hidden_option(
+        False,
+        "Keep OUTPUT.training, from which --steps can go further.",
     )
-    save_every: int | None = option(
+    save_every: int | None = hidden_option(
         None,
         "Also write the model after each N updates, as OUTPUT.steps/step-N.",
-        panel=ADVANCED,
-        hidden=True,
         beside=".steps",
         ge=1,
     )
-    keep_at: tuple[Annotated[int, Field(ge=1)], ...] = option(
+    keep_at: tuple[Annotated[int, Field(ge=1)], ...] = hidden_option(
         (),
         "Also write the model after these updates.",
         metavar="N,M",
-        panel=ADVANCED,
         beside=".steps",
-        hidden=True,
     )
 
     def check_options(self) -> None:
@@ -175,8 +163,6 @@ class Finetune(TextChoice, TrainingOptions):
 
     def losses(self) -> LossOptions:
         """Return what is minimised."""
-        from prunecli.training.options import LossOptions
-
         distill = 0.5 if self.teacher else 0.0
         return LossOptions(
             0.1 if self.label_smoothing is None else self.label_smoothing,
@@ -187,11 +173,9 @@ class Finetune(TextChoice, TrainingOptions):
 
     def with_defaults(self) -> Finetune:
         """Return the options with the values that stand for None and `auto`."""
-        from prunecli.training import options as training
-
         is_new = self.from_scratch is not None
         values: dict[str, Any] = {"loss": self.losses()}
-        scratch = {"learning_rate": training.SCRATCH_RATE, "warmup": training.SCRATCH_WARMUP}
+        scratch = {"learning_rate": SCRATCH_RATE, "warmup": SCRATCH_WARMUP}
         values |= {
             name: value for name, value in scratch.items() if is_new and name not in self.model_fields_set
         }

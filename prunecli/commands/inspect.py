@@ -12,7 +12,7 @@ from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint
 from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
-from prunecli.options import ADVANCED, CheckpointPath, Size, option
+from prunecli.options import CheckpointPath, Size, advanced_option, option
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -31,8 +31,8 @@ class Inspect(OutputOptions, LoadOptions):
         "Memory, such as 32GiB: show what fits in it (whole, pruned, layer by layer).",
         metavar="SIZE",
     )
-    dtype: str | None = option(
-        None, "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE", panel=ADVANCED
+    dtype: str | None = advanced_option(
+        None, "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE"
     )
     demo_model: DemoName = DEMO
 

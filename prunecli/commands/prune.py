@@ -18,7 +18,7 @@ from prunecli.methods.options import (
     NarrowOptions,
     VocabularyOptions,
 )
-from prunecli.options import SELECTION, option
+from prunecli.options import selection_option
 
 if TYPE_CHECKING:
     from prunecli.methods.units import TextRun
@@ -138,11 +138,10 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
-    replace: Literal["linear"] | None = option(
+    replace: Literal["linear"] | None = selection_option(
         None,
         "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
         "squares on the text (ReplaceMe).",
-        panel=SELECTION,
         recorded=False,
     )
     output: Path = output_option("pruned-layers")
@@ -227,13 +226,11 @@ DEMO_SPLIT = "val"
 class TrimVocabulary(RewritingOptions, WordsOptions, VocabularyOptions):
     """Options of the command."""
 
-    keep_file: Path | None = option(
+    keep_file: Path | None = selection_option(
         None,
         "Further tokens to keep, one on each line, as the tokenizer writes them.",
         flag="--keep",
-        panel=SELECTION,
         role="input",
-        recorded=False,
     )
     output: Path = output_option("trimmed-vocabulary")
 

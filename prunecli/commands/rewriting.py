@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import CHECKPOINT
+from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo, streamed
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.options import ADVANCED, COMPUTE, TEXT, CheckpointPath, Name, Options, option
+from prunecli.options import (
+    CheckpointPath,
+    Name,
+    Options,
+    compute_option,
+    hidden_option,
+    option,
+    text_option,
+)
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.commands.checkpoints import DemoName
     from prunecli.evaluation.quality_check import QualityCheck
     from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis, Kind
@@ -40,7 +47,6 @@ def output_option(default: str) -> Any:
         flag="--output -o",
         metavar="DIR",
         role="output",
-        recorded=False,
     )
 
 
@@ -64,26 +70,21 @@ class RewritingOptions(Options):
     quiet: bool = QUIET
     as_json: bool = AS_JSON
     explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
-    check_text: Path | None = option(
+    check_text: Path | None = text_option(
         None,
         "Text to measure the loss on before and after: a file, or a directory like --data. Default: the scores' text.",
         flag="--check",
         metavar="TEXT",
-        panel=TEXT,
         role="input",
-        recorded=False,
     )
-    stream: bool = option(
+    stream: bool = compute_option(
         False,
         "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
-        panel=COMPUTE,
         recorded=False,
     )
-    config_only: bool = option(
+    config_only: bool = hidden_option(
         False,
         "Write the result without weights; finetune --from-scratch trains them.",
-        panel=ADVANCED,
-        hidden=True,
         recorded=False,
     )
 
@@ -93,7 +94,6 @@ class RewritingOptions(Options):
 
     def open(self, demo: DemoName = "translation") -> Checkpoint:
         """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
-        from prunecli.commands.checkpoints import checkpoint_or_demo, streamed
         from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
@@ -216,18 +216,16 @@ class WordsOptions(TextChoice):
         {"pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences"}
     )
 
-    split: str | None = option(
+    split: str | None = text_option(
         None,
         "Splits of --data. Default: train, val and dev, as far as they exist.",
         metavar="A,B",
-        panel=TEXT,
         recorded=False,
     )
-    langs: tuple[Name, ...] | None = option(
+    langs: tuple[Name, ...] | None = text_option(
         None,
         "Languages of --data whose text is read. Default: all.",
         metavar="A,B",
-        panel=TEXT,
         recorded=False,
     )
 
@@ -237,12 +235,10 @@ class ScoredOptions(TextChoice, RunOptions):
 
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "labelled"})
 
-    save_scores: Path | None = option(
+    save_scores: Path | None = text_option(
         None,
         "Also write the scores, for --scores; with --dry-run too.",
-        panel=TEXT,
         role="output",
-        recorded=False,
     )
 
     def refuse_text(self, why: str) -> None:

@@ -9,18 +9,24 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from prunecli import processes
+from prunecli import demo, processes
 from prunecli.commands import console
-from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command
+from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command, parameters
 from prunecli.errors import UsageError
 from prunecli.options import Options, argument, option
-
-if TYPE_CHECKING:
-    from prunecli.recipes.engine import Step
+from prunecli.recipes.engine import Step, resolve
+from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
+from prunecli.recipes.text import (
+    DIRECTORY,
+    bundled_recipes,
+    find_recipe,
+    parse_override,
+    read_recipe,
+    shown_name,
+)
 
 
 class Run(Options):
@@ -47,11 +53,6 @@ def run(options: Run) -> None:
     A step runs when its output is missing, or its arguments, its inputs or the version of prunecli changed.
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
-    from prunecli.commands.command import parameters
-    from prunecli.recipes.engine import resolve
-    from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
-    from prunecli.recipes.text import find_recipe, parse_override, read_recipe, shown_name
-
     name, html, force = options.name, options.html, options.force
     if options.lists:
         _list()
@@ -101,8 +102,6 @@ def run(options: Run) -> None:
 
 
 def _list() -> None:
-    from prunecli.recipes.text import bundled_recipes, read_recipe
-
     rows = [
         {"recipe": known, "what it does": read_recipe(path).description}
         for known, path in bundled_recipes().items()
@@ -112,9 +111,6 @@ def _list() -> None:
 
 def builtin_variables() -> Mapping[str, str]:
     """Variables of every recipe: the bundled models, their text, and what lies beside the bundled recipes."""
-    from prunecli import demo
-    from prunecli.recipes.text import DIRECTORY
-
     return {
         "demo-checkpoint": str(demo.CHECKPOINT),
         "demo-data": str(demo.DATA),

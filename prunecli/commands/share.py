@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
-from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, output_option
+from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, Shown, output_option
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
-    from prunecli.commands.rewriting import Shown
     from prunecli.methods.sharing.arrange import Group, SharePlan
     from prunecli.results.rewriting import Sharing
 

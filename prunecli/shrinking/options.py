@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import MemoryOptions, RunOptions
 from prunecli.methods.options import UnitOptions
-from prunecli.options import ADVANCED, SELECTION, TRAINING, Share, Size, option
+from prunecli.options import Share, Size, hidden_option, option, selection_option, training_option
 
 LeverName = Literal["tokens", "heads", "units", "experts", "channels", "layers"]
 """Kinds of units, in the order of their steps in the history: names of layers are the source's until layers go."""
@@ -57,61 +57,49 @@ class ShrinkOptions(MemoryOptions, RunOptions):
     speed: float | None = option(
         None, "Factor by which the result is faster, measured as bench-latency does it.", metavar="X", gt=1
     )
-    only: tuple[LeverName, ...] = option(
+    only: tuple[LeverName, ...] = selection_option(
         (),
         "Kinds of units to remove, with commas: layers, heads, units, experts, tokens, channels. Default: all but "
         "channels.",
         metavar="KINDS",
-        panel=SELECTION,
     )
-    uniform: bool = option(
+    uniform: bool = selection_option(
         True,
         "--uniform: the result is a stock model. --uneven: layers may keep different numbers of heads and hidden "
         "units. Default: --uniform.",
         flag="--uniform/--uneven",
-        panel=SELECTION,
     )
-    replace: Literal["linear", "none"] = option(
+    replace: Literal["linear", "none"] = selection_option(
         "linear",
         "linear: removed layers leave a linear map in the FFN before them (ReplaceMe), where the model allows it.",
-        panel=SELECTION,
     )
-    heal: Minutes | None = option(
+    heal: Minutes | None = training_option(
         None,
         "Train the result for this time (10m), with the original as teacher.",
         metavar="TIME",
-        panel=TRAINING,
         gt=0,
     )
-    heal_steps: int | None = option(
-        None, "Train the result for N updates, with the original as teacher.", panel=TRAINING, ge=1
+    heal_steps: int | None = training_option(
+        None, "Train the result for N updates, with the original as teacher.", ge=1
     )
-    teacher_logits: Path | None = option(
+    teacher_logits: Path | None = training_option(
         None,
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
         metavar="FILE",
-        panel=TRAINING,
         role="output",
         recorded=False,
     )
-    minutes: Minutes | None = option(
+    minutes: Minutes | None = selection_option(
         None,
         "Stop the search after this time and take the best result so far. Default: no limit.",
         metavar="TIME",
-        panel=SELECTION,
         recorded=False,
         gt=0,
     )
-    trials: int = option(
-        8, "Whole mixtures to try after the first ones.", panel=ADVANCED, recorded=False, hidden=True, ge=0
-    )
-    score_tokens: int = option(
-        16384, "Tokens of the text, about, that the units are scored on.", panel=ADVANCED, hidden=True, ge=1
-    )
-    trial_tokens: int = option(
-        4096, "Tokens, about, that each trial is measured on.", panel=ADVANCED, hidden=True, ge=1
-    )
+    trials: int = hidden_option(8, "Whole mixtures to try after the first ones.", recorded=False, ge=0)
+    score_tokens: int = hidden_option(16384, "Tokens of the text, about, that the units are scored on.", ge=1)
+    trial_tokens: int = hidden_option(4096, "Tokens, about, that each trial is measured on.", ge=1)
 
     def check_target(self) -> None:
         """Refuse more than one target, and targets that are none.

@@ -64,7 +64,6 @@ NAMED_TEXT = option(
     metavar="[NAME=]FILE",
     role="text",
     repeated=True,
-    recorded=False,
 )
 """Field `text` of commands that tell texts apart by name."""
 
@@ -122,14 +121,12 @@ class TextChoice(Options):
         "Aligned text: files SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
         metavar="DIR",
         role="text",
-        recorded=False,
     )
     files: Files = option(
         (),
         "Plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again.",
         flag="--text",
         role="text",
-        recorded=False,
     )
     langs: tuple[Name, ...] | None = _text_option(None, "Languages of --data, in all pairs.", metavar="A,B,C")
     pairs: tuple[Name, ...] | None = _text_option(None, "Language pairs.", metavar="A-B,C-D")

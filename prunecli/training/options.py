@@ -65,7 +65,6 @@ class TrainingOptions(RunOptions):
         "model learns.",
         metavar="FILE",
         role="output",
-        recorded=False,
     )
     steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)
     epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)
