@@ -244,16 +244,13 @@ class Option:
         return not given if self.is_switch and self.flag == self.negative else given
 
 
-def _dtype_option(default: str | None, help: str, flag: str = "") -> Any:  # noqa: A002
-    return option(default, help, flag=flag, metavar="TYPE", panel=COMPUTE)
-
-
+_dtype_option = partial(compute_option, metavar="TYPE")
 STORED_DTYPE = _dtype_option(None, "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.")
 COMPUTE_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16.", "--compute-dtype"
+    "auto", "Type to compute in: auto, float32, bfloat16, float16.", flag="--compute-dtype"
 )
 RUNNING_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", "--compute-dtype"
+    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", flag="--compute-dtype"
 )
 """Fields `dtype` of commands that rewrite, that compute, and that only run models forward."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -128,12 +127,12 @@ def apply(
     output = Path(output)
     key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
-        journal = None if key is None else Journal(directory, key)
-        if journal is not None and journal.nbytes:
+        journal = Journal(directory, key)
+        if journal.nbytes:
             journal.tidy()
             say(f"Going on from an ended run: {bytes_text(journal.nbytes)} of the result are there.")
         if weights:
-            with _kept(journal, say):
+            try:
                 write_tensors(
                     source,
                     rewrite.outputs,
@@ -142,24 +141,35 @@ def apply(
                     journal=journal,
                     progress=progress,
                 )
+            except (HubError, SystemExit):
+                if journal.nbytes:
+                    kept = bytes_text(journal.nbytes)
+                    say(f"Kept {kept} of the result: the same command goes on from there.")
+                raise
         for name, content in {**beside, **rewrite.files}.items():
-            if content is not None:
-                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                continue
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Path):
                 shutil.copyfile(content, directory / name)
-            elif content is not None:
+            else:
                 (directory / name).write_bytes(content)
         config = _with_dtype(rewrite)
         write_json(directory / "config.json", config, allow_nan=True)
         if classes := shim_classes(rewrite.config):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
-        (directory / "README.md").write_text(
-            _card(source, rewrite, summary, weights=weights), encoding="utf-8"
+        card = source.path / "README.md"
+        text = model_card(
+            source.resolved.changed(rewrite.structure, rewrite.config),
+            card.read_text(encoding="utf-8", errors="replace") if card.is_file() else "",
+            summary.parameters_after,
+            summary.bytes_after,
+            weights=weights,
         )
+        (directory / "README.md").write_text(text, encoding="utf-8")
         if weights:
             _check_written(directory, rewrite, config)
-        if journal is not None:
-            journal.remove()
+        journal.remove()
     return Applied(source, rewrite, summary, output)
 
 
@@ -172,7 +182,14 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     source.check()
     with located(source.path):
         check_expressions(source, rewrite.outputs)
-    layout = source.resolved.changed(*_as_read(source, rewrite))
+    # Structure and config as who opens the result will read them.
+    config, meant = json.loads(json.dumps([rewrite.config, rewrite.structure.to_json()]))
+    if config.setdefault(KEY, meant) != meant:
+        raise CheckpointError(
+            f"{source.path}: the result would not be what its config says: another structure"
+        )
+    structure = Structure.from_json(meant, f"{source.path}: the result")
+    layout = source.resolved.changed(structure, config)
     stated = layout.shapes
     infos = {output.name: output.info for output in rewrite.outputs}
     unquantised = values_of(infos, find_quantised(infos, rewrite.config), "F32", stated)
@@ -197,16 +214,6 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     )
 
 
-def _as_read(source: Checkpoint, rewrite: Rewrite) -> tuple[Structure, dict[str, Any]]:
-    """Structure and config as who opens the result will read them."""
-    config, meant = json.loads(json.dumps([rewrite.config, rewrite.structure.to_json()]))
-    if config.setdefault(KEY, meant) != meant:
-        raise CheckpointError(
-            f"{source.path}: the result would not be what its config says: another structure"
-        )
-    return Structure.from_json(meant, f"{source.path}: the result"), config
-
-
 def _check_written(directory: Path, rewrite: Rewrite, config: Mapping[str, Any]) -> None:
     """Whether what lies on the disk, opened again, is what `summarize` found to fit its config."""
     held = {name: stored.info for file in find_weights(directory) for name, stored in file.tensors.items()}
@@ -214,17 +221,6 @@ def _check_written(directory: Path, rewrite: Rewrite, config: Mapping[str, Any])
     if held != meant or read_config(directory) != json.loads(json.dumps(config)):
         odd = next((name for name in {**meant, **held} if meant.get(name) != held.get(name)), "config.json")
         raise CheckpointError(f"{directory}: {odd} was not written as it was to be", "Is the disk sound?")
-
-
-@contextmanager
-def _kept(journal: Journal | None, say: Say) -> Iterator[None]:
-    """Says what an end of the block leaves."""
-    try:
-        yield
-    except (HubError, SystemExit):
-        if journal is not None and journal.nbytes:
-            say(f"Kept {bytes_text(journal.nbytes)} of the result: the same command goes on from there.")
-        raise
 
 
 def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
@@ -240,18 +236,6 @@ def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
         "outputs": [repr(output) for output in rewrite.outputs],
     }
     return digest(work)
-
-
-def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bool) -> str:
-    card = source.path / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    return model_card(
-        source.resolved.changed(rewrite.structure, rewrite.config),
-        text,
-        summary.parameters_after,
-        summary.bytes_after,
-        weights=weights,
-    )
 
 
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import errno
 import gc
 import io
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -176,7 +175,8 @@ def _heed_signals() -> None:
     """Ctrl-C and a polite kill unwind the stack, so that nothing half-written stays behind."""
 
     def heed(number: int, _frame: object) -> None:
-        if _is_importing("numpy"):  # whose C code makes an ImportError of whatever is raised
+        numpy = getattr(sys.modules.get("numpy"), "__spec__", None)
+        if getattr(numpy, "_initializing", False):  # its C code makes an ImportError of whatever is raised
             _once_more(number)
             return
         _CAME.append(number)
@@ -195,10 +195,6 @@ def _ending(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def _is_importing(name: str) -> bool:
-    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
@@ -213,9 +209,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
-    if os.environ.get("TERM") in console.DUMB and sys.stdout.isatty() and sys.stderr.isatty():
-        columns, lines = shutil.get_terminal_size()  # rich takes 80 columns, if neither variable is set
-        os.environ.update(COLUMNS=str(columns), LINES=str(lines))
     sys.unraisablehook = _again_if_lost
     _heed_signals()
     processes.end_with_parent()
@@ -240,7 +233,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     """Say what ended the command: on stderr in words, with --json on stdout too."""
-    if _is_closed_pipe(error):
+    # rich and typer make an exit with status 1 of a pipe without a reader.
+    asked = _causes(error) if isinstance(error, SystemExit) else (error,)
+    if any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in asked):
         _discard_output()
         sys.exit(PIPE_CLOSED)
     if _CAME and not isinstance(
@@ -267,12 +262,6 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
         raise error
     console.say(text if processes.rank() == 0 else f"process {processes.rank()}: {text}")
     sys.exit(status)
-
-
-def _is_closed_pipe(error: BaseException) -> bool:
-    """Whether output went to a pipe without a reader; rich and typer make an exit with status 1 of that."""
-    asked = _causes(error) if isinstance(error, SystemExit) else (error,)
-    return any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in asked)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

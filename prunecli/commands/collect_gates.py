@@ -111,20 +111,16 @@ def _check(options: CollectGates, *, is_text: bool) -> None:
     Raises:
         UsageError: one is given.
     """
-    of_text = ("whole_files", "context")
-    given = {name: is_given for name, is_given in options.given.items() if name not in of_text}
-    given |= {"max_sentences": options.max_sentences is not None, "mode": "mode" in options.model_fields_set}
-    if not is_text:
-        names = (*of_text, "max_tokens", "mean_outputs")
-        given = {name: getattr(options, name) not in (None, False) for name in names}
-        given["whole_files=False"] = options.whole_files is False
-    for name, is_given in given.items():
-        if is_given and is_text:
+    of_pairs = ("data", "source_file", "target_file", "langs", "pairs", "max_sentences", "mode")
+    of_text = ("whole_files", "context", "max_tokens", "mean_outputs")
+    for name in of_pairs if is_text else of_text:
+        if name not in options.model_fields_set:
+            continue
+        if is_text:
             raise UsageError(
                 f"`{name}` goes with models that translate, `text` with language models", "Give one."
             )
-        if is_given:
-            raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
+        raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
 
 
 def _show(statistics: GateStatistics) -> None:

@@ -47,11 +47,10 @@ def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Callabl
 
     def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
         @wraps(function)
-        def run(*arguments: Any, **given: Any) -> None:
+        def run(**given: Any) -> None:
             own = options.list_options()
-            values = {**dict(zip(own, arguments, strict=False)), **given}
             values = {
-                name: own[name].value(value) for name, value in values.items() if value not in (None, [], ())
+                name: own[name].value(value) for name, value in given.items() if value not in (None, [], ())
             }
             try:
                 with console.speaking_of(options, quiet=bool(values.get("quiet"))):

@@ -103,18 +103,15 @@ def compare_models(options: CompareModels) -> None:
     portions = portions_of(text, directions)
     names = list(opened)
     found = compare(opened, portions, options, console.progress())
-    shown = names[: len(compared)]
-    main = found[shown[-1]]
-    references = {name: found[name] for name in names[2:]}
-    randoms = [found[random_label(seed)] for seed in options.seeds]
+    main, benchmarks = found[names[len(compared) - 1]], names[2:]
     result = similarity_of(
         main,
-        list(references.values()),
-        randoms,
+        [found[name] for name in benchmarks],
+        [found[random_label(seed)] for seed in options.seeds],
         **header(Similarity.FORMAT, list(opened.values()), None),
-        checkpoints=list(opened),
-        benchmarks=list(references),
-        **({"random_seeds": list(options.seeds)} if randoms else {}),
+        checkpoints=names,
+        benchmarks=benchmarks,
+        **({"random_seeds": list(options.seeds)} if options.seeds else {}),
         device=options.device,
         dtype=options.dtype,
         context=options.context,

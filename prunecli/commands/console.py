@@ -98,7 +98,7 @@ def say(text: str) -> None:
 
 def out(text: str) -> None:
     """Print plain text on stdout, wrapped at the width of a terminal."""
-    _print(wrapped(printable(text), sys.stdout))
+    _print(wrapped(plain(text), sys.stdout))
 
 
 def verbatim(text: str) -> None:
@@ -141,7 +141,7 @@ def print_json(payload: Mapping[str, Any]) -> None:
 
 def show(*tables: Shown) -> None:
     """Print tables on stdout, each as several below one another if the output is too narrow for one."""
-    for one in tables if processes.rank() == 0 else ():
+    for one in tables:
         if one.rows:
             _show(one)
 

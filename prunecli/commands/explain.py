@@ -48,7 +48,7 @@ def explain(options: Explain) -> None:
     answers = explained.answers(question)
     if not options.as_json:
         for answer in answers:
-            console.out(console.plain(answer.text))
+            console.out(answer.text)
         return
     from prunecli import __version__
     from prunecli.results.decisions import Explanation
@@ -60,7 +60,7 @@ def explain(options: Explain) -> None:
 
 def _overview(explained: Explained) -> None:
     for step, entry in enumerate(explained.history):
-        console.out(console.plain(f"Step {step + 1}, {entry.get('command', '?')}:"))
+        console.out(f"Step {step + 1}, {entry.get('command', '?')}:")
         if step in explained.decisions:
             show_cuts(explained.decisions[step])
         else:
@@ -86,7 +86,7 @@ def show_cuts(decision: Decision) -> None:
     from prunecli.analysis.explanation import cuts, summary
 
     for line in summary(decision):
-        console.out(console.plain(line))
+        console.out(line)
     if decision.metric is not None:
         console.show(cuts(decision))
 

@@ -64,7 +64,12 @@ def describe(error: BaseException) -> tuple[str, int]:
         return f"Error: {with_origins(str(error))}", error.exit_status
     if isinstance(error, KeyboardInterrupt):  # before a command began
         return INTERRUPTED, 130
-    if isinstance(error, MemoryError) or (full := _full(error)) == "the host":
+    full = None
+    if "torch" in sys.modules:
+        from prunecli.modules.devices import full_device
+
+        full = full_device(error)
+    if isinstance(error, MemoryError) or full == "the host":
         return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
     if full is not None:
         return (
@@ -88,15 +93,6 @@ def describe(error: BaseException) -> tuple[str, int]:
 def unforeseen(error: BaseException) -> tuple[str, int]:
     """Return the message about a bug; `--debug` shows the traceback."""
     return f"Error: a fault in prunecli: {kind_and_reason(error)}\n{REPORT.capitalize()}", BUG
-
-
-def _full(error: BaseException) -> str | None:
-    """Return the device without free memory; None for other errors."""
-    if "torch" not in sys.modules:
-        return None
-    from prunecli.modules.devices import full_device
-
-    return full_device(error)
 
 
 def _of_transformers(error: BaseException) -> str | None:

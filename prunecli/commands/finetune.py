@@ -135,7 +135,6 @@ class Finetune(TextChoice, TrainingOptions):
             UsageError: they do.
         """
         wrong = (
-            (self.steps and self.epochs, "`steps` and `epochs` were both given", "Give one of them."),
             (
                 self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None),
                 "`distill`, `temperature` and `hidden_weight` need a teacher",
@@ -151,30 +150,25 @@ class Finetune(TextChoice, TrainingOptions):
                 "`tokenizer` goes with `from_scratch`",
                 "A checkpoint has its own.",
             ),
-            (
-                self.from_scratch is not None and self.checkpoint is not None,
-                "a checkpoint and `from_scratch` were both given",
-                "Give one of them.",
-            ),
         )
+        for one, other in (("steps", "epochs"), ("checkpoint", "from_scratch")):
+            if getattr(self, one) and getattr(self, other):
+                raise UsageError(f"`{one}` and `{other}` were both given", "Give one of them.")
         for is_wrong, message, remedy in wrong:
             if is_wrong:
                 raise UsageError(message, remedy)
 
-    def losses(self) -> LossOptions:
-        """Return what is minimised."""
+    def with_defaults(self) -> Finetune:
+        """Return the options with the values that stand for None and `auto`."""
+        is_new = self.from_scratch is not None
         distill = 0.5 if self.teacher else 0.0
-        return LossOptions(
+        loss = LossOptions(
             0.1 if self.label_smoothing is None else self.label_smoothing,
             distill if self.distill is None else self.distill,
             1.0 if self.temperature is None else self.temperature,
             self.hidden_weight,
         )
-
-    def with_defaults(self) -> Finetune:
-        """Return the options with the values that stand for None and `auto`."""
-        is_new = self.from_scratch is not None
-        values: dict[str, Any] = {"loss": self.losses()}
+        values: dict[str, Any] = {"loss": loss}
         scratch = {"learning_rate": SCRATCH_RATE, "warmup": SCRATCH_WARMUP}
         values |= {
             name: value for name, value in scratch.items() if is_new and name not in self.model_fields_set
@@ -183,7 +177,13 @@ class Finetune(TextChoice, TrainingOptions):
             is_demo = self.data is None and not self.files and self.labelled is None
             values["steps"] = DEMO_STEPS if is_demo else STEPS
         if self.dtype == "auto":
-            values["dtype"] = _training_dtype(self.device)
+            import torch
+
+            from prunecli.modules.fitting import multiplies_natively
+
+            on_gpu = self.device != "cpu" and torch.cuda.is_available()
+            is_fast = on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda"))
+            values["dtype"] = "bfloat16" if is_fast else "float32"
         return self.model_copy(update=values)
 
 
@@ -252,16 +252,6 @@ def finetune(options: Finetune) -> None:
         tables = partial(_show, training, support, destination)
         console.result(training.to_json, tables, as_json=options.as_json)
     processes.leave()
-
-
-def _training_dtype(device: str) -> str:
-    """Return the type that `auto` stands for on a device."""
-    import torch
-
-    from prunecli.modules.fitting import multiplies_natively
-
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return "bfloat16" if on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda")) else "float32"
 
 
 def _show(training: Training, support: StockSupport, destination: Destination) -> None:

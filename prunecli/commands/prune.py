@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DEMO, DemoName, with_demo_text
 from prunecli.commands.command import command
-from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, WordsOptions, output_option
+from prunecli.commands.rewriting import (
+    RewritingOptions,
+    ScoredOptions,
+    WordsOptions,
+    dense_for_demo,
+    output_option,
+)
 from prunecli.errors import UsageError
 from prunecli.methods.options import (
     ExpertOptions,
@@ -121,15 +127,10 @@ def prune_ffn(options: PruneFfn) -> None:
     """
     from prunecli.methods.ffn.narrow import NORMS_WARNING, plan_widths
 
-    is_dense_only = options.dense_only
-    options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
+    options = dense_for_demo(options)
     options.check_options()
     options = _with_text(options, reads=options.needs_text)
     with options.open() as opened:
-        if options.checkpoint is None and not is_dense_only:
-            console.note(
-                "The model is a mixture of experts: only its dense FFNs get narrower (--dense-only)."
-            )
         if options.metric == "norms":
             console.warn(NORMS_WARNING)
         _prune_measured(opened, options, plan_widths)

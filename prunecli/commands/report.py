@@ -56,10 +56,10 @@ def report(options: Report) -> None:
     data = collect(options.directory, bundled, console.progress())
     for name, reason in data.unreadable.items():
         console.warn(f"Unreadable, left out: {name}: {reason}")
+    page = report_page(data)
     if output == STDOUT:
-        typer.echo(report_page(data), nl=False)
+        typer.echo(page, nl=False)
     else:
-        page = report_page(data)
         with new_file(output) as partial:
             partial.write_text(page, encoding="utf-8", newline="\n")
         checkpoints = counted(len(data.checkpoints), "checkpoint")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis, Kind
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.decision import Decision
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
@@ -151,10 +151,26 @@ class RewritingOptions(Options):
             scored: the text that the scores come from; None: without `check_text` nothing is measured.
             device: that the model runs on.
         """
+        from prunecli.model.opening import lacking
         from prunecli.pipeline import apply
+        from prunecli.tensors.side_files import in_one_line
 
-        console.note(*not_carried(source), *not_opened(source))
-        _warn_of_large(rewrite.decision)
+        if left_out := source.side_files.left_out:
+            console.note(f"Left out, as no part of the model: {in_one_line(left_out)}")
+        for name, need in lacking(source).items():
+            console.note(
+                f"Warning: config.json names {name}, but there is no tensor {need.rstrip('.')}: neither {source.path} "
+                "nor the result opens as one."
+            )
+        decision = rewrite.decision
+        if decision is not None and decision.part != "token":
+            count = sum(place.kept.size for place in decision.places)
+            removed = 1 - sum(int(place.kept.sum()) for place in decision.places) / count
+            if removed > 0.5:
+                console.warn(
+                    f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli "
+                    "evaluate; if its scores fell too far, remove less or run prunecli finetune."
+                )
         check = self._quality_check(source, rewrite, scored, device)
         result = apply(
             source,
@@ -318,28 +334,30 @@ class Shown:
 
         axes = selected_axes(self.result.source, selection)
         kind = next(iter(axes.values())).kind
-        places: dict[str, list[tuple[int, int]]] = {}
+        held, kept = Counter[str](), Counter[str]()
+        places, forms = dict[str, None](), dict[str, None]()
         for name, axis in axes.items():
             place = axis.module or name
             if axis.kind == "unit" and axis.keys:  # a line for each layer, not for each of its experts
                 place = re.sub(r"\.(expert_)?\d+$", "", place)
-            places.setdefault(place, []).append((len(axis.ids), len(selection.kept[name])))
-        counts = {place: _added(own) for place, own in places.items()}
-        forms: dict[str, list[tuple[int, int]]] = {}
-        for name, counted in counts.items():
-            forms.setdefault(re.sub(r"\.\d+", ".*", name), []).append(counted)
-        if len(forms) < len(counts):
-            counts |= {f"all {form}": _added(own) for form, own in forms.items()}
-        if len(forms) > 1:
-            counts[f"all {kind}s"] = _added([counted for own in forms.values() for counted in own])
+            form = "all " + re.sub(r"\.\d+", ".*", place)
+            places[place] = forms[form] = None
+            for row in (place, form, f"all {kind}s"):
+                held[row] += len(axis.ids)
+                kept[row] += len(selection.kept[name])
+        shown = [
+            *places,
+            *(forms if len(forms) < len(places) else ()),
+            *((f"all {kind}s",) if len(forms) > 1 else ()),
+        ]
         rows = [
             {
-                HOLDERS[kind]: name,
-                "before": f"{held:,}",
-                "kept": f"{kept:,}",
-                "removed": f"{1 - kept / held:.1%}" if held else None,
+                HOLDERS[kind]: row,
+                "before": f"{held[row]:,}",
+                "kept": f"{kept[row]:,}",
+                "removed": f"{1 - kept[row] / held[row]:.1%}" if held[row] else None,
             }
-            for name, (held, kept) in counts.items()
+            for row in shown
         ]
         console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
         for name, axis in axes.items() if kind == "layer" else ():
@@ -383,49 +401,20 @@ def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:
     return {name: axis for name, axis in axes_beside(source, selection).items() if name in selection.kept}
 
 
-def _warn_of_large(decision: Decision | None) -> None:
-    """Warn if more than half of the experts, heads, units or layers are removed."""
-    if decision is None or decision.part == "token":
-        return
-    count = sum(place.kept.size for place in decision.places)
-    removed = 1 - sum(int(place.kept.sum()) for place in decision.places) / count
-    if removed > 0.5:
-        console.warn(
-            f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli evaluate; "
-            "if its scores fell too far, remove less or run prunecli finetune."
-        )
-
-
 def opened_by(support: StockSupport) -> str:
     """Return what opens a result, for the line that names its directory."""
     ways = "prunecli.load_model, or from_pretrained(…, trust_remote_code=True)"
     return "stock layout" if support.is_stock else f"opens only where prunecli is installed: {ways}"
 
 
-def not_carried(source: Checkpoint) -> list[str]:
-    """A line that names what is left out of the result, if anything is."""
-    from prunecli.tensors.side_files import in_one_line
-
-    left_out = source.side_files.left_out
-    return [f"Left out, as no part of the model: {in_one_line(left_out)}"] if left_out else []
-
-
-def not_opened(source: Checkpoint) -> list[str]:
-    """A line for each class that config.json names and that neither the source nor the result can be opened as."""
-    from prunecli.model.opening import lacking
-
-    return [
-        f"Warning: config.json names {name}, but there is no tensor {need.rstrip('.')}: neither {source.path} nor the "
-        "result opens as one."
-        for name, need in lacking(source).items()
-    ]
+def dense_for_demo(options: Any) -> Any:
+    """Return options with `dense_only` if the model is the demo's, a mixture of experts."""
+    if options.checkpoint is not None or options.dense_only:
+        return options
+    console.note("The model is a mixture of experts: only its dense FFNs are changed (--dense-only).")
+    return options.model_copy(update={"dense_only": True})
 
 
 def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> dict[str, str]:
     """Cells of a table: before, after, what is left."""
     return {"before": text(before), "after": text(after), "left": f"{after / before:.1%}" if before else "-"}
-
-
-def _added(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Sums of (before, kept)."""
-    return sum(held for held, _ in counts), sum(kept for _, kept in counts)

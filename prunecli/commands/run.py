@@ -18,7 +18,6 @@ from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command, parameters
 from prunecli.errors import UsageError
 from prunecli.options import Options, argument, option
 from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file
 from prunecli.recipes.text import (
     DIRECTORY,
     bundled_recipes,
@@ -53,6 +52,8 @@ def run(options: Run) -> None:
     A step runs when its output is missing, or its arguments, its inputs or the version of prunecli changed.
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
+    from prunecli.recipes.run import page_step, preview, read_state, run_steps, state_file  # imports numpy
+
     name, html, force = options.name, options.html, options.force
     if options.lists:
         _list()

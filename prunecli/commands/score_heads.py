@@ -64,10 +64,11 @@ def score_heads(options: ScoreHeads) -> None:
             say=console.note,
             report=partial(report_run, back=True),
         )
+    changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     options.finish(
         scores,
         lambda: show(scores, layers),
-        lambda draw: [_pictures(draw, scores)],
+        lambda draw: [draw.head_maps(scores, _shown(scores), changes)],
         title=_title(scores),
         is_written=True,
     )
@@ -123,12 +124,6 @@ def _metric(scores: Scores) -> str:
 
     known = SCORES["translation"].get(str(scores.metric))
     return str(scores.metric) if known is None else known.title
-
-
-def _pictures(draw: Any, scores: Scores) -> Any:
-    """Draw a heat map for each kind of attention; for ablation also a histogram."""
-    changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
-    return draw.head_maps(scores, _shown(scores), changes)
 
 
 def show(scores: Scores, layers: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
-from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, Shown, output_option
+from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, Shown, dense_for_demo, output_option
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
@@ -37,12 +37,8 @@ def share_ffn(options: ShareFfn) -> None:
     from prunecli.pipeline import plan_ffn_on_text
 
     options.check_groups(2)
-    is_dense_only = options.dense_only
-    options = with_demo_text(options, options.checkpoint)
-    options = options.model_copy(update={"dense_only": is_dense_only or options.checkpoint is None})
+    options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        if options.checkpoint is None and not is_dense_only:
-            console.note("The model is a mixture of experts: only its dense FFNs are shared (--dense-only).")
         plan = plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel
 
 from prunecli import __version__
 from prunecli.errors import OutputError, UsageError
@@ -78,13 +79,12 @@ def fingerprint(step: Step, inputs: Mapping[str, str | None]) -> str:
     return digest([step.command, step.arguments, __version__, inputs])
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(BaseModel):
     """Record of a finished step: its fingerprint, and the digest of each output and input."""
 
     fingerprint: str
-    outputs: Mapping[str, str | None] = field(default_factory=dict)
-    inputs: Mapping[str, str | None] = field(default_factory=dict)
+    outputs: dict[str, str | None]
+    inputs: dict[str, str | None] = {}
 
 
 State = Mapping[str, Record]
@@ -103,16 +103,13 @@ def read_state(path: Path) -> State:
 
 @lenient
 def _read_state(path: Path) -> State:
-    return {
-        name: Record(record["fingerprint"], dict(record["outputs"]), dict(record.get("inputs", {})))
-        for name, record in read_json(path, FORMAT)["steps"].items()
-    }
+    return {name: Record(**record) for name, record in read_json(path, FORMAT)["steps"].items()}
 
 
 def write_state(path: Path, state: State) -> None:
     """Record the state, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    steps: dict[str, Any] = {name: asdict(record) for name, record in state.items()}
+    steps = {name: record.model_dump() for name, record in state.items()}
     write_json(path, {"format": FORMAT, "prunecli": __version__, "steps": steps}, force=True)
 
 
@@ -227,7 +224,7 @@ def run_steps(
             for output in step.outputs:
                 if written[str(output)] is None:
                     raise OutputError(f"step {step.name!r} ended well but did not write {output}")
-            state[step.key] = Record(fingerprint(step, inputs), written, inputs)
+            state[step.key] = Record(fingerprint=fingerprint(step, inputs), outputs=written, inputs=inputs)
             write_state(path, state)
     return outcomes
 

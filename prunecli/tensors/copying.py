@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -185,8 +184,6 @@ def reserve(target: int, nbytes: int) -> None:
     Raises:
         OSError: the disk is full.
     """
-    if not nbytes or not sys.platform.startswith("linux"):
-        return
     try:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

@@ -9,7 +9,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -20,7 +20,7 @@ from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.json_files import DEEPEST, is_finite, parsed, read_object, refuse_pointer
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
-from prunecli.tensors.side_files import MODULES_FILE, folders_of, of_directory, of_file
+from prunecli.tensors.side_files import MODULES_FILE, folders_of, module_folder, of_directory, of_file
 
 if TYPE_CHECKING:
     import torch
@@ -111,19 +111,16 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
     if not isinstance(weight_map, dict) or {*map(type, weight_map.values())} != {str}:
         raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
     shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
-    if not "".join((*weight_map, *shards)).isprintable():
-        odd = next(text for entry in weight_map.items() for text in entry if not text.isprintable())
+    odd = next((text for text in (*weight_map, *shards) if not text.isprintable()), None)
+    if odd is not None:
         raise CheckpointError(
             f"{index}: damaged: {odd!r} is no name of a tensor or file", "Download it again."
         )
-    for shard, path in shards.items():
-        parts = PurePosixPath(shard.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+    for shard in shards:
+        if not module_folder(shard):
             raise CheckpointError(
                 f'{index}: names a file outside of its directory: "{shard}"', "Download it again."
             )
-        if path.suffix not in (".safetensors", ".bin"):
-            raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
     missing = [shard for shard, path in shards.items() if shard not in elsewhere and not os.path.isfile(path)]  # noqa: PTH113 (a name that no file system takes)
     if missing:
         raise CheckpointError(
@@ -137,8 +134,6 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
             f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such tensors)",
             "Index and shards are not of one download; download them again.",
         )
-    if sum(len(file.tensors) for file in files.values()) == len(weight_map):
-        return (*files.values(),)
     # Without tensors that the index assigns to another file.
     return tuple(
         WeightFile(

@@ -58,6 +58,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def read_bytes(path: Path, error: type[PruneError], remedy: str | None = None) -> bytes:
+    """The content of a file.
+
+    Raises:
+        PruneError: (`error`) the file is missing, a directory, or a Git LFS pointer.
+    """
+    refuse_pointer(path, error)
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as fault:
+        raise error(f"{path}: no such file", remedy) from fault
+    except IsADirectoryError as fault:
+        raise error(f"{path}: a directory, not a file", remedy) from fault
+
+
 def read_json(
     path: Path | str,
     format: str | None = None,  # noqa: A002
@@ -84,13 +99,8 @@ def read_json(
     """
     path = Path(path)
     remedy = "Copy the file again." if issubclass(error, CheckpointError) else "Make it again."
-    refuse_pointer(path, error)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise error(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise error(f"{path}: a directory, not a JSON file") from None
+        text = read_bytes(path, error).decode()
     except UnicodeDecodeError as fault:
         raise error(f"{path}: not a JSON file ({fault.reason} at byte {fault.start})") from fault
     if not text.strip():

@@ -116,7 +116,12 @@ def belonging(sizes: Mapping[str, int], modules: Collection[str] = ()) -> tuple[
             left_out = {name: _other_format(name, names) for name in names}
             kept += [name for name, path in left_out.items() if path is None]
             others += dict.fromkeys(path for path in left_out.values() if path is not None)
-        elif _is_part(top, names, sum(sizes[name] for name in names)):
+        elif (
+            top.lower() not in _OTHER_FORMAT_FOLDERS
+            and not _OF_TRAINING.fullmatch(top)
+            and sum(sizes[name] for name in names) <= LARGEST_FOLDER_BYTES
+            and not any(name.endswith((*WEIGHTS, *_DATA)) for name in names)
+        ):
             kept += names
         else:
             others.append(f"{top}/")
@@ -159,15 +164,6 @@ def _other_format(name: str, beside: Collection[str]) -> str | None:
             return "/".join(parts[:depth]) + "/"
     is_second = parts[-1] == "pytorch_model.bin" and "/".join([*parts[:-1], "model.safetensors"]) in beside
     return name if is_second or name.endswith((*_OTHER_WEIGHTS, *_DATA)) else None
-
-
-def _is_part(folder: str, names: Collection[str], nbytes: int) -> bool:
-    return (
-        folder.lower() not in _OTHER_FORMAT_FOLDERS
-        and not _OF_TRAINING.fullmatch(folder)
-        and nbytes <= LARGEST_FOLDER_BYTES
-        and not any(name.endswith((*WEIGHTS, *_DATA)) for name in names)
-    )
 
 
 ADAPTER = "adapter_config.json"
@@ -227,7 +223,12 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
     if not names:
         return "an empty directory", "Copy a model into it: config.json, weights and tokenizer."
     if ADAPTER in names:
-        return _adapter(read(ADAPTER) or {})
+        config = read(ADAPTER) or {}
+        kind, base = str(config.get("peft_type") or "LoRA"), config.get("base_model_name_or_path")
+        return (
+            f"an adapter ({kind}){f' of {base}' if base else ''}, not a whole model",
+            "Give a directory here with its adapter_config.json, or its base model if the adapter consists of prompts.",
+        )
     if "model_index.json" in names:
         parts = [f"{where}/{name}" for name in inner if name.startswith("text_encoder")]
         remedy = f"Give its text encoder: {parts[0]}." if parts else "Give a language model."
@@ -273,11 +274,3 @@ def is_prompt(directory: Path) -> bool:
     """Whether an adapter consists of prompts, which cannot be merged into weights."""
     kind = str((_object(directory / ADAPTER) or {}).get("peft_type"))
     return "PROMPT" in kind or kind in ("P_TUNING", "PREFIX_TUNING")
-
-
-def _adapter(config: dict[str, Any]) -> tuple[str, str]:
-    kind, base = str(config.get("peft_type") or "LoRA"), config.get("base_model_name_or_path")
-    return (
-        f"an adapter ({kind}){f' of {base}' if base else ''}, not a whole model",
-        "Give a directory here with its adapter_config.json, or its base model if the adapter consists of prompts.",
-    )

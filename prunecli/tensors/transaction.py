@@ -8,13 +8,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from platform import node
 from secrets import token_hex
 
 from prunecli.errors import HubError, OutputError
 from prunecli.processes import terminations_as_exit, undisturbed
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import Journal, acquire, sync
+from prunecli.tensors.unfinished import Journal, acquire, digest, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
@@ -50,8 +52,7 @@ def new_directory(
     refuse_target(target, force=force, source=source)
 
     def done(path: Path) -> int:
-        is_own = resume is not None and path.is_dir() and not path.is_symlink()
-        return Journal(path, resume).nbytes if is_own and resume is not None else 0
+        return 0 if path.is_symlink() or not path.is_dir() else Journal(path, resume).nbytes
 
     with terminations_as_exit():
         try:
@@ -67,7 +68,7 @@ def new_directory(
                     raise
                 finally:
                     with undisturbed():
-                        if is_kept and resume is not None:
+                        if is_kept:
                             Journal(partial, resume).tidy()
                         else:
                             shutil.rmtree(partial, ignore_errors=True)
@@ -187,6 +188,14 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+@cache
+def _machine() -> tuple[str, str]:
+    """Short digests of the running kernel, which containers share, and of the host's name, which outlives a boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    names = (boot.read_text() if boot.is_file() else node(), node())
+    return digest(names[0])[:6], digest(names[1])[:6]
+
+
 @contextmanager
 def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator[Path]:
     """A hidden name beside `target`, whose lock this process holds within the block.
@@ -217,8 +226,12 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
             locks.callback(path.unlink, missing_ok=True)
             return True
 
+        def is_own(token: str) -> bool:
+            """A network file system may keep locks to the machine: what another one writes is left alone."""
+            return "-" not in token or any(digest in token for digest in _machine())
+
         ended = sorted(
-            (token for token in tokens if locked(token)),
+            (token for token in tokens if is_own(token) and locked(token)),
             key=lambda token: done(place(token, "partial")),
         )
         taken = ended[-1] if ended and done(place(ended[-1], "partial")) else None
@@ -232,6 +245,6 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
                 else:
                     path.unlink(missing_ok=True)
         if taken is None:
-            taken = f"{os.getpid()}-{token_hex(8)}"
+            taken = f"{os.getpid()}-{''.join(_machine())}{token_hex(2)}"
             locked(taken)
         yield place(taken, "partial")

@@ -60,9 +60,8 @@ class Store:
         else:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(self._line(name))
-                file.flush()
-                os.fsync(file.fileno())
             self._lines += 1
+        sync(self.path)
         sync(self.path.parent)
 
     def remove(self) -> None:
@@ -87,11 +86,12 @@ class Store:
 class Journal(Store):
     """How far the files of a directory are written.
 
-    A record is [bytes, steps done, digest of the steps] under the name of the file; 0 steps: it is complete.
+    A record is [bytes, steps done, digest of the steps] under the name of the file; 0 steps: it is complete. Without
+    `work` nothing is noted: the files are written anew each time.
     """
 
-    def __init__(self, directory: Path, work: str) -> None:
-        super().__init__(directory / NAME, work)
+    def __init__(self, directory: Path, work: str | None) -> None:
+        super().__init__(None if work is None else directory / NAME, work or "")
         self.directory = directory
         for file, (nbytes, steps, _) in list(self.records.items()):
             path = directory / file
@@ -120,8 +120,9 @@ class Journal(Store):
         Raises:
             OSError: the disk is full, among others.
         """
-        sync(self.directory / file)
-        self.put(file, [nbytes, steps, layout])
+        if self.path is not None:
+            sync(self.directory / file)
+            self.put(file, [nbytes, steps, layout])
 
     def tidy(self) -> None:
         """Remove everything else from the directory."""

@@ -62,6 +62,7 @@ def write_tensors(
         OSError: the disk is full, among others.
     """
     check_expressions(source, outputs)
+    journal = journal or Journal(directory, None)
     shards = shards_of(outputs, shard_bytes)
     count = len(shards)
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
@@ -71,12 +72,11 @@ def write_tensors(
     verb = "fetching" if source.is_remote else "writing"
     with progress(verb, sum(output.nbytes for output in outputs), "bytes") as advance:
         for file, shard in zip(names, shards, strict=True):
-            if journal is not None and journal.has(file):
+            if journal.has(file):
                 advance(sum(output.nbytes for output in shard))
                 continue
             _write_shard(source, shard, directory / file, advance, journal)
-            if journal is not None:
-                journal.note(file, (directory / file).stat().st_size)
+            journal.note(file, (directory / file).stat().st_size)
     if count > 1:
         index = {
             "metadata": {
@@ -139,37 +139,33 @@ def _write_shard(
     shard: Sequence[Output],
     path: Path,
     advance: Callable[[float], None],
-    journal: Journal | None,
+    journal: Journal,
 ) -> None:
     ordered = in_place(shard)
     head = header_bytes(ordered)
-    is_begun = journal is not None and path.name in journal.records
-    with path.open("r+b" if is_begun else "wb", buffering=0) as file:
+    with path.open("r+b" if path.name in journal.records else "wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
         try:
             jobs = _jobs(source, ordered, file.fileno(), len(head))
-            layout = "" if journal is None else _layout(jobs)
-            done = 0 if journal is None else journal.steps(path.name, layout)
+            places = [
+                [one.target_offset for one in (job.moves if isinstance(job, Gather) else (job,))]
+                for job in jobs
+            ]
+            # It differs if other files of the source lie here already.
+            layout = digest([places, [job.written for job in jobs]])
+            done = journal.steps(path.name, layout)
             nbytes = noted = sum(job.written for job in jobs[:done])
             submitted = [None] * done + [pool.submit(job.carry_out) for job in jobs[done:]]
             for number, (job, written) in enumerate(zip(jobs, submitted, strict=True), start=1):
                 nbytes += written.result() if written is not None else 0
                 advance(job.written)
-                if journal is not None and nbytes - noted >= NOTE_BYTES:
+                if nbytes - noted >= NOTE_BYTES:
                     journal.note(path.name, nbytes, number, layout)
                     noted = nbytes
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
-
-
-def _layout(jobs: Sequence[Gather | Block]) -> str:
-    """Return a digest of which step writes what: it differs if other files of the source lie here already."""
-    places = [
-        [one.target_offset for one in (job.moves if isinstance(job, Gather) else (job,))] for job in jobs
-    ]
-    return digest([places, [job.written for job in jobs]])
 
 
 def _jobs(

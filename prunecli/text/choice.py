@@ -180,14 +180,14 @@ class TextChoice(Options):
     @property
     def given(self) -> dict[str, bool]:
         """Name of each option that names text -> whether it was given."""
-        names = [name for name in _TASKS if name in TextChoice.model_fields]
-        return {name: getattr(self, name) not in (None, ()) for name in names}
+        return {
+            name: getattr(self, name) not in (None, ()) for name in _TASKS if name in TextChoice.model_fields
+        }
 
     @property
     def first_given(self) -> str | None:
         """The first option that names text and was given, for messages."""
-        names = (_spelt(name, self.whole_files) for name, is_given in self.given.items() if is_given)
-        return next(names, None)
+        return next((f"`{name}`" for name, is_given in self.given.items() if is_given), None)
 
     def check_task(
         self,
@@ -211,8 +211,7 @@ class TextChoice(Options):
         for name, is_given in given.items():
             tasks = (*_TASKS[name], *(also_plain if "mlm" in _TASKS[name] else ()))
             if is_given and task not in tasks:
-                name = _spelt(name, self.whole_files)
-                raise UsageError(f"{name} goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
+                raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
         if task == "classification" and self.labelled is None:
@@ -352,11 +351,6 @@ class TextChoice(Options):
         for document in () if plain is None else plain.texts:
             texts += [line for line in document.split("\n") if line.strip()]
         return Lines(tuple(texts), splits, asked, tuple(languages), plain)
-
-
-def _spelt(name: str, whole_files: bool | None) -> str:
-    """Return an option for a message."""
-    return "`whole_files=False`" if name == "whole_files" and whole_files is False else f"`{name}`"
 
 
 def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:

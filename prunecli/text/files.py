@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError, PruneError, UsageError, reason_of
-from prunecli.tensors.json_files import parsed, refuse_pointer
+from prunecli.tensors.json_files import parsed, read_bytes
 
 PACKED = ".gz"
 """Ending of the names of files that are unpacked as they are read."""
@@ -34,15 +34,10 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
             line).
     """
     path = Path(path)
-    refuse_pointer(path, DataError)
+    data = read_bytes(path, DataError, _ONE_A_LINE)
     try:
-        data = path.read_bytes()
         if path.suffix == PACKED and data:
             data = gzip.decompress(data)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path}: not a whole gzip file ({reason_of(error)})", "Copy the file again."

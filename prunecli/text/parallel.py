@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
 from prunecli.tensors.json_files import read_json
-from prunecli.text.files import PACKED, SHOWN, lines_sha256, near_names, read_lines, require_count
+from prunecli.text.files import PACKED, lines_sha256, near_names, read_lines, require_count
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
 
@@ -181,10 +181,10 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
         raise DataError(f"{directory}: no such directory", "Name a directory of text with `data`.")
     files = _splits(directory).get(split)
     if not files:
-        splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
+        splits = [name for name, files in _splits(directory).items() if len(files) > 1]
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
-            f"Splits found: {', '.join(splits[:SHOWN])}." if splits else "No split was found in it.",
+            near_names(split, splits, "Splits found"),
         )
     return dict(sorted(files.items()))
 

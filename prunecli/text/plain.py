@@ -15,13 +15,13 @@ from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import counted
 from prunecli.text.files import (
     CHARACTERS,
-    SHOWN,
     Chat,
     TextFile,
     is_hub_data,
     is_json_lines,
     lines_sha256,
     names_of,
+    near_names,
     parsed_line,
     read_hub_data,
     read_json_lines,
@@ -359,8 +359,9 @@ def read_labelled(path: Path | str) -> LabelledText:
                 raise DataError(f"{where}: no {what}", _REMEDY)
         rows.append([value.strip() for value in row])
         if len(row) != len(rows[0]):
-            have, first = ("no second text", "one") if len(row) == 2 else ("a second text", "none")
-            raise DataError(f"{where}: {have}, where line {numbered[0][0]:,} has {first}", _REMEDY)
+            raise DataError(
+                f"{where}: {len(row)} fields, where line {numbered[0][0]:,} has {len(rows[0])}", _REMEDY
+            )
     labels, texts, *seconds = zip(*rows, strict=True)
     lines = tuple(number for number, _ in numbered)
     return LabelledText(path, labels, texts, seconds[0] if seconds else None, lines)
@@ -382,10 +383,9 @@ def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
     for label, line in zip(text.labels, text.lines, strict=True):
         number = known.get(label, known.get(label.lower()))
         if number is None:
-            shown = [*map(str, list(names.values())[:SHOWN]), *(["…"] if len(names) > SHOWN else [])]
             raise DataError(
                 f"{text.path}, line {line:,}: the model knows no label {label!r}",
-                f"It knows: {', '.join(shown)}; or their numbers, 0 to {len(names) - 1}.",
+                f"{near_names(label, map(str, names.values()), 'It knows')} Or give numbers, 0 to {len(names) - 1}.",
             )
         ids.append(number)
     return ids

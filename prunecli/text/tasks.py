@@ -58,11 +58,14 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     """The task of a checkpoint's model, whether its family is declared or not."""
+    from prunecli.modules.classes import model_class, stock_class
+
     if checkpoint.architecture is None:
         is_pair = checkpoint.config.get("is_encoder_decoder") is True
     else:
         is_pair = len(checkpoint.architecture.stacks) > 1
-    return task_of_class(_class_name(checkpoint), is_pair=is_pair)
+    known = stock_class if checkpoint.architecture is None else model_class
+    return task_of_class(str(known(checkpoint).__name__), is_pair=is_pair)
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:
@@ -91,10 +94,3 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
         (first, path), (second, other), *_ = paths.items()
         raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with `task` what is measured.")
     return next(iter(paths))
-
-
-def _class_name(checkpoint: Checkpoint) -> str:
-    from prunecli.modules.classes import model_class, stock_class
-
-    known = stock_class if checkpoint.architecture is None else model_class
-    return str(known(checkpoint).__name__)

@@ -199,7 +199,7 @@ Try 'prunecli inspect --help' for help.
 
 
 def test_an_error(tmp_path):
-    with closing(Terminal(60, tmp_path, "inspect --model demo", TERM="dumb")) as shown:
+    with closing(Terminal(60, tmp_path, "inspect --model demo")) as shown:
         shown.read()
         assert shown.text == PANEL
 

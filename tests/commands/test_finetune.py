@@ -295,7 +295,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (
             ("model", "--text", "data/train.eng_Latn"),
             UsageError,
-            "--text goes with --task mlm or lm or feature-extraction, not translation",
+            "--text goes with --task mlm or lm or embedding or feature-extraction, not translation",
         ),
         (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), UsageError, "--measure chrf++"),
         (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),

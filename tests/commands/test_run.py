@@ -167,10 +167,10 @@ def test_packages_are_looked_for_before_the_first_step(
     (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", option))
     if fault is not None:
         with pytest.raises(UsageError) as refused:
-            run.run("recipe.yaml")
+            run.run(name="recipe.yaml")
         assert refused.value.message == f"recipe.yaml: {fault}"
         return
-    run.run("recipe.yaml", dry_run=True)
+    run.run(name="recipe.yaml", dry_run=True)
     said = capsys.readouterr()
     assert "--plot" not in said.out
     assert said.err == (
@@ -284,7 +284,7 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(run, "_execute", interrupted)
     with pytest.raises(typer.Exit) as ended:
-        run.run("recipe.yaml")
+        run.run(name="recipe.yaml")
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err.splitlines()[1:] == [
         "recipe.yaml: the same command goes on with this step."

@@ -91,7 +91,7 @@ def test_experts_stay_when_told(models):
 def test_the_demo_without_any_argument(tmp_path):
     result = done()
     assert "using the bundled demo model" in result.err
-    assert "only its dense FFNs are shared (--dense-only)" in result.err
+    assert "only its dense FFNs are changed (--dense-only)" in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
 
 

@@ -180,6 +180,12 @@ def test_a_writer_of_the_same_process_id_is_left_alone(tmp_path):
     assert (tmp_path / "out" / "config.json").read_text() == "last"
 
 
+def test_what_another_machine_left_stays(tmp_path):
+    foreign = left_by_a_killed_process(tmp_path / "out").rename(tmp_path / ".out.1-0123456789abcdef.partial")
+    make(tmp_path / "out")
+    assert names(tmp_path) == [foreign.name, "out"]
+
+
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
 

@@ -58,14 +58,8 @@ def describe(name: HubName, error: BaseException) -> HubError | None:
             f"{name}: no such directory here, not (or not whole) in the cache, and {reason(error)} ({one_line(error)})",
             "Check the network, HF_ENDPOINT and the proxy; what is in the cache opens without a network.",
         )
-    if "onsistency check failed" in str(error):
-        return HubError(
-            f"{name}: a file came with another size than {host()} had said ({one_line(error)})",
-            "Start the same command again: what is complete stays in the cache.",
-        )
-    if isinstance(error, RuntimeError) or type(error).__module__.startswith(
-        "huggingface_hub."
-    ):  # of hf_xet, say
+    is_cut = "onsistency check failed" in str(error)  # a file came with another size than was said
+    if is_cut or isinstance(error, RuntimeError) or type(error).__module__.startswith("huggingface_hub."):
         return HubError(
             f"{name}: the download from {host()} broke off ({one_line(error)})",
             "Start the same command again: what is complete stays in the cache.",
@@ -173,13 +167,14 @@ class Traffic:
             self.requests += 1
 
 
+@dataclass(eq=False)
 class RemoteFile:
     """A file of a model at one commit, a `RangeSource`. Threads may read side by side.
 
     Each request goes to the address that the hub sent the last one to, as long as that is good: huggingface_hub's file
     system asks the hub for every range, which limits the number of such requests in five minutes.
 
-    Args:
+    Attributes:
         name: the model.
         commit: hash of the commit.
         file: name of the file in the model.
@@ -187,13 +182,12 @@ class RemoteFile:
         traffic: counts the bytes that come.
     """
 
-    def __init__(self, name: HubName, commit: str, file: str, size: int, traffic: Traffic) -> None:
-        self.name = name
-        self.commit = commit
-        self.file = file
-        self.size = size
-        self.traffic = traffic
-        self._address: str | None = None
+    name: HubName
+    commit: str
+    file: str
+    size: int
+    traffic: Traffic
+    _address: str | None = field(default=None, init=False)
 
     def reading(self, offset: int, nbytes: int) -> Fill:
         """Return a function that fills buffers with the next of `nbytes` from `offset` on.
