@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
@@ -191,5 +192,26 @@ def _jobs(
         for first, stop in ranges:
             moves.append(Move(where, file, offset + first, stop - first, target, place))
             place += stop - first
-    parts = (part for move in moves for part in move.parts())
+    parts = (part for move in coalesced(moves) for part in move.parts())
     return sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
+
+
+def coalesced(moves: Iterable[Move]) -> Iterator[Move]:
+    """Yield copies of neighbouring bytes joined to one, without empty ones."""
+    last: Move | None = None
+    for move in moves:
+        if not move.nbytes:
+            continue
+        if (
+            last is not None
+            and last.source == move.source
+            and last.source_offset + last.nbytes == move.source_offset
+            and last.target_offset + last.nbytes == move.target_offset
+        ):
+            last = replace(last, nbytes=last.nbytes + move.nbytes)
+            continue
+        if last is not None:
+            yield last
+        last = move
+    if last is not None:
+        yield last
