@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
@@ -110,13 +110,15 @@ class PruningOptions(Options):
     COMMAND: ClassVar[str]
     UNITS: ClassVar[str]
     """What messages call the units."""
-    DEFAULT_RATIO: ClassVar[Any] = 0.25
+    DEFAULT_RATIO: ClassVar[float] = 0.25
+    FOR_OTHERS: ClassVar[str] = ""
+    """Continues the default ratio in the help text."""
     AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
     """Options that say how many units are removed."""
 
     ratio: Share | None = option(
         None,
-        "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO}.",
+        "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO:g}{cls.FOR_OTHERS}.",
         metavar="R",
         recorded=False,
     )
@@ -435,7 +437,9 @@ class ExpertOptions(LoadOptions, PruningOptions):
 
     COMMAND = "prune-experts"
     UNITS = "experts"
-    DEFAULT_RATIO = "0.8; for language models 0.25"
+    DEFAULT_RATIO = 0.8
+    """Of translation models: the published choice."""
+    FOR_OTHERS = "; for language models 0.25"
     AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
     LEFT_OUT = frozenset({"uniform"})
 

@@ -296,7 +296,7 @@ def _of_module(module: str, values: Mapping[str, Value]) -> dict[str, Value]:
 def _uneven(
     units: UnitKeys, trial: Trial, small: UnitKeys, layout: Carriers, axes: Mapping[str, str], least: int
 ) -> Callable[[], UnitKeys | None]:
-    """What tries once, when it is asked, whether each layer may keep another number of units, and how many at least."""
+    """Return a function that tries, once, whether layers may keep different numbers of units, and how many at least."""
 
     @cache
     def asked() -> UnitKeys | None:
