@@ -31,12 +31,11 @@ from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.patchwork import module_name
-from prunecli.model.probe import outputs
+from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.pooling import read_pooling
-from prunecli.modules.stock_experts import expert_modules, part_names
 from prunecli.modules.stock_names import StockNames
 from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Per
@@ -258,18 +257,24 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
 def _experts(
     checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
 ) -> Iterator[tuple[Tensor, Take]]:
-    """The output weights of experts."""
+    """The output weights of experts, which are stacked, and their biases."""
     if not any(axis.kind == "expert" for axis in axes.values()):
         return
-    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
-    modules = sparse_ffns(model) or expert_modules(model)
-    for layer, module in zip(layers, modules.values(), strict=True):
-        parts = ("", "fc2_weight", "", "fc2_bias") if hasattr(module, "fc2_weight") else part_names(module)
-        for part in parts[1::2]:
-            each = partial(
-                _by_unit, add, axis_name(layer.name, "expert"), Carrier(0), len(layer.experts), None
-            )
-            yield getattr(module, part), each
+    own = sparse_ffns(model)
+    names = None if own else StockNames(checkpoint, model)
+    for layer in checkpoint.mixtures:
+        if layer.is_predicting:
+            continue
+        if names is None:
+            stacked = [own[layer.name].fc2_weight, own[layer.name].fc2_bias]
+        else:
+            places = sorted(names.of_experts(layer))
+            stacked = [
+                model.get_parameter(name) for name in places if MIXES.search(name, len(layer_of(name)))
+            ]
+        for parameter in stacked:
+            axis = axis_name(layer.name, "expert")
+            yield parameter, partial(_by_unit, add, axis, Carrier(0), len(layer.experts), None)
 
 
 def _watch_layers(
@@ -290,7 +295,7 @@ def _watch_layers(
             add(name, own * functional.one_hot(torch.tensor(number), len(axes[name].ids)).to(own))
 
         made.register_hook(multiply)
-        return (made, *output[1:]) if isinstance(output, tuple) else made
+        return (made, *output[1:]) if isinstance(output, tuple | list) else made
 
     numbers: Counter[str] = Counter()
     for layer in checkpoint.layout.layers:

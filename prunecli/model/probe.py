@@ -22,7 +22,8 @@ _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
 HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
 HIDDEN = ("hidden_size", "d_model", "n_embd")
-_MIXES = re.compile(r"down|output|fc2|w2")
+MIXES = re.compile(r"down|output|fc2|w2")
+"""What is found in the names of the weights by which experts mix their hidden units."""
 _TABLE = re.compile(r"bias\.weight$|embeddings?\.weight$")
 _NUMBERED = re.compile(r"_layers$|layers?_idx|layer_ids$")
 _LISTS = ("layers_block_type", "layer_types")
@@ -153,7 +154,7 @@ def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
     """Names of the weights that mix heads or hidden units: units are the inputs of these linear layers."""
     # Some families store stacked experts as [in, out], others as [out, in].
     if any(carrier.dim > 1 for carrier in carriers.values()):
-        return [name for name in carriers if _MIXES.search(name)]
+        return [name for name in carriers if MIXES.search(name)]
     biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
     weights = [
         name

@@ -41,8 +41,8 @@ def unchanged_below(
 
 
 def states_of(output: Any) -> Tensor:
-    """The hidden states in what a layer, or a part of one, returned: others return more in a tuple behind them."""
-    states: Tensor = output[0] if isinstance(output, tuple) else output
+    """The hidden states in what a layer, or a part of one, returned: some return a tuple or list that begins with them."""
+    states: Tensor = output[0] if isinstance(output, tuple | list) else output
     return states
 
 

@@ -195,6 +195,33 @@ def test_embedding_models_have_scores_too(tmp_path):
         assert all(np.array(own).any() for own in one.values.values())
 
 
+@pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text"])
+def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
+    """By differences of the loss: an expert's part is linear in its output weights."""
+    path = made(case, tmp_path / "model")
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
+    scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
+    names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
+    for layer in checkpoint.mixtures:
+        own = scores[f"{layer.name}.experts"]
+        expert = int(np.argmax(own))
+        losses = []
+        for factor in (1.001, 0.999):
+            changed = copy.deepcopy(model)
+            with torch.no_grad():
+                for tensor in layer.stacked_tensors:
+                    if (
+                        tensor.rpartition("experts")[2] in (".mlp.w2", ".down_proj")
+                        or "output_linear" in tensor
+                    ):
+                        weight = changed.get_parameter(names.place(tensor))
+                        weight.view(layer.num_experts, -1)[expert].mul_(factor)
+                logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
+            losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
+        assert own[expert] == pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
+
+
 def test_units_that_no_gradient_reaches_are_refused(tmp_path):
     """Reformer's layers compute their gradients themselves."""
     path = made("reformer", tmp_path / "model")
