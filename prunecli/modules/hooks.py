@@ -41,7 +41,7 @@ def unchanged_below(
 
 
 def states_of(output: Any) -> Tensor:
-    """The hidden states in what a layer, or a part of one, returned: some return a tuple or list that begins with them."""
+    """The hidden states in what a layer, or a part of one, returned: others return more behind them."""
     states: Tensor = output[0] if isinstance(output, tuple | list) else output
     return states
 
