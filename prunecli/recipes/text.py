@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -48,6 +49,12 @@ def find_recipe(given: str) -> Path:
         f"{given}: no such file, and no recipe of this name", near_names(path.stem, known, "Recipes")
     )
 
+
+MOST_STEPS = 1000
+"""Steps that one `for-each` may come to, and values of one list: lists of lists would fill the memory."""
+
+LONGEST_TEXT = 100_000
+"""Characters of a value with its variables filled in: they may double one another."""
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([^}]*)\})")
 
@@ -189,9 +196,12 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     if isinstance(value, list):
         found: list[Scalar] = []
         for item in value:
-            for seen in each(references(item), variables):
+            for seen in each(references(item), variables, where, faults):
                 filled = substitute(item, seen, where, faults)
                 found += filled if isinstance(filled, list) else [filled]
+            if len(found) > MOST_STEPS:
+                faults.append(f"{where}: more than {MOST_STEPS:,} values")
+                return []
         return found
     if isinstance(value, bool):
         return value
@@ -205,12 +215,21 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     alone = _REFERENCE.fullmatch(value)
     if alone is not None and alone[1] is None:
         return known(alone[2])
-    return _REFERENCE.sub(lambda match: "$" if match[1] else as_text(known(match[2])), value)
+    filled_in = _REFERENCE.sub(lambda match: "$" if match[1] else as_text(known(match[2])), value)
+    if len(filled_in) > LONGEST_TEXT:
+        faults.append(f"{where}: longer than {LONGEST_TEXT:,} characters with its variables filled in")
+        return ""
+    return filled_in
 
 
-def each(names: Iterable[str], variables: Mapping[str, Resolved]) -> Iterator[Mapping[str, Resolved]]:
+def each(
+    names: Iterable[str], variables: Mapping[str, Resolved], where: str, faults: list[str]
+) -> Iterator[Mapping[str, Resolved]]:
     """The variables with one value in the place of each list among `names`: once for each combination."""
     lists = {name: value for name in names if isinstance(value := variables.get(name), list)}
+    if math.prod(map(len, lists.values())) > MOST_STEPS:
+        faults.append(f"{where}: more than {MOST_STEPS:,} combinations")
+        return
     for combination in product(*lists.values()):
         yield {**variables, **dict(zip(lists, combination, strict=True))}
 
@@ -274,5 +293,5 @@ def expand(
         choices[name] = filled if isinstance(filled, list) else [filled]
         if name in variables:
             faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
-    for seen in each(choices, {**variables, **choices}):
+    for seen in each(choices, {**variables, **choices}, f"steps[{number}].for-each", faults):
         yield as_text(substitute(step.name, seen, f"steps[{number}].name", faults)), seen
