@@ -192,19 +192,11 @@ class TestDirectories:
         with pytest.raises(CheckpointError, match=r"config\.json"):
             open_model(directory)
 
-    @pytest.mark.parametrize(
-        ("model_type", "is_declared"), [("nllb-moe", True), ("nllb_moe", True), ("bloom", False)]
-    )
-    def test_no_weights_of_a_family_that_can_be_trained(
-        self, tmp_path: Path, model_type: str, is_declared: bool
-    ) -> None:
-        directory = tiny_nllb_moe(tmp_path / "a model", config={"model_type": model_type})
+    def test_no_weights(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model")
         (directory / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match="holds no weights") as caught:
+        with pytest.raises(CheckpointError, match="holds no weights"):
             open_model(directory)
-        command = f"prunecli finetune --from-scratch '{directory}'."
-        assert str(caught.value.remedy).endswith(command) is is_declared
-        assert str(caught.value.remedy).startswith("Download or copy the weight files into it")
 
     def test_a_missing_shard(self, sharded: Path) -> None:
         (sharded / "model-00002-of-00003.safetensors").unlink()

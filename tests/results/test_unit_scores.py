@@ -192,8 +192,8 @@ DAMAGES = {
         (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
     "gradient": [
-        (setting("format", to="prunecli.gates/1"), "not .prunecli.scores/1"),
-        (setting("format", to="prunecli.scores/2"), "Use the prunecli"),
+        (setting("format", to="prunecli.gates/1"), 'this prunecli reads "prunecli.scores/1"'),
+        (setting("format", to="prunecli.scores/2"), "use the prunecli"),
         (setting("method", to="cosine"), "method is 'cosine', not one of gradient"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
@@ -303,6 +303,6 @@ def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):
     path.write_text(json.dumps(made.to_json()))
     with open_model(tiny_nllb_moe(tmp_path / "larger", layers=3)) as checkpoint:
         with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
-            scores_for(checkpoint, path, "head")
+            scores_for(checkpoint, (path,), "head")
         with pytest.raises(StatisticsError, match="no such file"):
-            scores_for(checkpoint, tmp_path / "none.json", "head")
+            scores_for(checkpoint, (tmp_path / "none.json",), "head")
