@@ -40,7 +40,9 @@ def windowed(data: Dataset, config: Mapping[str, Any]) -> Dataset:
     """The text of a language model in windows of `CONTEXT` tokens, or of its positions, if none are asked for."""
     if data.task != "lm" or data.context is not None:
         return data
-    positions = stated_count(text_config(config), "max_position_embeddings", "n_positions", "n_ctx")
+    positions = stated_count(
+        text_config(config), "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"
+    )
     return replace(data, context=min(CONTEXT, positions or CONTEXT))
 
 
