@@ -181,12 +181,14 @@ class OutputOptions(Options):
 
         Raises:
             OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
-            UsageError, PruneError: as `check_plot` and `refuse_table`.
+            UsageError, PruneError: as `check_plot` and `refuse_table`; the table has the name of the output.
         """
         refuse_unwritable(self.output, force=self.force)
         if self.plot is not None:
             check_plot(self.plot, force=self.force)
         self.check_table()
+        if self.table is not None and self.table.absolute() == self.output.absolute():
+            raise UsageError(f"`table={self.table}`: the result is written there", "Choose another name.")
 
     def check_table(self) -> None:
         """Refuse a table that could not be written in the end.

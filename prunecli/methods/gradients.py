@@ -34,7 +34,6 @@ from prunecli.model.patchwork import module_name
 from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
 from prunecli.modules.hooks import replaced, states_of
-from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.pooling import read_pooling
 from prunecli.modules.stock_names import StockNames
 from prunecli.progress import Progress, silent
@@ -122,11 +121,12 @@ def gradient_sums(
         sums.flush(len(batch.indices))
         return losses_of(model, batch)
 
+    names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
         watched = (
-            _inputs(checkpoint, model, named, sums.add, hooks),
-            _experts(checkpoint, model, named, sums.add),
+            _inputs(names, model, named, sums.add, hooks),
+            _experts(names, checkpoint, model, named, sums.add),
         )
         for parameter, take in chain(*watched):
             takers.setdefault(parameter, []).append(take)
@@ -138,12 +138,13 @@ def gradient_sums(
         differentiate_losses(runner, batches, "scoring units", progress, losses_of=losses)
     sums.flush()
     found = {}
-    for kind in {axis.kind for axis in axes}:
-        if not any(axis.name in sums.sums for axis in axes if axis.kind == kind):
-            raise UnsupportedModelError(
-                f"{kind}s cannot be scored: no gradient reaches them, since the class computes gradients of its own",
-                "Rank them by another metric, such as activations, or at random.",
-            )
+    reached = {axis.kind for axis in axes if axis.name in sums.sums}
+    if unreached := sorted({axis.kind for axis in axes} - reached):
+        raise UnsupportedModelError(
+            f"{unreached[0]}s cannot be scored: no gradient reaches them, since the class computes "
+            "gradients of its own",
+            "Rank them by another metric, such as activations, or at random.",
+        )
     for name, axis in named.items():
         # Where no gradient came, no loss depends on the units.
         found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))
@@ -200,10 +201,9 @@ def gradient_fields(
 
 
 def _inputs(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+    names: StockNames | None, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> Iterator[tuple[Tensor, Take]]:
     """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
-    names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
             carrier, count, expert = axis.carriers[tensor], len(axis.ids), None
@@ -255,18 +255,17 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
 
 
 def _experts(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
+    names: StockNames | None, checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
 ) -> Iterator[tuple[Tensor, Take]]:
     """The output weights of experts, which are stacked, and their biases."""
     if not any(axis.kind == "expert" for axis in axes.values()):
         return
-    own = sparse_ffns(model)
-    names = None if own else StockNames(checkpoint, model)
     for layer in checkpoint.mixtures:
         if layer.is_predicting:
             continue
         if names is None:
-            stacked = [own[layer.name].fc2_weight, own[layer.name].fc2_bias]
+            own = model.get_submodule(module_name(model, layer.name))
+            stacked = [own.fc2_weight, own.fc2_bias]
         else:
             places = sorted(names.of_experts(layer))
             stacked = [

@@ -209,6 +209,7 @@ def test_the_table_has_the_json_s_values(folder):
     [
         (("--table", "t.txt"), UsageError, "written as CSV, Markdown or LaTeX"),
         (("--table", "old.csv"), OutputError, "old.csv: exists already"),
+        (("--table", "t.csv", "--output", "t.csv"), UsageError, "the result is written there"),
         (("--plot", "a.pdf"), UsageError, "unknown kind of file"),
         (("--groups", "few.tsv"), DataError, "few.tsv: no group for deu_Latn, fra_Latn"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,19 @@ def test_layer_by_layer_scores_are_the_same(case, tmp_path):
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
 
 
+def slope(model: Any, ids: torch.Tensor, scale: Callable[[Any, float], None]) -> float:
+    """|dL/dxi| by a difference of the loss; `scale` multiplies weights of a copy. Larger steps would move tokens to
+    other experts."""
+    losses = []
+    for factor in (1.001, 0.999):
+        changed = copy.deepcopy(model)
+        with torch.no_grad():
+            scale(changed, factor)
+            logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
+        losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
+    return abs(losses[0] - losses[1]) / 0.002
+
+
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
     """Two shared experts side by side, a stack of experts, two readers: by differences of the loss."""
@@ -148,18 +162,15 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
         for unit in np.argsort(scores[axis.name])[-2:]:
-            losses = []
-            for factor in (1.001, 0.999):  # a larger step moves tokens to other experts
-                changed = copy.deepcopy(model)
-                with torch.no_grad():
-                    for tensor in outputs(axis.carriers):
-                        weight, carrier = changed.get_parameter(names.place(tensor)), axis.carriers[tensor]
-                        for start, stop in carrier.ranges([unit], weight.shape[carrier.dim], len(axis.ids)):
-                            weight.narrow(carrier.dim, start, stop - start).mul_(factor)
-                    logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
-                losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
-            slope = abs(losses[0] - losses[1]) / 0.002
-            assert scores[axis.name][unit] == pytest.approx(slope, rel=0.05, abs=5e-4)
+
+            def scale(changed, factor, axis=axis, unit=unit):
+                for tensor in outputs(axis.carriers):
+                    weight, carrier = changed.get_parameter(names.place(tensor)), axis.carriers[tensor]
+                    for start, stop in carrier.ranges([unit], weight.shape[carrier.dim], len(axis.ids)):
+                        weight.narrow(carrier.dim, start, stop - start).mul_(factor)
+
+            expected = slope(model, ids, scale)
+            assert scores[axis.name][unit] == pytest.approx(expected, rel=0.05, abs=5e-4)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
@@ -206,20 +217,14 @@ def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
     for layer in checkpoint.mixtures:
         own = scores[f"{layer.name}.experts"]
         expert = int(np.argmax(own))
-        losses = []
-        for factor in (1.001, 0.999):
-            changed = copy.deepcopy(model)
-            with torch.no_grad():
-                for tensor in layer.stacked_tensors:
-                    if (
-                        tensor.rpartition("experts")[2] in (".mlp.w2", ".down_proj")
-                        or "output_linear" in tensor
-                    ):
-                        weight = changed.get_parameter(names.place(tensor))
-                        weight.view(layer.num_experts, -1)[expert].mul_(factor)
-                logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
-            losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
-        assert own[expert] == pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
+
+        def scale(changed, factor, layer=layer, expert=expert):
+            for tensor in layer.stacked_tensors:
+                if tensor.rpartition("experts")[2] in (".mlp.w2", ".down_proj") or "output_linear" in tensor:
+                    weight = changed.get_parameter(names.place(tensor))
+                    weight.view(layer.num_experts, -1)[expert].mul_(factor)
+
+        assert own[expert] == pytest.approx(slope(model, ids, scale), rel=0.05, abs=5e-4)
 
 
 def test_units_that_no_gradient_reaches_are_refused(tmp_path):

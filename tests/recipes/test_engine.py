@@ -124,6 +124,18 @@ def test_old_names_of_options(tmp_path):
     assert lines == ["--round-to is called --multiple-of now."]
 
 
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [("${a}${b}${c}${d}", "more than 1,000 combinations"), ("${a}${b}${c}, ${d}", "more than 1,000 values")],
+)
+def test_lists_without_end_are_refused(workplace, value, fault):
+    ten = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    items = ", ".join(f'"{item}"' for item in value.split(", "))
+    lists = "".join(f"\n  {name}: {ten}" for name in "abcd")
+    text = RECIPE.replace("variables:", f"variables:{lists}\n  all: [{items}]")
+    assert f"variables.all: {fault}" in refusal(workplace, text)
+
+
 def test_all_faults_are_reported_at_once(workplace):
     text = """\
 variables: {a: "${b}", b: "${a}", base: here}
