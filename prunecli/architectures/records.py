@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Part = Literal["embeddings", "attention", "ffn", "experts", "router", "norm"]
+Part = Literal["embeddings", "attention", "ffn", "experts", "router", "norm", "other"]
 Side = Literal["encoder", "decoder"]
 
 

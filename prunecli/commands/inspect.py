@@ -125,8 +125,17 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.out(f"Embeddings: {changed}")
     if inventory.quantisation is not None:
         _show_quantisation(inventory.quantisation)
-    if inventory.modules:
-        _show_modules(opened, inventory)
+    modules = [
+        {
+            "module": module,
+            "tensors": f"{len(names):,}",
+            **_share(sum(opened.tensors[name].nbytes for name in names), inventory),
+        }
+        for module, names in inventory.modules.items()
+    ]
+    console.table("Other, by name of module", modules)
+    if opened.architecture is None:
+        _show_found(opened, inventory)
     if opened.structure.history:
         from prunecli.report.history import step_text
 
@@ -143,25 +152,15 @@ def _show_quantisation(found: Quantisation) -> None:
     console.out(f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all")
 
 
-def _show_modules(opened: Checkpoint, inventory: Inventory) -> None:
-    """Print the tensors by module, and what can be removed from the checkpoint."""
+def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
+    """Print what can be removed from a checkpoint whose family is not declared."""
     from prunecli.model.find_axes import axes_of
 
-    rows = []
-    for group, names in inventory.modules.items():
-        size = sum(opened.tensors[name].nbytes for name in names)
-        rows.append({"module": group, "tensors": f"{len(names):,}", **_share(size, inventory)})
-    console.table("By name of module", rows)
-    if opened.family is not None:
-        console.note(
-            f'prunecli knows the experts of the type "{opened.model_type}": prune-experts and collect-gates work. Its '
-            "layers, heads, hidden units, tokens and channels are found by asking its class when a command needs them."
-        )
-        return
     try:
         family, sizes = opened.require_architecture(), opened.layout.sizes
     except (CheckpointError, UnsupportedModelError) as error:
-        console.note(f"Nothing can be removed from it: {error.message}")
+        what = "Experts alone" if inventory.layers else "Nothing"
+        console.note(f"{what} can be removed from it: {error.message}")
         return
     parts = [f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})" for stack in family.stacks]
     parts += [
@@ -169,6 +168,7 @@ def _show_modules(opened: Checkpoint, inventory: Inventory) -> None:
         for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
+    parts += [f"{sizes.count(key):,} hidden units of each expert ({key})" for key in family.found.experts]
     for key in family.found.vocabulary[:1]:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
     with suppress(UnsupportedModelError):

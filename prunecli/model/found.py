@@ -93,6 +93,17 @@ class Found:
         """Classes that open the model."""
         return self.small.opened_as()
 
+    @cached_property
+    def embeddings(self) -> list[str]:
+        """Names in files of the modules that are tables outside of the layers, and of the output layer."""
+        from torch.nn import Embedding
+
+        model = self.skeleton.model
+        output = model.get_output_embeddings()
+        names = [name for name, one in model.named_modules() if isinstance(one, Embedding) or one is output]
+        stored = [self.skeleton.stored_name(f"{name}.weight") for name in names]
+        return [name.removesuffix(".weight") for name in stored if not layer_of(name)]
+
     def ignores(self, name: str) -> bool:
         """Whether a tensor that the class does not have is a buffer of older ones, which changes nothing."""
         patterns = getattr(self.skeleton.model, UNEXPECTED) or ()

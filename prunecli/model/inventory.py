@@ -6,14 +6,17 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from prunecli.architectures.records import Side
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
+from prunecli.model.layout import ModelLayout
 from prunecli.model.names import by_module
 from prunecli.model.parts import AttentionLayer, FfnLayer
 from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
@@ -95,7 +98,7 @@ class Inventory:
         ffns: every FFN; none where the family is not declared.
         tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
-        modules: the tensors by module, where the family is not declared.
+        modules: the tensors of part "other", by module.
         quantisation: how it is quantised; None: it is not.
     """
 
@@ -120,10 +123,10 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     """
     by_part: dict[str, Amount] = {}
     by_dtype: dict[str, Amount] = {}
-    layout = None if checkpoint.architecture is None else checkpoint.layout
     mixtures = () if checkpoint.family is None else checkpoint.mixtures
-    of_mixtures = dict(parts_of(mixtures)) if layout is None else {}
-    owners, counted = owners_of(checkpoint.quantised.values()), set[str]()
+    layout = _layout(checkpoint)
+    of_mixtures = dict(parts_of(mixtures)) if checkpoint.architecture is None else {}
+    owners, counted, unknown = owners_of(checkpoint.quantised.values()), set[str](), list[str]()
     for name, info in checkpoint.tensors.items():
         weight = owners.get(name)
         logical = name if weight is None else weight.name
@@ -131,7 +134,9 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         values = None if logical in counted else checkpoint.unquantised.get(logical)
         counted.add(logical)
         amount = Amount(1, 0 if values is None else values.numel, info.nbytes)
-        part = of_mixtures.get(name, "other") if layout is None else layout.part(logical)
+        part = of_mixtures.get(name) or ("other" if layout is None else layout.part(logical))
+        if part == "other":
+            unknown.append(name)
         by_part[part] = by_part.get(part, Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
     total = sum(by_part.values(), Amount())
@@ -150,9 +155,18 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         ffns=() if layout is None else layout.ffns,
         tables=None if layout is None else layout.tables,
         total=total,
-        modules={} if checkpoint.architecture else by_module(checkpoint.tensors),
+        modules=by_module(unknown),
         quantisation=_quantisation(checkpoint, total),
     )
+
+
+def _layout(checkpoint: Checkpoint) -> ModelLayout | None:
+    """Its layout; None if the class of a family that is not declared says nothing."""
+    if checkpoint.architecture is not None:
+        return checkpoint.layout
+    with suppress(UnsupportedModelError, CheckpointError):
+        return checkpoint.layout
+    return None
 
 
 def _quantisation(checkpoint: Checkpoint, total: Amount) -> Quantisation | None:

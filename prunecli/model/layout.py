@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, TensorSpec
@@ -151,7 +151,7 @@ class ModelLayout:
             )
         return self.tables
 
-    def part(self, name: str) -> Part | Literal["other"]:
+    def part(self, name: str) -> Part:
         """Return the part that a tensor is counted under, or "other" if the family does not declare the tensor."""
         # An alias that is kept because its values differ counts as what it should equal.
         declared = self.tensors.get(name) or self.tensors.get(self.family.tied.get(name, ""))
@@ -247,10 +247,20 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
 
 def _found(layout: ModelLayout) -> dict[str, Declared]:
     """The tensors of a class that was asked."""
-    parts: dict[str, Part] = {name: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
-    parts |= {name: "attention" for layer in layout.attentions for name in layer.tensors}
-    stored = layout.family.found.stored(layout.config)
-    return {name: (shape, parts.get(name, "embeddings")) for name, shape in stored.items()}
+    found = layout.family.found
+    stored = found.stored(layout.config)
+    weights = [name.removesuffix(".weight") for name, shape in stored.items() if len(shape) == 1]
+    owners: dict[str, Part] = dict.fromkeys(weights, "norm")
+    owners |= {name.rpartition(".")[0]: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
+    owners |= dict.fromkeys((layer.name for layer in layout.attentions), "attention")
+    owners |= dict.fromkeys(found.embeddings, "embeddings")
+    owners[""] = "other"
+
+    def part(name: str) -> Part:
+        owner = name.rpartition(".")[0]
+        return owners.get(owner) or part(owner)
+
+    return {name: (shape, part(name)) for name, shape in stored.items()}
 
 
 def _recorded(layout: ModelLayout) -> dict[str, Declared]:

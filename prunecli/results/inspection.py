@@ -131,7 +131,7 @@ class Inspection(Document):
         )
 
     def _tables(self) -> Tables:
-        """`parameters`, `stacks`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
+        """`parameters`, `stacks`, `experts`, `heads`, `ffns`, `modules` (tensors of no known part), `fit`."""
         fit, ways = self.fit, dict[str, list[Way]]()
         if fit is not None:
             ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}

@@ -11,6 +11,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from prunecli.commands.app import main
 from prunecli.model.structure import Structure
+from tests.families.cutting import saved
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
@@ -141,6 +142,19 @@ def test_an_undeclared_family_is_counted_as_other(tmp_path, capsys):
     assert "Nothing can be removed from it: " in captured.err
     assert '"bloom" is unknown here' in captured.err
     assert as_json(capsys, directory)["modules"]["model.shared"] == ["model.shared.weight"]
+
+
+def test_a_found_family_is_counted_by_part(tmp_path, capsys):
+    parameters = dict(saved("granite", tmp_path).named_parameters())
+    assert run(tmp_path) == 0
+    assert "Found by asking GraniteForCausalLM" in capsys.readouterr().err
+    held = as_json(capsys, tmp_path)
+    named = {"embeddings": "embed|lm_head", "attention": "self_attn", "ffn": "mlp", "norm": "norm"}
+    assert {part: amount["parameters"] for part, amount in held["parts"].items()} == {
+        part: sum(one.numel() for name, one in parameters.items() if re.search(pattern, name))
+        for part, pattern in named.items()
+    }
+    assert len(held["attentions"]) == len(held["ffns"]) == held["stacks"][0]["original_layers"]
 
 
 def test_the_smallest_ratio_that_fits(tiny, capsys):
