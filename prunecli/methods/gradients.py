@@ -257,23 +257,32 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
 def _experts(
     names: StockNames | None, checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
 ) -> Iterator[tuple[Tensor, Take]]:
-    """The output weights of experts, which are stacked, and their biases."""
+    """The output weights of experts and their biases."""
     if not any(axis.kind == "expert" for axis in axes.values()):
         return
     for layer in checkpoint.mixtures:
         if layer.is_predicting:
             continue
+        of_experts: dict[str, int | None]
         if names is None:
-            own = model.get_submodule(module_name(model, layer.name))
-            stacked = [own.fc2_weight, own.fc2_bias]
+            own = module_name(model, layer.name)
+            of_experts = {f"{own}.fc2_weight": None, f"{own}.fc2_bias": None}
         else:
-            places = sorted(names.of_experts(layer))
-            stacked = [
-                model.get_parameter(name) for name in places if MIXES.search(name, len(layer_of(name)))
-            ]
-        for parameter in stacked:
-            axis = axis_name(layer.name, "expert")
-            yield parameter, partial(_by_unit, add, axis, Carrier(0), len(layer.experts), None)
+            every = sorted(names.of_experts(layer).items())
+            of_experts = {name: number for name, number in every if MIXES.search(name, len(layer_of(name)))}
+        axis, count = axis_name(layer.name, "expert"), len(layer.experts)
+        for name, number in of_experts.items():
+            take = (
+                partial(_by_unit, add, axis, Carrier(0), count, None)
+                if number is None
+                else partial(_of_unit, add, axis, number, count)
+            )
+            yield model.get_parameter(name), take
+
+
+def _of_unit(add: Add, name: str, number: int, units: int, products: Tensor) -> None:
+    """Add the products of all weights of one unit."""
+    add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
 
 
 def _watch_layers(

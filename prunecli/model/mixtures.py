@@ -109,13 +109,19 @@ def predicting_tensors(tensors: TensorReader, sizes: Sizes) -> tuple[str, ...]:
         return ()
     columns = tuple({block.partition("{layer}")[0] for block in mixture.blocks})
     numbered = re.compile("(?:" + "|".join(map(re.escape, columns)) + r")(\d+)\.")
-    depth = sizes.even(mixture.depth) if sizes.states(mixture.depth) else LARGEST
+    depth = _depth(sizes, mixture)
     return tuple(
         name
         for name in tensors.tensors
         if (mixture.predicting and name.startswith(mixture.predicting))
         or ((match := numbered.match(name)) is not None and int(match[1]) >= depth)
     )
+
+
+def _depth(sizes: Sizes, mixture: Mixture) -> int:
+    """Layers of a language model, behind which lie those that predict further tokens; of a pair, more than any has."""
+    is_pair = len({"encoder" in block.split(".") for block in mixture.blocks}) > 1
+    return LARGEST if is_pair or not sizes.states(mixture.depth) else sizes.even(mixture.depth)
 
 
 def blocks_of(
@@ -226,7 +232,7 @@ def _sparse_layer(
         is_predicting=not sizes.family.stacks
         and (
             (bool(mixture.predicting) and name.startswith(mixture.predicting))
-            or (sizes.states(mixture.depth) and number >= sizes.even(mixture.depth))
+            or number >= _depth(sizes, mixture)
         ),
         constants=constants,
     )

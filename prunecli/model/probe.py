@@ -22,7 +22,7 @@ _KEY_VALUE = re.compile(r"kv|key_value")
 _NO_COUNT = re.compile(r"dim|size|width|index")
 HEAD_WIDTHS = ("head_dim", "d_kv", "attention_head_dim", "head_size", "kv_channels")
 HIDDEN = ("hidden_size", "d_model", "n_embd")
-MIXES = re.compile(r"down|output|fc2|w2")
+MIXES = re.compile(r"down|output|fc2|w2|\.wo\.")
 """What is found in the names of the weights by which experts mix their hidden units."""
 _TABLE = re.compile(r"bias\.weight$|embeddings?\.weight$")
 _NUMBERED = re.compile(r"_layers$|layers?_idx|layer_ids$")

@@ -73,15 +73,16 @@ class StockNames:
                 return rule, str(found), pattern
         return None
 
-    def of_experts(self, layer: SparseLayer) -> set[str]:
-        """The names in the model of what a layer's experts end up in."""
-        found = {self.parameter(name) for name in layer.stacked_tensors}
+    def of_experts(self, layer: SparseLayer) -> dict[str, int | None]:
+        """Name in the model of what a layer's experts end up in -> number of the expert; None: they are stacked."""
+        found: dict[str, int | None] = {self.parameter(name): None for name in layer.stacked_tensors}
         for suffix in layer.expert_tensors:
             for number in range(layer.num_experts):
                 name = self.parameter(layer.expert_tensor(number, suffix))
                 if name in found and number:
-                    break  # they are stacked
-                found.add(name)
+                    found[name] = None
+                    break
+                found[name] = number
         return found
 
     def refusal(self, name: str) -> UnsupportedModelError:

@@ -22,7 +22,9 @@ from prunecli.modules.devices import choose_devices
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.running.batches import task_batches
 from prunecli.running.layerwise.runner import make_runner
+from prunecli.running.losses import example_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
@@ -30,7 +32,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
 from tests.reference.masks import mask_gradients
-from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 
 LINES = ("the hen then", "ten tins on it", "a hen")
 CPU = choose_devices("cpu")
@@ -225,6 +227,27 @@ def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
                     weight.view(layer.num_experts, -1)[expert].mul_(factor)
 
         assert own[expert] == pytest.approx(slope(model, ids, scale), rel=0.05, abs=5e-4)
+
+
+def test_experts_that_are_modules_of_their_own(tmp_path):
+    """Switch Transformers: by differences of the loss."""
+    path = made("switch_transformers", tmp_path / "model")
+    change_config(path, decoder_start_token_id=0)
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    languages = ("eng_Latn", "fra_Latn")
+    data = Dataset("translation", ParallelText("val", dict.fromkeys(languages, LINES[:1])), (languages,))
+    scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
+    ((batch,),) = task_batches(load_tokenizer(path), model, data, 1, None).values()
+    for layer in checkpoint.mixtures:
+        own, losses = scores[f"{layer.name}.experts"], []
+        assert np.any(own), layer.name  # the decoder has more layers than the encoder
+        weight = model.get_parameter(f"{layer.name}.experts.expert_{int(np.argmax(own))}.wo.weight")
+        for factor in (1.001, 0.999):
+            with torch.no_grad():
+                weight.mul_(factor)
+                losses.append(float(example_losses(model, batch)))
+                weight.div_(factor)
+        assert max(own) == pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
 
 
 def test_units_that_no_gradient_reaches_are_refused(tmp_path):
