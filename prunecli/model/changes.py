@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
-Change = TypeVar("Change", "InputChange", "OutputChange")
+from pydantic import ConfigDict
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,18 @@ class EmbeddingChange:
     input: InputChange | None = None
     output: OutputChange | None = None
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def __post_init__(self) -> None:
+        """Refuse sides that do not fit each other.
+
+        Raises:
+            ValueError: they do not.
+        """
+        unit, output = self.unit, self.output
+        if output is not None and output.tied and (unit is None or unit.map_dim != output.map_dim):
+            raise ValueError("an output layer that is tied to a map table which the input has not")
+
     @property
     def unit(self) -> InputChange | None:
         """The input's unit, where it runs: a cached one is a table again."""
@@ -80,39 +91,3 @@ class EmbeddingChange:
         if self.output is not None:
             sides["output"] = asdict(self.output)
         return sides
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> EmbeddingChange:
-        """Read `to_json`'s value.
-
-        Raises:
-            TypeError, ValueError: it is not of this form.
-        """
-        if not isinstance(value, dict) or not set(value) <= {"input", "output"}:
-            raise ValueError(f"unknown change of the embeddings: {value!r}")
-        unit, output = value.get("input"), value.get("output")
-        made = cls(
-            None if unit is None else _read(InputChange, unit),
-            None if output is None else _read(OutputChange, output),
-        )
-        unit, output = made.unit, made.output
-        if output is not None and output.tied and (unit is None or unit.map_dim != output.map_dim):
-            raise ValueError("an output layer that is tied to a map table which the input has not")
-        return made
-
-
-def _read(kind: type[Change], value: Any) -> Change:
-    """A change of this kind from its value in config.json.
-
-    Raises:
-        TypeError, ValueError: the value has another form.
-    """
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no change of a part")
-    for attribute in fields(kind):
-        given = value.get(attribute.name, attribute.default)
-        is_none = given is None and attribute.default is None
-        expected = {"str": str, "bool": bool}.get(str(attribute.type).partition(" ")[0], int)
-        if not is_none and type(given) is not expected:
-            raise TypeError(f"{attribute.name} is {given!r}")
-    return kind(**value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, PositiveInt, TypeAdapter
 
 from prunecli.errors import CheckpointError, kind_and_reason
 from prunecli.model.axes import Kind, axis_name
@@ -23,6 +26,30 @@ source."""
 
 KINDS: tuple[Kind, ...] = ("layer", "expert", "head")
 """Of the units whose original ids it keeps."""
+
+
+def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The files of statistics that a step of a history went by: {"file", "sha256"} of each."""
+    files = step.get("statistics", [])
+    return files if isinstance(files, list) else [files]
+
+
+def _step(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of the history, whose parts have their form."""
+    step = dict(value)
+    mappings = (step.get("arguments", {}), step.get("source", {}), *statistics_files(step))
+    if not isinstance(step.get("command", ""), str) or not all(isinstance(one, Mapping) for one in mappings):
+        raise ValueError("a step of its history has another form")
+    if not all(isinstance(text, str) for text in step.get("source", {}).values()):
+        raise ValueError("the source of a step of its history is not told in words")
+    size = step.get("before", {"parameters": 1, "bytes": 1})
+    if any(type(size[key]) is not int or size[key] < 1 for key in ("parameters", "bytes")):
+        raise ValueError("a step of its history does not state the size of its source")
+    return step
+
+
+Step = Annotated[Mapping[str, Any], AfterValidator(_step)]
+"""A step of a history."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +87,10 @@ class Structure:
     axes: Mapping[str, KeptUnits] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
     removed: frozenset[str] = frozenset()
-    widths: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, PositiveInt] = field(default_factory=dict)
     constants: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
-    history: tuple[Mapping[str, Any], ...] = ()
+    history: tuple[Step, ...] = ()
 
     @property
     def is_stock(self) -> bool:
@@ -158,29 +185,13 @@ class Structure:
                 )
             if value["version"] < VERSION:
                 value = _upgraded(value)
-            shared, removed, widths = (value.get(key, {}) for key in ("shared", "removed", "widths"))
-            parts = [*shared, *removed, *widths]
-            if not all(isinstance(name, str) for name in (*removed, *shared.values())):
-                raise TypeError("a part is not named")
-            if not all(type(width) is int and width > 0 for width in widths.values()):
-                raise ValueError("an FFN has no number of hidden units")
+            made = TypeAdapter(cls).validate_json(json.dumps(value), strict=True)
+            parts = [*made.shared, *made.removed, *made.widths]
             if len(set(parts)) < len(parts):
                 raise ValueError("a part is either shared, removed or of another width")
-            axes = {
-                str(name): KeptUnits(_ids(units["kept"]), int(units["of"]))
-                for name, units in value.get("axes", {}).items()
-            }
-            if not all(name.endswith(tuple(axis_name("", kind) for kind in KINDS)) for name in axes):
+            if not all(name.endswith(tuple(axis_name("", kind) for kind in KINDS)) for name in made.axes):
                 raise ValueError("an axis of no known kind")
-            return cls(
-                axes=axes,
-                shared=dict(shared),
-                removed=frozenset(removed),
-                widths=dict(widths),
-                constants={str(name): _ids(ids) for name, ids in value.get("constants", {}).items()},
-                embedding=EmbeddingChange.from_json(value.get("embedding", {})),
-                history=tuple(_step(step) for step in value.get("history", ())),
-            )
+            return made
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f'{where}: the value under "{KEY}" is damaged ({kind_and_reason(error)})'
@@ -209,27 +220,3 @@ def _upgraded(old: Mapping[str, Any]) -> dict[str, Any]:
         "removed": [name for name, given in changes["removed"].items() if given],
         "widths": changes["width"],
     }
-
-
-def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The files of statistics that a step of a history went by: {"file", "sha256"} of each."""
-    files = step.get("statistics", [])
-    return files if isinstance(files, list) else [files]
-
-
-def _step(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A step of the history, whose parts have their form."""
-    step = dict(value)
-    mappings = (step.get("arguments", {}), step.get("source", {}), *statistics_files(step))
-    if not isinstance(step.get("command", ""), str) or not all(isinstance(one, Mapping) for one in mappings):
-        raise ValueError("a step of its history has another form")
-    if not all(isinstance(text, str) for text in step.get("source", {}).values()):
-        raise ValueError("the source of a step of its history is not told in words")
-    size = step.get("before", {"parameters": 1, "bytes": 1})
-    if any(type(size[key]) is not int or size[key] < 1 for key in ("parameters", "bytes")):
-        raise ValueError("a step of its history does not state the size of its source")
-    return step
-
-
-def _ids(values: Any) -> tuple[int, ...]:
-    return tuple(int(number) for number in values)

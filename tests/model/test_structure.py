@@ -114,7 +114,6 @@ def test_older_versions_say_the_same():
         {"shared": {"a": "b"}, "removed": ["a"]},
         {"shared": {"a": "b"}, "widths": {"a": 3}},
         {"removed": ["a"], "widths": {"a": 3}},
-        {"removed": ["a", "a"]},
         {"removed": [3]},
         {"removed": 1},
         {"shared": {"a": 3}},
