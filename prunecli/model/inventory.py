@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -19,14 +18,8 @@ from prunecli.model.embedding import TokenTables
 from prunecli.model.layout import ModelLayout
 from prunecli.model.names import by_module
 from prunecli.model.parts import AttentionLayer, FfnLayer
-from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
+from prunecli.model.quantised import QuantisedWeight, method_of, owners_of
 from prunecli.model.sparse_layer import SparseLayer, parts_of
-
-MODULES = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
-"""A plain name of a module: no pattern, and no last part alone, which stands for many ("lm_head", "gate")."""
-
-NUMBERED = re.compile(r"^(?:[^.\d]\w*\.)+(?=\w+\.\d)")
-"""What stands before the layers: other programs have other names for the stack ("model.", "model.language_model.")."""
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
 
@@ -74,7 +67,6 @@ class Quantisation:
         weights: how many are quantised, stacked ones as often as they have matrices.
         parameters: that these stand for.
         bits_per_parameter: stored bits over parameters, of the whole checkpoint.
-        absent: modules that config.json names in full as quantised or not, and of which there is no tensor.
     """
 
     method: str = ""
@@ -82,7 +74,6 @@ class Quantisation:
     weights: Count = 0
     parameters: Count = 0
     bits_per_parameter: float = 0.0
-    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,8 +171,7 @@ def _quantisation(checkpoint: Checkpoint, total: Amount) -> Quantisation | None:
         weights, parameters = weights + matrices, parameters + math.prod(shape)
         schemes[_scheme(weight)] += matrices
     bits = 8 * total.bytes / max(1, total.parameters)
-    absent = absent_modules(settings_of(checkpoint.config), checkpoint.tensors)
-    return Quantisation(method, dict(schemes.most_common()), weights, parameters, bits, absent)
+    return Quantisation(method, dict(schemes.most_common()), weights, parameters, bits)
 
 
 def _scheme(weight: QuantisedWeight) -> str:
@@ -196,29 +186,3 @@ def _scheme(weight: QuantisedWeight) -> str:
     else:
         shared = ", a scale for each row" if columns == shape[-1] else f", groups of {columns}"
     return f"{weight.scheme}, {weight.bits} bits{shared}"
-
-
-def absent_modules(settings: Mapping[str, Any], tensors: Iterable[str]) -> tuple[str, ...]:
-    """The plain names of modules in what config.json says of the quantisation that no tensor has in its own.
-
-    Args:
-        settings: of `settings_of`.
-        tensors: full names.
-    """
-    named = dict.fromkeys(_listed(settings))
-    if not named:
-        return ()
-    held = set[str]()
-    for name in tensors:
-        parts = name.split(".")
-        held |= {".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 2, len(parts) + 1)}
-    return tuple(name for name in named if NUMBERED.sub("", name) not in held)
-
-
-def _listed(value: Any) -> Iterator[str]:
-    """Names in lists, however deep."""
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _listed(item)
-    elif isinstance(value, list):
-        yield from (item for item in value if isinstance(item, str) and MODULES.fullmatch(item))
