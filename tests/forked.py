@@ -16,7 +16,7 @@ PRELOADED = [
     "transformers.models.nllb_moe.modeling_nllb_moe",
     "prunecli.commands.app",
     "prunecli.modules.loading",
-    "prunecli.training.train",
+    "prunecli.training.finetune",
     "transformers.models.m2m_100.modeling_m2m_100",
     "prunecli.text.tokens",
 ]

@@ -127,7 +127,7 @@ def evaluate(options: Evaluate) -> None:
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     """Print the tables, what is wrong with the outputs, and examples if there is little to read."""
-    from prunecli.report.facts import tested
+    from prunecli.report.collect import tested
     from prunecli.results.evaluation import WIDE
 
     evaluation, few = tested(evaluation)

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -213,23 +212,13 @@ def beam_cache(model: Any) -> dict[str, Any]:
     """
     if not getattr(model.config, "is_encoder_decoder", False) or reorders_own_cache(model):
         return {}
-    from transformers import DynamicCache, GenerationMixin
+    from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 
     # Its name since transformers 5.24, and before.
     is_new = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-    made = _beam_cache_class()(DynamicCache(), DynamicCache())
+    made = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    made.reorder_cache = made.self_attention_cache.reorder_cache
     return {"cache" if is_new else "past_key_values": made}
-
-
-@cache
-def _beam_cache_class() -> Any:
-    from transformers import EncoderDecoderCache
-
-    class BeamCache(EncoderDecoderCache):  # type: ignore[misc]
-        def reorder_cache(self, beam_idx: Any) -> None:
-            self.self_attention_cache.reorder_cache(beam_idx)
-
-    return BeamCache
 
 
 def end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:

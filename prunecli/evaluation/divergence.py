@@ -60,19 +60,22 @@ class Compared:
     agreed: NDArray[np.int64]
 
 
+@dataclass
 class Reference:
     """The distributions p of a first model, which those of others, q, are compared with on the same batches.
 
-    Args:
+    Attributes:
         batches: of next-token examples (`window_examples`).
         spill_directory: for hidden states that exceed `STATES`; None: the system's directory for temporary files.
     """
 
-    def __init__(self, batches: Sequence[Batch], spill_directory: Path | None = None) -> None:
-        self._batches = batches
-        sizes = sum(batch.labels.numel() for batch in batches)
+    batches: Sequence[Batch]
+    spill_directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        sizes = sum(batch.labels.numel() for batch in self.batches)
         # Four bytes for at most 2^14 values a position: pages that are never used take no memory.
-        self._states = StateStore(min(STATES, sizes << 16), spill_directory)
+        self._states = StateStore(min(STATES, sizes << 16), self.spill_directory)
         self._held: dict[tuple[int, ...], Stored] = {}
         self._head: Logits | None = None
         self._model: Any = None
@@ -98,7 +101,7 @@ class Reference:
             return self._run(runner, what, progress, self._first, kept + LOGITS_BYTES)
         found = self._run(runner, what, progress, None)
         assert self._head is not None
-        if len(self._held) == len(self._batches):
+        if len(self._held) == len(self.batches):
             self._head.keep_head()
         else:
             self._model, self._head = runner.model, None
@@ -113,8 +116,8 @@ class Reference:
         beside: int = 0,
     ) -> Compared:
         """Sums of one model's values; with `first` compared with that model's logits, else its states are stored."""
-        count = sum(len(batch.indices) for batch in self._batches)
-        longest = max(batch.labels.shape[1] for batch in self._batches)
+        count = sum(len(batch.indices) for batch in self.batches)
+        longest = max(batch.labels.shape[1] for batch in self.batches)
         # The label at place t has t + 1 tokens before it.
         spans = [slice((1 << n) - 1, (2 << n) - 1) for n in range(longest.bit_length())]
         found = Compared(
@@ -155,7 +158,7 @@ class Reference:
                 self._head = logits
             return int(batch.inputs["attention_mask"].sum())
 
-        run_forward(runner, self._batches, forward, finish, (what, None, "tokens"), progress, beside=beside)
+        run_forward(runner, self.batches, forward, finish, (what, None, "tokens"), progress, beside=beside)
         return found
 
     def _first(self, batch: Batch, kept: Tensor) -> LogitsOf:

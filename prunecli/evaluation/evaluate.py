@@ -9,12 +9,11 @@ from pathlib import Path
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
-from prunecli.evaluation.embedding import Embedding
 from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
-from prunecli.evaluation.tasks import Classification, MaskedLanguageModel, Task
+from prunecli.evaluation.tasks import Classification, Embedding, MaskedLanguageModel, Task
 from prunecli.evaluation.translation import TranslationTask
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs

@@ -142,7 +142,7 @@ def measure_cost(**task: Any) -> dict[str, Any]:
         remedy = (
             "The machine most likely ran out of memory: try `dtype`, a smaller model, or a smaller batch."
         )
-    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"its process ended with status {done.returncode}"
     if done.returncode < 0:
         reason = f"its process was ended by {signal.Signals(-done.returncode).name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -164,38 +164,34 @@ def bench_latency(
         )
 
 
+@dataclass
 class Turns:
     """Runs the checkpoints in turns; holds all models if they fit in memory, else one at a time.
 
     Attributes:
+        rooms: label -> bytes that a run holds besides the weights.
         together: whether all models are held, so that their runs alternate.
         sizes: label -> parameters and bytes of its model, once it was loaded.
         devices: label -> names of the devices of its model, once it was loaded.
-
-    Args:
-        rooms: label -> bytes that a run holds besides the weights.
     """
 
-    def __init__(
-        self,
-        opened: Mapping[str, Checkpoint],
-        workloads: Mapping[str, Workload],
-        rooms: Mapping[str, int],
-        options: LatencyOptions,
-    ) -> None:
+    opened: Mapping[str, Checkpoint]
+    workloads: Mapping[str, Workload]
+    rooms: Mapping[str, int]
+    options: LatencyOptions
 
-        self._opened, self._workloads, self._rooms, self._options = opened, workloads, rooms, options
+    def __post_init__(self) -> None:
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
         self.devices: dict[str, list[str]] = {}
-        devices = choose_devices(options.device)
-        self.together = fit_together(list(opened.values()), devices.first, COMPUTE[options.dtype])
-        self._side_by_side = self.together and len(opened) > 1
+        devices = choose_devices(self.options.device)
+        self.together = fit_together([*self.opened.values()], devices.first, COMPUTE[self.options.dtype])
+        self._side_by_side = self.together and len(self.opened) > 1
         self._devices = devices.alone if self._side_by_side else devices
 
     def timed(self, progress: Progress) -> dict[tuple[Setting, Phase], dict[str, list[float]]]:
         """Setting and phase -> label -> seconds of each timed run."""
-        options, labels = self._options, list(self._opened)
+        options, labels = self.options, list(self.opened)
         passes = range(options.warm_up + options.runs)
         order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
         if not self.together:
@@ -214,7 +210,7 @@ class Turns:
 
     def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
         """Time of each phase of one pass over the examples."""
-        model, work = self.model(label), self._workloads[label]
+        model, work = self.model(label), self.workloads[label]
         total: dict[Phase, float] = {}
         for start in range(0, len(work), batch_size):
             for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
@@ -227,9 +223,9 @@ class Turns:
             if not self.together:
                 self._models.clear()
                 gc.collect()
-            load = load_for_decoding if self._workloads[label].decodes else load_model
-            room = 0 if self._side_by_side else self._rooms[label]
-            model = load(self._opened[label].path, device=self._devices, dtype=self._options.dtype, room=room)
+            load = load_for_decoding if self.workloads[label].decodes else load_model
+            room = 0 if self._side_by_side else self.rooms[label]
+            model = load(self.opened[label].path, device=self._devices, dtype=self.options.dtype, room=room)
             self._models[label] = model
             self.sizes[label] = model_sizes(model)
             self.devices[label] = [device_name(device) for device in devices_of(model)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ import numpy as np
 
 from prunecli.errors import DataError
 from prunecli.evaluation.divergence import Reference
-from prunecli.evaluation.embedding import cosines, text_vectors
 from prunecli.evaluation.on_text import measured_text
-from prunecli.evaluation.tasks import class_logits, outputs_of, perplexity
+from prunecli.evaluation.tasks import class_logits, cosines, outputs_of, perplexity, text_vectors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
@@ -91,42 +90,38 @@ def _line_end(text: str, place: int) -> int:
     return max(text.find("\n", place - 1) + 1, place) if 0 < place < len(text) else place
 
 
+@dataclass
 class Measurer:
     """Measures models on one text: the original first, which the others are compared with.
 
     Attributes:
-        original: quality of the original.
-        tokens: number of tokens that the original's loss is a mean of.
-        first: vectors `[texts, width]` or classes `[texts]` by the original, if its quality is no loss.
-
-    Args:
         source: the original.
         data: the text.
         device: as in `load_model`.
         diverges: whether the divergence from the original is measured.
         memory, spill_directory: as in `make_runner`.
+        original: quality of the original.
+        tokens: number of tokens that the original's loss is a mean of.
+        first: vectors `[texts, width]` or classes `[texts]` by the original, if its quality is no loss.
     """
 
-    def __init__(
-        self,
-        source: Checkpoint,
-        data: Dataset,
-        device: str = "auto",
-        progress: Progress = silent,
-        *,
-        diverges: bool = True,
-        memory: int | None = None,
-        spill_directory: Path | None = None,
-    ) -> None:
-        self._data, self._progress, self._diverges = data, progress, diverges
-        self._devices, self._memory = choose_devices(device), (memory, spill_directory)
+    source: Checkpoint
+    data: Dataset
+    device: str = "auto"
+    progress: Progress = silent
+    diverges: bool = True
+    memory: int | None = None
+    spill_directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._devices = choose_devices(self.device)
         # Layer by layer no batch takes more than an example, as where the units were scored.
-        self._batch_tokens = BATCH_TOKENS if memory is None else 1
-        self._dtype = fitting_dtype({str(source.path): source}, self._devices, memory=memory)
+        self._batch_tokens = BATCH_TOKENS if self.memory is None else 1
+        self._dtype = fitting_dtype({str(self.source.path): self.source}, self._devices, memory=self.memory)
         self.first: Any = None
         self.tokens = 0
         self._reference: Reference | None = None
-        self.original = self.measure(source.path, "the original")
+        self.original = self.measure(self.source.path, "the original")
 
     def measure(self, path: Path, what: str, *, same_tokens: bool = True) -> Quality:
         """Quality of the model of a checkpoint.
@@ -140,7 +135,7 @@ class Measurer:
             PruneError: a model or text that cannot be used.
         """
         gc.collect()  # before the next model is loaded
-        runner = make_runner(open_model(path), self._devices, self._dtype, *self._memory)
+        runner = make_runner(open_model(path), self._devices, self._dtype, self.memory, self.spill_directory)
         try:
             return self._quality(runner, load_tokenizer(path), path, f"measuring {what}", same_tokens)
         except DataError:
@@ -149,7 +144,7 @@ class Measurer:
             return Quality(cost=None)
 
     def _quality(self, runner: Runner, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
-        data = self._data
+        data = self.data
         if data.task == "embedding":
             texts = [one for column in columns(data.text, data.pairs).values() for one in column]
             vectors = text_vectors(
@@ -159,7 +154,7 @@ class Measurer:
                 texts,
                 self._batch_tokens,
                 what=what,
-                progress=self._progress,
+                progress=self.progress,
             )
             self.first = vectors if self.first is None else self.first
             cosine = float(cosines(self.first, vectors).mean())
@@ -167,20 +162,20 @@ class Measurer:
         if data.task == "classification" and isinstance(data.text, PlainText):
             batches = text_examples(tokenizer, runner.model, data.text.texts).batches(1)
             forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
-            classes = outputs_of(runner, batches, forward, line, self._progress).argmax(axis=-1)
+            classes = outputs_of(runner, batches, forward, line, self.progress).argmax(axis=-1)
             self.first = classes if self.first is None else self.first
             return Quality(cost=float((classes != self.first).mean()))
         named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
         batches = [one for own in named.values() for one in own]
         found: dict[str, float] = {}
-        if data.task == "lm" and same_tokens and self._diverges:
+        if data.task == "lm" and same_tokens and self.diverges:
             self._reference = self._reference or Reference(batches)
-            compared = self._reference.measure(runner, what, self._progress)
+            compared = self._reference.measure(runner, what, self.progress)
             nats, tokens = compared.nats, compared.tokens
             found["divergence"] = float(compared.divergence.sum() / tokens.sum())
         else:
             count = 1 + max(max(batch.indices) for batch in batches)
-            nats, tokens = measure_losses(runner, batches, count, what, self._progress)
+            nats, tokens = measure_losses(runner, batches, count, what, self.progress)
         self.tokens = self.tokens or int(tokens.sum())
         loss = float(nats.sum()) / self.tokens  # a trimmed vocabulary cuts the text into more tokens
         return Quality(cost=loss, loss=loss, **found)

@@ -10,21 +10,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
 from prunecli.tensors.json_files import read_json, refuse_pointer
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SPM_NAME = "flores200sacrebleuspm"
 """sacrebleu's file name for FLORES-200's SentencePiece model."""
@@ -75,29 +73,22 @@ def make_metrics(spm: Path | None) -> dict[str, Any]:
     }
     if spm is not None:
         spbleu = BLEU(tokenize="none")
-        spbleu.tokenizer = _Pieces(spm)
+        spbleu.tokenizer = _pieces(spm)
         spbleu.tokenizer_signature = "flores200"
         metrics["spbleu"] = spbleu
     return metrics
 
 
-class _Pieces:
+def _pieces(path: Path) -> Callable[[str], str]:
     """sacrebleu's flores200 tokenizer with a given file: sacrebleu's own class would download a missing one."""
+    import sentencepiece
 
-    def __init__(self, path: Path) -> None:
-        import sentencepiece
-
-        self._processor = sentencepiece.SentencePieceProcessor()
-        try:
-            self._processor.Load(str(path))
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{path}: not a SentencePiece model") from error
-        self._known: dict[str, str] = {}
-
-    def __call__(self, line: str) -> str:
-        if line not in self._known:
-            self._known[line] = " ".join(self._processor.EncodeAsPieces(line))
-        return self._known[line]
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.Load(str(path))
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path}: not a SentencePiece model") from error
+    return cache(lambda line: " ".join(processor.EncodeAsPieces(line)))
 
 
 def is_over_generated(translation: Translation, reference: str) -> bool:
@@ -122,8 +113,9 @@ def score(
 
 
 def rounded(scores: Mapping[str, float]) -> Scores:
-    """Scores with the digits of evaluation.json."""
-    return {name: round(value, 6 if name == "over_generated" else 4) for name, value in scores.items()}
+    """Scores, or a test of one, with the digits of evaluation.json."""
+    fine = ("over_generated", "p_value")
+    return {name: round(value, 6 if name in fine else 4) for name, value in scores.items()}
 
 
 def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]:
@@ -143,11 +135,7 @@ def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]
         "lowest": spreads.min(),
         "highest": spreads.max(),
     }
-    of_metric = {
-        metric: {name: round(float(values[metric]), 4) for name, values in figures.items()}
-        for metric in spreads
-    }
-    return {**mean, "difference": of_metric}
+    return {**mean, "difference": pd.DataFrame(figures).round(4).to_dict("index")}
 
 
 def grouped_means(
@@ -230,10 +218,7 @@ def comet_scores(
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         result = Path(folder, "scores.json")
         if done.returncode != 0 or not result.is_file():
-            lines = done.stderr.split("\n")
-            why = next(
-                (line.strip() for line in reversed(lines) if line.strip()), f"status {done.returncode}"
-            )
+            why = done.stderr.strip().split("\n")[-1].strip() or f"status {done.returncode}"
             raise PruneError(f"{COMET} --model {model}: {why}", "Leave `comet` out, or correct its model.")
         payload = read_json(result, error=PruneError)
     scores = {
@@ -251,20 +236,19 @@ LEAST = 30
 """Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
 
 
-@dataclass(frozen=True)
-class Significance:
-    """One score of one system compared with the baseline's.
+Test = dict[str, float]
+"""One score of one system compared with the baseline's.
 
-    Attributes:
-        p_value: two-sided probability of a difference this large by chance; None for the baseline. Equal scores have
-            the p-value 1 (sacrebleu counts larger differences, and would report a significant one).
-        mean: mean of the score over the resamples.
-        ci95: half the width of the 95 % confidence interval.
-    """
+- p_value: two-sided probability of a difference this large by chance; none for the baseline. Equal scores have the
+  p-value 1 (sacrebleu counts larger differences, and would report a significant one).
+- mean: mean of the score over the resamples.
+- ci95: half the width of the 95 % confidence interval.
+"""
 
-    p_value: float | None
-    mean: float
-    ci95: float
+
+def _test(p_value: float | None, mean: float, ci95: float) -> Test:
+    row = {"mean": mean, "ci95": ci95}
+    return row if p_value is None else {"p_value": p_value, **row}
 
 
 def too_few(examples: int, what: str) -> str | None:
@@ -280,7 +264,7 @@ def paired_bootstrap(
     metrics: Mapping[str, Any],
     samples: int = SAMPLES,
     seed: int = SEED,
-) -> list[dict[str, Significance]]:
+) -> list[dict[str, Test]]:
     """Test every system against the first on the same resamples, by sacrebleu's paired bootstrap (Koehn 2004).
 
     Args:
@@ -290,11 +274,11 @@ def paired_bootstrap(
         seed: of the resamples; at least 1 (sacrebleu takes 0 for "none").
 
     Returns:
-        For each system: metric -> significance.
+        For each system: metric -> test.
     """
     from sacrebleu.significance import PairedTest
 
-    tests: list[dict[str, Significance]] = [{} for _ in systems]
+    tests: list[dict[str, Test]] = [{} for _ in systems]
     named = [(str(index), list(outputs)) for index, outputs in enumerate(systems)]
     # sacrebleu reads its seed from the environment only.
     with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
@@ -306,13 +290,13 @@ def paired_bootstrap(
                 p_value = None if result.p_value is None else float(result.p_value)
                 if p_value is not None and result.score == results[0].score:
                     p_value = 1.0
-                found[name] = Significance(p_value, float(result.mean), float(result.ci))
+                found[name] = _test(p_value, float(result.mean), float(result.ci))
     return tests
 
 
 def bootstrap_of_means(
     systems: Sequence[NDArray[np.float64]], samples: int = SAMPLES, seed: int = SEED
-) -> list[Significance]:
+) -> list[Test]:
     """`paired_bootstrap` for a score that is the mean of the sentences' scores.
 
     Args:
@@ -320,7 +304,7 @@ def bootstrap_of_means(
     """
     count = len(systems[0])
     drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
-    found: list[Significance] = []
+    found: list[Test] = []
     baseline = systems[0][drawn].mean(axis=1)
     for values in systems:
         p_value, means = None, values[drawn].mean(axis=1)
@@ -329,7 +313,7 @@ def bootstrap_of_means(
             larger = np.abs(differences - differences.mean()) > abs(difference)
             p_value = 1.0 if difference == 0 else float((larger.sum() + 1) / (samples + 1))
         low, high = np.quantile(means, [0.025, 0.975])
-        found.append(Significance(p_value, float(means.mean()), float(high - low) / 2))
+        found.append(_test(p_value, float(means.mean()), float(high - low) / 2))
     return found
 
 

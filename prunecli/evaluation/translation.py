@@ -9,12 +9,13 @@ from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.scoring import (
     Scores,
-    Significance,
+    Test,
     bootstrap_of_means,
     comet_scores,
     grouped_means,
@@ -156,12 +157,10 @@ class TranslationTask(Task):
 
     def fields(self) -> Json:
         """See `Task`."""
-        import pandas as pd
-
         options, labels = self.options, list(self.opened)
         compare, resamples = len(labels) > 1 and options.samples > 0, (options.samples, options.seed)
         scores: dict[str, list[Scores]] = {label: [] for label in labels}
-        tests: dict[str, list[dict[str, Significance]]] = {label: [] for label in labels}
+        tests: dict[str, list[dict[str, Test]]] = {label: [] for label in labels}
         comet = self._comet()
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
@@ -190,12 +189,12 @@ class TranslationTask(Task):
         for label, frame in frames.items():
             rows: list[Json] = [{**rounded(own)} for own in frame.to_dict("records")]
             for row, by_metric in zip(rows, tests[label], strict=False):
-                row["bootstrap"] = {metric: _test_json(test) for metric, test in by_metric.items()}
+                row["bootstrap"] = {metric: rounded(test) for metric, test in by_metric.items()}
             first = None if label == labels[0] else frames[labels[0]]
             mean = means(frame, first if len(rows) > 1 else None)
             mean.pop("pairs")
             if compare and first is not None:
-                p_values = [[by_metric[one].p_value for one in metrics] for by_metric in tests[label]]
+                p_values = [[by_metric[one]["p_value"] for one in metrics] for by_metric in tests[label]]
                 certain = (frame - first)[metrics].where(np.array(p_values) < options.level)
                 counts = {"worse": (certain < 0).sum(), "better": (certain > 0).sum()}
                 mean["significant"] = {
@@ -257,9 +256,7 @@ class TranslationTask(Task):
 
         The outputs of a single checkpoint are compared with the references.
         """
-        from sacrebleu.metrics import CHRF
-
-        metric, (first, *others) = CHRF(word_order=2), self.translations.values()
+        metric, (first, *others) = self.metrics["chrf++"], self.translations.values()
         rows, found = list(product(self.names, range(len(self.text)))), []
         for name, index in rows[:: -(-len(rows) // EXAMPLE_CANDIDATES)]:
             source, reference = (self.text.sentences[language][index] for language in self.names[name])
@@ -288,8 +285,3 @@ class TranslationTask(Task):
             for label, name in product(self.opened, self.names):
                 own = folder / label.strip("/").replace("/", "_")
                 yield label, name, own / f"{self.text.split}.{name}.hyp"
-
-
-def _test_json(test: Significance) -> dict[str, float]:
-    row = {"mean": round(test.mean, 4), "ci95": round(test.ci95, 4)}
-    return row if test.p_value is None else {"p_value": round(test.p_value, 6), **row}

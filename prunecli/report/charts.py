@@ -217,6 +217,9 @@ def heat_map(
         alt.Tooltip("column:O", title=names[1]),
         alt.Tooltip("value:Q", format=".4~g"),
     ]
+    if dropped is not None:
+        told.append(alt.Tooltip("state:N"))
+    base = base.encode(tooltip=told)
     layers = [
         base.mark_rect(stroke=None, strokeWidth=0).encode(
             color=alt.Color(
@@ -224,12 +227,11 @@ def heat_map(
                 scale=colour,
                 legend=_legend(gradientLength=160, format=".3~g") if has_legend else None,
             ),
-            tooltip=[*told, *([] if dropped is None else ["state:N"])],
         )
     ]
     if dropped is not None:
         stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2)
-        layers.append(stroke.transform_filter("datum.state == 'dropped'").encode(tooltip=[*told, "state:N"]))
+        layers.append(stroke.transform_filter("datum.state == 'dropped'"))
     chart = alt.layer(*layers).properties(height=height * len(down))
     return chart, max(40, width * len(across))
 
@@ -282,12 +284,7 @@ def curves(
     y_axis = alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=y_from_zero))
     x_axis = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=all(p.x >= 0 for p in points)))
     if x_ticks:
-        x_axis = alt.X(
-            "x:Q",
-            title=x_title,
-            scale=alt.Scale(type="log", base=2, nice=False),
-            axis=alt.Axis(values=list(x_ticks), format=","),
-        )
+        x_axis = x_axis.scale(type="log", base=2, nice=False).axis(values=list(x_ticks), format=",")
     shared = alt.Scale(domain=series)
     is_one = len(series) <= 1
     legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)

@@ -105,7 +105,7 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     sources = [step.get("source", {}) for step in entry.history]
     paths = [names.get(str(source.get("fingerprint")), _source_name(source)) for source in sources]
     return [
-        _typed(["prunecli"], step, [source] if source else [], ["--output", output])
+        step_text(step, source=source, output=output)
         for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     ]
 
@@ -116,21 +116,18 @@ def _source_name(source: Mapping[str, Any]) -> str:
     return f"{source.get('path', '')}{revision}"
 
 
-def step_text(step: Mapping[str, Any], *more: str) -> str:
-    """Command and options of one step of a history, as typed; in a comment what was no option, and `more`."""
-    return _typed([], step, [], [], more)
+def step_text(step: Mapping[str, Any], *more: str, source: str = "", output: str | None = None) -> str:
+    """Command and options of one step of a history, as typed; in a comment what was no option, and `more`.
 
-
-def _typed(
-    before: Sequence[str],
-    step: Mapping[str, Any],
-    source: Sequence[str],
-    after: Sequence[str],
-    more: Sequence[str] = (),
-) -> str:
+    Args:
+        step: the step.
+        more: ends the comment.
+        source: the checkpoint that the step read.
+        output: the checkpoint that it wrote: the line is for a shell, with the files that the step read.
+    """
     command = str(step.get("command", "?"))
     arguments = step.get("arguments", {})
-    words = [*before, command, *source]
+    words = [*filter(None, ("" if output is None else "prunecli", command, source))]
     facts = []
     for name, value in arguments.items():
         is_fact = name in _FACTS.get(command, ())
@@ -148,14 +145,14 @@ def _typed(
             facts.append(f"{name} {_value(value)}")
         else:
             words += _option(command, str(name), value)
-    if after:
-        words += _inputs(command, step)
+    if output is not None:
+        words += [*_inputs(command, step), "--output", output]
     for name, text in _COUNTED.items():
         counts = _mapping(step.get(name))
         if all(isinstance(counts.get(end), int) for end in ("before", "after")):
             facts.append(text.format(**counts))
     comment = ", ".join((*facts, *more)).replace("\n", " ")
-    return shlex.join([*words, *after]) + (f"  # {comment}" if comment else "")
+    return shlex.join(words) + (f"  # {comment}" if comment else "")
 
 
 def _option(command: str, name: str, value: Any) -> list[str]:

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
+import pandas as pd
+
 from prunecli import __version__
-from prunecli.report.checkpoints import (
-    decisions_section,
-    history_section,
-    kept_experts,
-    kept_heads,
-    quality_section,
-    sizes_section,
+from prunecli.analysis.explanation import cuts, place_name, summary
+from prunecli.analysis.removed import Removed, Unit, removed
+from prunecli.model.decision import Decision
+from prunecli.model.inventory import PARTS
+from prunecli.model.parts import KIND_NAMES, describe_parts
+from prunecli.report.charts import (
+    Bar,
+    Picture,
+    Point,
+    bars,
+    colour_range,
+    curves,
+    heat_map,
+    kept_of,
+    kept_units,
 )
-from prunecli.report.collect import ReportData
-from prunecli.report.facts import best, findings
-from prunecli.report.pictures import pictures_of
-from prunecli.report.render import Block, Heading, Pictures, Text, render
-from prunecli.results.document import Document, Shown
+from prunecli.report.collect import (
+    MOST_IN_LAYER,
+    CheckpointEntry,
+    ReportData,
+    Row,
+    best,
+    findings,
+    rows_of,
+    tested,
+)
+from prunecli.report.history import command_lines, family_tree, original, statistics
+from prunecli.report.pictures import pictures_of, reduction_curves
+from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree, render
+from prunecli.results.document import Document, Shown, maybe, millions
+from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
@@ -26,7 +49,265 @@ from prunecli.results.rewriting import Training
 from prunecli.results.shrinking import Shrunk
 from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
-from prunecli.tensors.quantities import counted
+from prunecli.tensors.quantities import bytes_text, counted
+
+MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
+"""Scores by pair are listed for at most so many."""
+
+
+def quality_section(data: ReportData) -> Iterator[Block]:
+    """Yield charts and tables of each evaluation.json."""
+    for name, evaluation in data.of(Evaluation):
+        yield from _evaluation(name, evaluation, rows_of(evaluation, data))
+
+
+def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Iterator[Block]:
+    evaluation, _ = tested(evaluation)
+    scores = {key: score for key, score in evaluation.shown_scores.items() if not score.form.endswith("d")}
+    unit, lost = _lost(rows)
+    yield Heading(name)
+    first = next(iter(scores), None)
+    charts = [
+        *([] if first is None else _charts(first, scores[first], rows, unit, lost)),
+        *_by_position(rows),
+    ]
+    if charts:
+        yield Pictures(charts)
+    main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
+    yield replace(
+        main, rows=[_with_size(*both, unit, lost) for both in enumerate(zip(main.rows, rows, strict=True))]
+    )
+    yield from others
+    if evaluation.examples:
+        labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
+        examples = [
+            {"input": one.source, "of": one.pair or one.text, "reference": one.reference}
+            | {label: one.outputs.get(label) for label in labels}
+            for one in evaluation.examples
+        ]
+        yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
+
+
+def _with_size(
+    index: int, both: tuple[Mapping[str, str | None], Row], unit: Unit, lost: dict[int, Removed]
+) -> dict[str, str | None]:
+    """A row of the scores with what was removed, the size and the speed of the checkpoint."""
+    shown, row = both
+    timing = row.timed.timings[0] if row.timed else None
+    rate = timing.rate[0].replace(" per second", "/s") if timing else "speed"
+    return {
+        "checkpoint": row.result.checkpoint,
+        f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
+        "parameters": maybe(millions, row.size[0]),
+        "size": maybe(bytes_text, row.size[1]),
+        **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
+        rate: None if timing is None else timing.rate[1].text(1),
+        "speed-up": None if timing is None else timing.speedup.text(2),
+        "remark": "noisy" if timing and timing.is_noisy else None,
+    }
+
+
+def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
+    """Return what was removed from each row's checkpoint, by index of the row.
+
+    Checkpoints that cannot be opened are left out, except originals of those that can.
+    """
+    opened = {index: row.entry for index, row in enumerate(rows) if row.entry is not None}
+    if not opened:
+        return "parameters", {}
+    unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].size[0])
+    if unit == "parameters" and rows[0].size[0] is None:  # fractions are relative to the first checkpoint
+        return unit, {}
+    lost = dict(zip(opened, losses, strict=True))
+    for index, row in enumerate(rows):
+        derived = [i for i, entry in opened.items() if row.fingerprint and entry.history]
+        reduced = [i for i in derived if original(opened[i])[1] == row.fingerprint]
+        if index not in opened and reduced:
+            lines = dict.fromkeys(line for i in reduced for line in lost[i].lines)
+            lost[index] = Removed(0.0, tuple(lines), is_original=True)
+    return unit, lost
+
+
+def _charts(
+    key: str, score: Score, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]
+) -> Iterator[Picture]:
+    name = score.title
+    y_title = f"{name} (lower is better)" if key in LOWER_IS_BETTER else name
+    scored = {index: row for index, row in enumerate(rows) if key in row.scores}
+    timed = {index: row.timed.timings[0].rate for index, row in scored.items() if row.timed}
+    by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
+    by_size = {i: row.size[0] / 1e6 for i, row in scored.items() if row.size[0] is not None}
+    by_speed = {index: spread.median for index, (_, spread) in timed.items()}
+    axes = [
+        (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),
+        (f"{name} against parameters", by_size, "million parameters"),
+        (f"{name} against speed", by_speed, ", ".join(sorted({rate for rate, _ in timed.values()}))),
+    ]
+    for caption, values, x_title in axes[unit == "parameters" :]:
+        if len(values) > 1:
+            points = {i: Point(x, rows[i].scores[key], rows[i].result.checkpoint) for i, x in values.items()}
+            joined = values is not by_speed
+            titles = (x_title, y_title)
+            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined)
+
+
+def _by_position(rows: Sequence[Row]) -> list[Picture]:
+    """Return the chart of divergence by position (2510.13999, Figure 4c), if it was measured."""
+    points = []
+    for row in rows:
+        spans, label = row.result.scores.get("by_position", []), row.result.checkpoint
+        own = [Point(math.log2(span["first"]), span["kl_divergence"], label, label) for span in spans]
+        points += own if len(own) > 1 else []
+    if not points:
+        return []
+    name, names = "KL divergence, nats", {point.series for point in points}
+    titles = "tokens before, log₂", f"{name} (lower is better)"
+    return [curves(f"{name} by position", points, *titles, joined=names)]
+
+
+MAPPED = ("expert", "head", "layer")
+"""Kinds of units that are few enough for a map."""
+
+
+def sizes_section(data: ReportData) -> Iterator[Block]:
+    """Yield tables and a chart of the checkpoints' sizes; checkpoints outside the directory come first."""
+    entries = [*data.elsewhere, *data.checkpoints]
+    if not entries:
+        return
+    yield Shown(
+        "The checkpoints, counted from their headers", [_overview(entry) for entry in entries], text_columns=4
+    )
+    parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in entries)]
+    amounts = [(entry, part, entry.inventory.parts.get(part)) for entry in entries for part in parts]
+    drawn = [
+        Bar(e.name, amount.bytes, bytes_text(amount.bytes), part) for e, part, amount in amounts if amount
+    ]
+    yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
+    rows = [
+        {"checkpoint": entry.name}
+        | {part: maybe("{0.parameters:,}", entry.inventory.parts.get(part)) for part in parts}
+        | {"total": f"{entry.inventory.total.parameters:,}"}
+        for entry in entries
+    ]
+    yield Shown("Parameters by part", rows)
+
+
+def _overview(entry: CheckpointEntry) -> dict[str, str | None]:
+    inventory, structure = entry.inventory, entry.checkpoint.structure
+    vocabulary = None if inventory.tables is None else inventory.tables.vocabulary
+    counts = [step["vocabulary"] for step in entry.history if isinstance(step.get("vocabulary"), dict)]
+    before = counts[0].get("before") if counts else None  # of the original, if the history states it
+    tokens = (
+        [(vocabulary, before if isinstance(before, int) else vocabulary)] if vocabulary is not None else []
+    )
+    return {
+        "checkpoint": entry.name,
+        "family": entry.checkpoint.model_type,
+        "FFN": describe_parts(inventory.ffns, structure.widths) or None,
+        "attention": describe_parts(inventory.attentions, {}) or None,
+        "parameters": millions(inventory.total.parameters),
+        "of the original": maybe(
+            lambda size: f"{inventory.total.parameters / size[0]:.1%}", structure.original_size
+        ),
+        "size": bytes_text(inventory.total.bytes),
+        "type": ", ".join(inventory.dtypes),
+        "layers": kept_of([(len(stack.layers), stack.original_layers) for stack in inventory.stacks]),
+        "tokens": kept_of(tokens),
+        "experts": kept_of([(layer.num_experts, layer.original_experts) for layer in inventory.layers]),
+        "heads": kept_of([(layer.num_heads, layer.original_heads) for layer in inventory.attentions]),
+    }
+
+
+def history_section(data: ReportData) -> Iterator[Block]:
+    """Yield the tree of all checkpoints that prunecli made, then the steps of each."""
+    derived = [entry for entry in data.checkpoints if entry.history]
+    if not derived:
+        return
+    stock = [entry for entry in (*data.checkpoints, *data.elsewhere) if not entry.history]
+    caption = "Checkpoints below the one they were made from. An empty dot: not in this directory."
+    yield Tree(caption, family_tree(derived, stock, {entry.name for entry in data.checkpoints}))
+    for entry in derived:
+        _, fingerprint, name = original(entry)
+        shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
+        yield Heading(entry.name)
+        yield Text(f"From {name}{f' ({shown})' if fingerprint else ''}:", "soft")
+        yield Steps(command_lines(entry, data.checkpoints))
+        if files := dict.fromkeys(text for step in entry.history for text in statistics(step)):
+            yield Text(f"Statistics: {', '.join(files)}.", "soft")
+
+
+def decisions_section(data: ReportData) -> Iterator[Block]:
+    """Yield the values by which each step chose what to keep, at the first checkpoint with that step."""
+    seen: set[tuple[str, int, str]] = set()
+    for entry in data.checkpoints:
+        for step, decision in entry.decisions.items():
+            origin = entry.history[step].get("source", {}).get("fingerprint", "")
+            key = origin, step, repr(sorted(entry.history[step].items()))
+            if key in seen or decision.metric is None:
+                continue
+            if not seen:
+                yield Text(
+                    "A stroke marks what was removed. If the gap over the spread is near 0, another text might lead to "
+                    "another choice."
+                )
+            seen.add(key)
+            yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
+            yield Text(" ".join(summary(decision)))
+            if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
+                yield Pictures([_decision_map(decision)])
+            yield cuts(decision)
+
+
+def _decision_map(decision: Decision) -> Picture:
+    """Draw places by the ids that were up for the choice. The groups of a router share a row."""
+    values: dict[str, dict[int, float]] = {}
+    kept: dict[str, dict[int, bool]] = {}
+    for place in decision.places:
+        name = place_name(decision, place).partition(", group ")[0]
+        own = np.full(place.count, np.nan) if place.values is None else place.values
+        values.setdefault(name, {}).update(zip(place.ids.tolist(), own.tolist(), strict=True))
+        kept.setdefault(name, {}).update(zip(place.ids.tolist(), place.kept.tolist(), strict=True))
+    frame, stayed = (pd.DataFrame(rows).sort_index().T for rows in (values, kept))
+    return heat_map(
+        f"{decision.part.capitalize()}s by {decision.metric}",
+        frame,
+        colour_range([frame]),
+        titles=("", decision.part),
+        dropped=stayed.eq(False),
+    )
+
+
+def kept_experts(data: ReportData) -> Iterator[Block]:
+    """Yield a map of the kept experts for each checkpoint with fewer experts than its original."""
+    for entry in data.checkpoints:
+        if entry.checkpoint.structure.of_kind("expert") and entry.inventory.layers:
+            layers = [
+                (f"{one.side} {one.layer}", one.experts, one.original_experts)
+                for one in entry.inventory.layers
+            ]
+            yield Heading(entry.name)
+            yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
+
+
+def kept_heads(data: ReportData) -> Iterator[Block]:
+    """Yield a map of the kept heads by kind of attention for each checkpoint with fewer heads than its original."""
+    entries = [
+        one
+        for one in data.checkpoints
+        if one.checkpoint.structure.of_kind("head") and one.inventory.attentions
+    ]
+    if entries:
+        yield Heading("Heads that are left")
+        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
+    for entry in entries:
+        drawn = []
+        for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
+            own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
+            layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
+            if any(layer.original_heads for layer in own):
+                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
+        yield Heading(entry.name, level=4)
+        yield Pictures(drawn)
 
 
 def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:

@@ -337,6 +337,8 @@ class Document(Record):
     UPGRADES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     ERROR: ClassVar[type[PruneError]] = DataError
     REMEDY: ClassVar[str] = ""
+    EMPTY: ClassVar[tuple[Any, ...]] = ()
+    """Values of fields that are left out of the JSON, but for the seed."""
 
     format: str
     prunecli: str = ""
@@ -369,6 +371,11 @@ class Document(Record):
             raise cls.ERROR(f"{path}: {first_fault(error)}", cls.REMEDY) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise cls.ERROR(f"{path}: the file is damaged ({kind_and_reason(error)})", cls.REMEDY) from error
+
+    def to_json(self) -> Json:
+        """The fields that are there, but `EMPTY` ones."""
+        fields = super().to_json()
+        return {name: value for name, value in fields.items() if name == "seed" or value not in self.EMPTY}
 
     @property
     def about(self) -> str:

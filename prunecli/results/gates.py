@@ -10,7 +10,7 @@ sums over one token; several are averaged (`combine`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
-from prunecli.results.document import Count, Document, Json, Record, Tables, array_of, merged_text
+from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
@@ -98,8 +98,13 @@ class GateSums(dict[str, Array]):
     @classmethod
     def zeros(cls, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
         """No tokens yet: integer counts, float64 sums."""
-        shape = {name: (layers,) if name == "tokens" else (layers, experts) for name in names}
-        return cls({name: np.zeros(shape[name], int if name in COUNTS else float) for name in names})
+        shape = layers, experts
+        return cls(
+            {
+                name: np.zeros(shape[: 1 if name == "tokens" else 2], int if name in COUNTS else float)
+                for name in names
+            }
+        )
 
 
 def _read_sums(value: Any) -> GateSums:
@@ -145,15 +150,18 @@ def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     if mode != "published" or len(parts) == 1:
         return reduce(GateSums.__add__, parts)
 
-    def mean(of: Callable[[GateSums], Array]) -> Array:
-        return np.asarray(np.mean([of(part) for part in parts], axis=0))
+    ratios = [
+        part | {f"conf{rank}_sum": ratio(part[f"conf{rank}_sum"], part[f"top{rank}"]) for rank in "12"}
+        for part in parts
+    ]
+    return _of_ratios({name: np.mean([part[name] for part in ratios], axis=0) for name in SUMS})
 
-    top1, top2 = mean(lambda part: part.top1), mean(lambda part: part.top2)
-    conf1 = mean(lambda part: ratio(part.conf1_sum, part.top1))
-    conf2 = mean(lambda part: ratio(part.conf2_sum, part.top2))
-    gate_sum = mean(lambda part: part.gate_sum)
-    means = (np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
-    return GateSums(zip(SUMS, means, strict=True))
+
+def _of_ratios(ratios: Mapping[str, Array]) -> GateSums:
+    """Sums over one token, from ratios of published statistics; conf is a mean over the tokens of its rank."""
+    return GateSums(
+        ratios, **{f"conf{rank}_sum": ratios[f"conf{rank}_sum"] * ratios[f"top{rank}"] for rank in "12"}
+    )
 
 
 class GateModel(Record):
@@ -193,6 +201,7 @@ class GateStatistics(Document):
     UPGRADES = {TEXT_FORMAT: dict}
     ERROR = StatisticsError
     REMEDY = AGAIN
+    EMPTY = (None,)
 
     model: GateModel
     mode: Mode
@@ -259,11 +268,6 @@ class GateStatistics(Document):
                     stated = "missing" if held is None else f"of the shape {held.shape}"
                     raise ValueError(f"{entry}: {name} is {stated}; {needed} is needed")
         return self
-
-    def to_json(self) -> Json:
-        """The fields that are known; counts stay integers."""
-        fields = super().to_json()
-        return {name: value for name, value in fields.items() if name == "seed" or value is not None}
 
     def _tables(self) -> Tables:
         """`gates`: a row for each entry, layer and expert; `tokens` are those of the layer."""
@@ -366,9 +370,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
             sums[name] = values.reshape(shape)
-        for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
-            sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
-        entries[pair] = sums
+        entries[pair] = _of_ratios(sums)
     lacks = frozenset(FIELDS).difference(held)
     return GateStatistics(
         format=GateStatistics.FORMAT,

@@ -201,6 +201,7 @@ class Scores(Document):
     UPGRADES = {FIRST: _of_heads}
     ERROR = StatisticsError
     REMEDY = AGAIN
+    EMPTY = (None, [], {})
 
     models: list[Model] = Field(min_length=1)
     kind: Kind
@@ -257,13 +258,6 @@ class Scores(Document):
         if found := next((fault for fault, is_there in faults.items() if is_there), None):
             raise ValueError(found)
         return self
-
-    def to_json(self) -> Json:
-        """The fields that say something, and the seed."""
-        fields = super().to_json()
-        return {
-            name: value for name, value in fields.items() if name == "seed" or value not in (None, [], {})
-        }
 
     @property
     def about(self) -> str:

@@ -39,9 +39,9 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
+from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.start import Start
-from prunecli.training.teacher_logits import check_logits_file
 
 WARMUP, EVERY = 20, 100
 """Updates of the warm-up and between validations, if the healing is bounded by time."""

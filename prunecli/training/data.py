@@ -28,9 +28,16 @@ from prunecli.text.parallel import ParallelText, has_split, pair_name, read_para
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.loss import HiddenDistance, Objective, make_lesson, require_positions
+from prunecli.training.loss import (
+    HiddenDistance,
+    Objective,
+    digest_of_examples,
+    make_lesson,
+    read_logits,
+    require_positions,
+    write_logits,
+)
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.teacher_logits import digest_of_examples, read_logits, write_logits
 from prunecli.training.watch import Validation
 
 
@@ -163,7 +170,7 @@ def make_examples(
             teacher = None
         process_group.all_gather(None)
         assert isinstance(examples, TokenExamples)
-        examples = replace(examples, more=read_logits(options.teacher_logits, digest).of)
+        examples = replace(examples, more=read_logits(options.teacher_logits, digest))
     if data.valid is None:
         return examples, objective(options.loss), None
     translated = None
@@ -195,6 +202,7 @@ def _chrf(
     return sum(found) / len(found)
 
 
+@dataclass(eq=False)
 class BucketSampler(Sampler[list[int]]):
     """The batches of one process: rows of examples of like lengths, of at most `batch_tokens` padded tokens.
 
@@ -202,7 +210,7 @@ class BucketSampler(Sampler[list[int]]):
     the epoch alone, so that every process cuts the same batches and a resumed run sees those that are left. What does
     not divide among the processes waits for another epoch.
 
-    Args:
+    Attributes:
         examples: told of each epoch before its first batch.
         batch_tokens: padded tokens of the longer side.
         seed: of the order.
@@ -210,18 +218,16 @@ class BucketSampler(Sampler[list[int]]):
         processes: how many there are.
     """
 
-    def __init__(
-        self,
-        examples: Examples,
-        batch_tokens: int,
-        seed: int,
-        rank: int = 0,
-        processes: int = 1,
-    ) -> None:
-        self.examples, self.batch_tokens, self.seed = examples, batch_tokens, seed
-        self.rank, self.processes, self.epoch = rank, processes, 0
+    examples: Examples
+    batch_tokens: int
+    seed: int
+    rank: int = 0
+    processes: int = 1
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
         # The cut depends on the sorted lengths, so that every epoch has as many batches.
-        self.count = len(examples.cut(batch_tokens)) // processes
+        self.count = len(self.examples.cut(self.batch_tokens)) // self.processes
 
     def __len__(self) -> int:
         return self.count

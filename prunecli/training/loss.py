@@ -13,46 +13,54 @@ A mixture of experts adds a x its stock class's term for even use of all experts
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
 each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
 head learn the last hidden states of a teacher alone, or the vectors of its texts.
+
+A teacher's likeliest tokens at every scored position of the training text may be computed once and kept in a file: the
+k largest log probabilities, as float16. The others share evenly what is left of the teacher's probability, so that KL_t
+needs no teacher in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.errors import UsageError
+from prunecli.errors import DataError, UsageError
 from prunecli.model.checkpoint import directory_of, open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits, vocabulary_size
 from prunecli.modules.pooling import Pooling, read_pooling
-from prunecli.progress import Say, unsaid
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import embedding_examples, position_count, require_task
 from prunecli.running.examples import IGNORED, Batch, Examples
-from prunecli.text.tasks import TrainingTask
+from prunecli.tensors.transaction import refuse_output
+from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.teacher_logits import LOG_PROBABILITIES, TOKENS, whole_logits
 
 
+@dataclass
 class Objective:
     """The loss of a batch, as a sum over its scored tokens.
 
-    Args:
+    Attributes:
         options: weights.
         teacher: in evaluation mode, on the model's device; None: what the batches hold of it, or cross-entropy alone.
+        in_blocks: False for sharded weights: the processes would differ in their numbers of blocks.
     """
 
-    def __init__(self, options: LossOptions, teacher: Any = None) -> None:
-        self.options, self.teacher = options, teacher
-        self.in_blocks = (
-            True  # False for sharded weights: the processes would differ in their numbers of blocks
-        )
+    options: LossOptions
+    teacher: Any = None
+    in_blocks = True
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
@@ -305,21 +313,20 @@ class TaughtExamples(Examples):
         return Batch({**own.inputs, **also}, own.labels, own.indices)
 
 
+@dataclass
 class HiddenDistance(Objective):
     """Distance of a model without a head to its teacher: h MSE, and with a lesson the sum over texts of 1 - cos(v, v').
 
     MSE is the sum over the real tokens of the mean squared difference of the last hidden states, with a lesson their
     mean times the texts; v and v' are the vectors of the model and of the teacher.
 
-    Args:
+    Attributes:
         options: `hidden` is h, 0 where the teacher reads other tokens.
         teacher: in evaluation mode.
         lesson: how texts become vectors; None: hidden states are all that is compared.
     """
 
-    def __init__(self, options: LossOptions, teacher: Any, lesson: Lesson | None = None) -> None:
-        super().__init__(options, teacher)
-        self.lesson = lesson
+    lesson: Lesson | None = None
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """See `Objective`."""
@@ -345,3 +352,115 @@ class HiddenDistance(Objective):
     def figures(self, loss: float) -> dict[str, float]:
         """See `Objective`."""
         return {} if self.lesson is None else {"cosine": 1 - loss}
+
+
+KEPT = 64
+"""Tokens of a position that are kept: k."""
+
+LOG_PROBABILITIES, TOKENS = "teacher_log_probabilities", "teacher_tokens"
+"""Inputs of a batch: `[positions, k]` float16 and int32, of its scored positions in their order."""
+
+
+def whole_logits(log_probabilities: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
+    """Logits `[positions, vocabulary]` float32 of a distribution of which only the k likeliest tokens are known.
+
+    Args:
+        log_probabilities: `[positions, k]`.
+        tokens: `[positions, k]`.
+        vocabulary: at least k.
+    """
+    known = log_probabilities.float()
+    rest = (1 - known.exp().sum(1, keepdim=True)).clamp(min=torch.finfo(torch.float32).eps)
+    others = max(vocabulary - tokens.shape[1], 1)
+    filled = (rest.log() - math.log(others)).expand(-1, vocabulary)
+    return filled.scatter(1, tokens.long(), known)
+
+
+def check_logits_file(path: Path, task: TrainingTask) -> None:
+    """For a command's beginning, so that long work does not end at a file that cannot be used or written.
+
+    Raises:
+        UsageError: more is learned of a teacher in `task` than logits, or they change from epoch to epoch.
+        OutputError: `path` is no file, or lies where none can be written.
+    """
+    if task == "mlm" or task in HEADLESS:
+        raise UsageError(
+            f"`teacher_logits` does not go with `task={task}`",
+            "Leave it out: the teacher runs with the model.",
+        )
+    refuse_output(path, "file", force=True)
+
+
+def digest_of_examples(examples: Examples, teacher: str) -> str:
+    """A hash of the examples' tokens and labels, and of the teacher's fingerprint."""
+    digest = hashlib.sha256(teacher.encode())
+    for row in range(len(examples.lengths)):
+        for tensor in examples.batch([row]).with_labels.values():
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_logits(path: Path, digest: str) -> Callable[[Sequence[int]], dict[str, Tensor]]:
+    """Read a file of logits: `[positions, k]` float16, the largest first, and int32; and where each example begins.
+
+    Args:
+        digest: see `digest_of_examples`.
+
+    Returns:
+        The function that makes the inputs for a batch from the numbers of its examples.
+
+    Raises:
+        DataError: the file is damaged, or of another text or teacher.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            kept = file.metadata()
+            found = {name: file.get_tensor(name) for name in (LOG_PROBABILITIES, TOKENS)}
+            ends = file.get_tensor("ends").tolist()
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: holds no teacher's logits ({error})", "Name another file.") from error
+    if kept != {"digest": digest}:
+        raise DataError(
+            f"{path}: these are logits of another teacher, or for another text or tokenizer",
+            "Name a file that is not there yet: it is written.",
+        )
+
+    def inputs(rows: Sequence[int]) -> dict[str, Tensor]:
+        spans = [slice(ends[row], ends[row + 1]) for row in rows]
+        return {name: torch.cat([tensor[span] for span in spans]) for name, tensor in found.items()}
+
+    return inputs
+
+
+@torch.no_grad()
+def write_logits(
+    path: Path, digest: str, teacher: Any, examples: Examples, batch_tokens: int, progress: Progress = silent
+) -> None:
+    """Run the teacher on all examples and write the file; it appears once it is whole."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    batches = examples.batches(batch_tokens)
+    with progress("the teacher's logits", len(batches), "batches") as advance:
+        for batch in batches:
+            scored = batch.labels != IGNORED
+            made = Logits(teacher, batch.arguments(teacher), scored.to(teacher.device))
+
+            def likeliest(number: int, _place: slice, made: Logits = made) -> Tensor:
+                logits = made.block(number).float().log_softmax(-1)
+                values, tokens = logits.topk(min(KEPT, logits.shape[-1]))
+                return torch.stack([values, tokens.float()])  # ids are exact up to 16 million
+
+            values, tokens = torch.cat(made.each(likeliest), 1).cpu()
+            counts = scored.view(len(scored), -1).sum(1).tolist()
+            parts = zip(values.half().split(counts), tokens.int().split(counts), strict=True)
+            found |= dict(zip(batch.indices, parts, strict=True))
+            advance(1)
+    ordered = [found[row] for row in range(len(found))]
+    lengths = torch.tensor([0, *(len(values) for values, _ in ordered)])
+    tensors = {
+        LOG_PROBABILITIES: torch.cat([values for values, _ in ordered]),
+        TOKENS: torch.cat([tokens for _, tokens in ordered]),
+        "ends": lengths.cumsum(0),
+    }
+    begun = path.with_name(f"{path.name}.new")
+    save_file(tensors, begun, {"digest": digest})
+    begun.replace(path)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -45,10 +45,13 @@ def require_number(value: float, step: int, what: str) -> None:
         raise TrainingError(f"{told}; the checkpoints before it are kept", REMEDY)
 
 
+@dataclass(eq=False)
 class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Counts, reports and stops.
 
     Attributes:
+        limit: seconds that the training may take, if there is a limit.
+        advance: called with the number of finished updates.
         seconds: spent on updates, without validation and saving.
         tokens: that the decoder, or the only stack, read in these updates, padding left out, of all processes.
         elapsed: seconds of everything, earlier sittings of the same run included.
@@ -57,21 +60,19 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         start: value of the metric before the first update; None without validation.
     """
 
-    def __init__(
-        self,
-        process_group: ProcessGroup = ALONE,
-        *,
-        limit: float | None = None,
-        advance: Callable[[float], None] = ignored,
-        report: Say = unsaid,
-    ) -> None:
-        self.process_group = process_group
-        self.limit, self.advance, self.report = limit, advance, report
-        self.seconds, self.tokens, self.elapsed = 0.0, 0, 0.0
-        self.unlogged: tuple[float, int] | None = None
-        self.interrupted = False
-        self.training_loss: float | None = None
-        self.start: float | None = None
+    process_group: ProcessGroup = ALONE
+    limit: float | None = None
+    advance: Callable[[float], None] = ignored
+    report: Say = unsaid
+    seconds: float = 0.0
+    tokens: int = 0
+    elapsed: float = 0.0
+    unlogged: tuple[float, int] | None = None
+    interrupted: bool = False
+    training_loss: float | None = None
+    start: float | None = None
+
+    def __post_init__(self) -> None:
         self._mark = self._began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
@@ -166,22 +167,21 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.report("Stopping after this step; its state is being kept.")
 
 
+@dataclass(eq=False)
 class Keep(TrainerCallback):  # type: ignore[misc]
     """Writes the model after some updates.
 
-    Args:
+    Attributes:
         every: after each so many; None: only `at`.
         at: after these.
         write: takes the model and the update's number; only the first process calls it.
-
-    Attributes:
         whole_model: returns the model to be written. Every process calls it.
     """
 
-    whole_model: Callable[[], Any]
-
-    def __init__(self, every: int | None, at: tuple[int, ...], write: Callable[[Any, int], None]) -> None:
-        self.every, self.at, self.write = every, at, write
+    every: int | None
+    at: tuple[int, ...]
+    write: Callable[[Any, int], None]
+    whole_model: Callable[[], Any] = field(init=False)
 
     def is_due(self, step: int) -> bool:
         """Whether the model is written after this update."""

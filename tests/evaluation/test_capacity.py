@@ -29,7 +29,7 @@ from prunecli.modules import building, fitting
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
 from prunecli.text.plain import Corpus
-from prunecli.training import train
+from prunecli.training import finetune as finetuning
 from tests.commands.calls import Result, call, done, refused
 from tests.families import tiny_family
 from tests.quantising import quantise
@@ -251,7 +251,7 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, more, 
 def test_layer_by_layer_is_named_where_the_command_can(folder, monkeypatch):
     """A tiny model takes less than a process, so what is free is made out to be much, and its weights more."""
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 5 << 30)
-    for module in (fitting, train, cost):
+    for module in (fitting, finetuning, cost):
         monkeypatch.setattr(module, "weight_bytes", lambda *_: 8 << 30)
     for name in ("evaluate lm", "score-heads"):
         assert "--memory 4GiB" in run(name).err

@@ -141,12 +141,12 @@ def test_bootstrap_of_means():
     random = np.random.default_rng(0)
     base = random.normal(50, 10, 200)
     _, same, near, worse = bootstrap_of_means([base, base, base + random.normal(0, 5, 200), base - 5], 500)
-    assert same.p_value == 1.0
-    assert near.p_value is not None
-    assert near.p_value > 0.01
-    assert worse.p_value == 1 / 501  # it is five less in every sentence, so in every resample
-    assert worse.mean == pytest.approx(base.mean() - 5, abs=0.3)
-    assert worse.ci95 == pytest.approx(1.96 * base.std() / 200**0.5, rel=0.15)
+    assert same["p_value"] == 1.0
+    assert near["p_value"] is not None
+    assert near["p_value"] > 0.01
+    assert worse["p_value"] == 1 / 501  # it is five less in every sentence, so in every resample
+    assert worse["mean"] == pytest.approx(base.mean() - 5, abs=0.3)
+    assert worse["ci95"] == pytest.approx(1.96 * base.std() / 200**0.5, rel=0.15)
 
 
 LANGUAGES = ("eng", "fra", "wol", "zul")

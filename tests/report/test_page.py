@@ -11,8 +11,7 @@ import shutil
 from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
 from prunecli.model.checkpoint import open_model
-from prunecli.report.collect import collect
-from prunecli.report.facts import findings
+from prunecli.report.collect import collect, findings
 from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
 from prunecli.results.document import header

@@ -14,11 +14,10 @@ from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
-from prunecli.training.finetune import Destination, finetune
+from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare
 from prunecli.training.start import Start
-from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.selections import kept_experts

@@ -15,10 +15,9 @@ from prunecli.model.checkpoint import open_model
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.finetune import Destination, finetune
+from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
-from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
 from tests.families import tiny
 from tests.families.mixtures import TINY

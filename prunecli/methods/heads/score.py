@@ -348,7 +348,7 @@ class Ablation:
                     tests = paired_bootstrap(
                         outcomes, references, {name: metrics[name]}, options.samples, options.seed
                     )
-                    found[name] = values, [test[name].p_value for test in tests[1:]]
+                    found[name] = values, [test[name]["p_value"] for test in tests[1:]]
         else:
             base, *others = np.asarray(outcomes, dtype=np.float64)
             found[self.metric] = (

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
-from prunecli.evaluation.embedding import cosines, retrieved
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
+from prunecli.evaluation.tasks import cosines, retrieved
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model

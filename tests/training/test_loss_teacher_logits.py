@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from prunecli import Destination, ShrinkOptions, TextChoice, TrainingOptions, finetune, shrink
 from prunecli.errors import DataError, OutputError, UsageError
 from prunecli.modules.loading import load_model
-from prunecli.training import teacher_logits, train
-from prunecli.training.loss import distillation
+from prunecli.training import finetune as finetuning
+from prunecli.training.loss import KEPT, TOKENS, distillation, whole_logits
 from prunecli.training.options import LossOptions
-from prunecli.training.teacher_logits import whole_logits
 from tests.families import tiny_family
 from tests.reference.training_loss import divergence, softmax
 from tests.training.runs import text_file
@@ -66,12 +65,12 @@ def test_it_teaches_what_the_teacher_does(models, tmp_path, monkeypatch):
     alone = taught(models, tmp_path, "without", teacher=None, loss=LossOptions(label_smoothing=0.0))
     path = tmp_path / "logits.safetensors"
     found = taught(models, tmp_path, "with-logits", teacher_logits=path)
-    assert load_file(path)[teacher_logits.TOKENS].shape[1] <= teacher_logits.KEPT
+    assert load_file(path)[TOKENS].shape[1] <= KEPT
 
     def loaded(*_arguments):
         raise AssertionError("the teacher is loaded")
 
-    monkeypatch.setattr(train, "load_teacher", loaded)
+    monkeypatch.setattr(finetuning, "load_teacher", loaded)
     again = taught(models, tmp_path, "again", teacher_logits=path)
     for name, weight in want.items():
         moved = (weight - alone[name]).abs().max()
