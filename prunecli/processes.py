@@ -264,7 +264,7 @@ TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def _handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+def handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
     """Handle signals otherwise within the block; main thread only, which alone hears them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -282,7 +282,7 @@ def undisturbed() -> Iterator[None]:
     """Ctrl-C and signals that would end this process wait until the block is through."""
     came: list[int] = []
     try:
-        with _handling(dict.fromkeys((signal.SIGINT, *TERMINATIONS), lambda found, _: came.append(found))):
+        with handling(dict.fromkeys((signal.SIGINT, *TERMINATIONS), lambda found, _: came.append(found))):
             yield
     finally:
         for found in came[:1]:
@@ -297,5 +297,5 @@ def terminations_as_exit() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     unheard = [number for number in TERMINATIONS if signal.getsignal(number) == signal.SIG_DFL]
-    with _handling(dict.fromkeys(unheard, leave)):
+    with handling(dict.fromkeys(unheard, leave)):
         yield

@@ -18,7 +18,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
-from prunecli.results.document import Row, Shown, number_text
+from prunecli.results.document import Shown, number_text
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -277,15 +277,11 @@ DIGITS = 12
 """Number of digits of a SHA-256 that are shown."""
 
 
-def place_rows(decision: Decision) -> list[Row]:
+def cuts(decision: Decision) -> Shown:
     """The cut between units that stay and units that go, on each axis.
 
-    - place: name of the axis in words.
-    - count, kept: numbers of units before and after.
-    - cutoff: see `Ranked`.
-    - lowest_kept, highest_dropped: (id, value) of the units of this axis on either side of the cut-off.
-    - sure: difference of these values divided by the standard deviation of the axis' values: if this is near 0, another
-      text may choose otherwise.
+    The gap between the values on either side of the cut-off is divided by the standard deviation of the values: if
+    the quotient is near 0, another text may choose otherwise.
     """
     rows = []
     for place in decision.places:
@@ -305,11 +301,6 @@ def place_rows(decision: Decision) -> list[Row]:
                 "sure": (lowest[1] - highest[1]) / spread if lowest and highest and spread > 0 else None,
             }
         )
-    return rows
-
-
-def cuts(decision: Decision) -> Shown:
-    """The table of `place_rows`."""
     columns = {
         "place": "{place}",
         "before": "{count:,}",
@@ -319,7 +310,7 @@ def cuts(decision: Decision) -> Shown:
         "highest dropped": "{highest_dropped[0]}: {highest_dropped[1]!n}",
         "gap / spread": "{sure:.3f}",
     }
-    return Shown.of("Where each place was cut", place_rows(decision), columns)
+    return Shown.of("Where each place was cut", rows, columns)
 
 
 def nearest(place: Ranked, most: int) -> tuple[list[int], list[int]]:

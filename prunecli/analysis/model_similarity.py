@@ -46,25 +46,13 @@ LEAST = 20
 """Sentences below which neither measure is meaningful."""
 
 
-@dataclass(frozen=True)
-class Portion:
+class Portion(ParallelText):
     """Sentences that are compared with each other: those of one language pair, or plain texts.
 
     Attributes:
-        name: of the pair, or of the files.
+        split: name of the pair, or of the files.
         sentences: source and target language -> sentences; or "" -> plain texts.
     """
-
-    name: str
-    sentences: Mapping[str, tuple[str, ...]]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.sentences.values())))
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether a decoder reads the second of two languages."""
-        return len(self.sentences) > 1
 
     @property
     def sha256(self) -> str:
@@ -87,7 +75,7 @@ def portions_of(text: Text, pairs: Pairs = ()) -> list[Portion]:
     for portion in found:
         if len(portion) < LEAST:
             raise DataError(
-                f"{portion.name}: {len(portion):,} sentences are too few to compare models on",
+                f"{portion.split}: {len(portion):,} sentences are too few to compare models on",
                 f"Give at least {LEAST}, better some thousand.",
             )
     return found
@@ -140,7 +128,7 @@ def compare(
     Raises:
         PruneError: a checkpoint, text or option that cannot be used, or outputs that are not finite.
     """
-    parallel = any(portion.is_parallel for portion in portions)
+    parallel = any(len(portion.sentences) > 1 for portion in portions)
     for checkpoint in checkpoints.values():
         if (len(checkpoint.require_architecture().stacks) > 1) != parallel:
             raise UsageError(
@@ -151,7 +139,7 @@ def compare(
                 if parallel
                 else "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
             )
-    counts = {portion.name: neighbours_of(portion, options) for portion in portions}
+    counts = {portion.split: neighbours_of(portion, options) for portion in portions}
     (label, first), *others = checkpoints.items()
     with tempfile.TemporaryDirectory(prefix="prunecli-") as directory:
         scratch = Path(directory)
@@ -208,17 +196,16 @@ def _represented(
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
             examples: Examples
-            if portion.is_parallel:
+            if len(portion.sentences) > 1:
                 source, target = portion.sentences
-                text = ParallelText(portion.name, portion.sentences)
-                examples = translation_examples(tokenizer, model, text, [(source, target)])
+                examples = translation_examples(tokenizer, model, portion, [(source, target)])
             else:
-                texts = portion.sentences[""]
+                (texts,) = portion.sentences.values()
                 examples = text_examples(tokenizer, model, texts, options.context, skip_empty=False)
             batches = examples.batches(options.batch_tokens)
             directory = Path(tempfile.mkdtemp(dir=scratch))
             yield (
-                portion.name,
+                portion.split,
                 represent(InMemory(model), components(checkpoint), batches, directory, advance),
             )
             if not keep:
@@ -241,9 +228,7 @@ def _similarities(
 
 
 def _comparison(
-    models: Sequence[Checkpoint],
-    outputs: Sequence[Outputs],
-    similarities: Sequence[Mapping[Measure, Floats]],
+    models: Sequence[Checkpoint], outputs: Sequence[Outputs], similarities: Sequence[Mapping[Measure, Floats]]
 ) -> Comparison:
     """Comparison of one or two models from the similarities on each portion."""
     return Comparison(

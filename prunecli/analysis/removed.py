@@ -34,6 +34,8 @@ class Removed:
 
 
 Unit = Literal["heads", "experts", "parameters"]
+Step = Mapping[str, Any]
+"""A step of a history."""
 
 
 def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tuple[Unit, list[Removed]]:
@@ -150,7 +152,7 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
     return found if is_one else None
 
 
-def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
+def _training(history: Sequence[Step]) -> object | None:
     """Value that is equal for all checkpoints of one training; None if the last step is no training."""
     if not history or history[-1].get("command") != "finetune" or not _updates(history):
         return None
@@ -158,7 +160,7 @@ def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
     return [*history[:-1], {**history[-1], "arguments": arguments}]
 
 
-def _updates(history: Sequence[Mapping[str, Any]]) -> int:
+def _updates(history: Sequence[Step]) -> int:
     steps = history[-1].get("arguments", {}).get("steps") if history else None
     return steps if type(steps) is int and steps > 0 else 0
 
@@ -177,7 +179,6 @@ AMOUNTS = {
 OUTCOMES = frozenset({"keep", "removed", "best"})
 """Arguments that are results."""
 
-Step = Mapping[str, Any]
 Setting = Mapping[tuple[str, str], str]
 """(place in the history and command, argument) -> text. Steps of one command one after another, with equal arguments,
 are one."""
@@ -277,7 +278,7 @@ def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
 def kinds_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of attention that a step of `prune-heads` chose among."""
     stated = arguments.get("attention") or KINDS
-    return tuple(map(str, stated)) if isinstance(stated, (list, tuple)) else (str(stated),)
+    return tuple(map(str, stated)) if isinstance(stated, list | tuple) else (str(stated),)
 
 
 def _value(value: Any) -> str:
@@ -287,5 +288,5 @@ def _value(value: Any) -> str:
         if files is not None:
             return f"{_value(files)} ({_short(digest)})" if digest else _value(files)
         return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return "" if value is True else text if len(text) <= 40 else f"{text[:39]}…"

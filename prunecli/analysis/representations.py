@@ -20,7 +20,6 @@ from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Bools, Floats
-from prunecli.model.layout import Layer
 from prunecli.model.patchwork import module_name
 from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, run_forward
@@ -209,22 +208,21 @@ def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
     """
-    return tuple(component for layer in checkpoint.layout.layers for component in _of_layer(layer))
-
-
-def _of_layer(layer: Layer) -> Iterator[Component]:
-    block, ffn, stack = layer.name, layer.ffn, layer.ffn.stack
-    for attention in layer.attentions:
-        spec = attention.spec
-        output = f"{block}.{spec.residual or spec.output}"
-        yield Component(attention.name, layer.side, layer.number, spec.kind, block, output, attention.removed)
-    if not (stack.ffn.name or stack.ffn.tensors):
-        return  # of a found family whose FFN no key sizes
-    # Where an FFN is no module, its last linear layer makes its output.
-    last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
-    inner = stack.ffn.residual or stack.ffn.module
-    output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
-    yield Component(ffn.own_name, layer.side, layer.number, "ffn", block, output, ffn.removed)
+    found = []
+    for layer in checkpoint.layout.layers:
+        block, ffn, spec = layer.name, layer.ffn, layer.ffn.stack.ffn
+        where = layer.side, layer.number
+        for one in layer.attentions:
+            output = f"{block}.{one.spec.residual or one.spec.output}"
+            found.append(Component(one.name, *where, one.spec.kind, block, output, one.removed))
+        if not (spec.name or spec.tensors):
+            continue  # of a found family whose FFN no key sizes
+        # Where an FFN is no module, its last linear layer makes its output.
+        last = "" if spec.name else f".{spec.tensors[-1].name.rpartition('.')[0]}"
+        inner = spec.residual or spec.module
+        output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
+        found.append(Component(ffn.own_name, *where, "ffn", block, output, ffn.removed))
+    return tuple(found)
 
 
 BLOCK_BYTES = 128 << 20

@@ -117,7 +117,7 @@ def compare_models(options: CompareModels) -> None:
         context=options.context,
         text=[
             {
-                "name": portion.name,
+                "name": portion.split,
                 "sentences": len(portion),
                 "neighbours": neighbours_of(portion, options),
                 "sha256": portion.sha256,
@@ -129,7 +129,7 @@ def compare_models(options: CompareModels) -> None:
     def show() -> None:
         show_comparison(result)
         least, width = min(map(len, portions)), main.width
-        many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
+        many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].split
         console.out(f"{least:,} sentences of {many}.")
         if "cka" in main.similarities and least < width:
             console.out(

@@ -20,22 +20,13 @@ from prunecli.methods.experts.options import (
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.cache import find_cache
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import (
-    Load,
-    decoding_bytes,
-    stored_dtype,
-    weight_bytes,
-)
+from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.model.quantised import method_of, value_dtype
 from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
 from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
-from prunecli.modules.machine import (
-    CONTEXT_BYTES,
-    available_memory,
-    resident_now,
-)
+from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
 from prunecli.results.inspection import Fit, LayerWays, Way
 from prunecli.running.encoding import window_length
 from prunecli.running.layerwise.budget import (

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,12 +15,7 @@ from prunecli.model.cost import Load
 from prunecli.modules.logits import vocabulary_size
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import (
-    length_limit,
-    max_positions,
-    padding_id,
-    require_task,
-)
+from prunecli.running.encoding import length_limit, max_positions, padding_id, require_task
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
@@ -52,8 +47,7 @@ class DecodingOptions:
         return Load(max(1, self.batch_tokens // USUAL_LENGTH), self.beam, USUAL_LENGTH)
 
 
-@dataclass(frozen=True)
-class Translation:
+class Translation(NamedTuple):
     """One output.
 
     Attributes:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
-from prunecli.evaluation.hardware import threads, threads_for
 from prunecli.evaluation.language_model import CausalLanguageModel
+from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
 from prunecli.evaluation.tasks import Classification, Embedding, MaskedLanguageModel, Task
@@ -108,15 +108,14 @@ def evaluate(
                 if output is not None and group.is_main:  # before the work
                     refuse_unwritable(output, force=force)
             opened = {label: open_model(path) for label, path in paths.items()}
-            kind = TASK_CLASSES[task]
-            measured = kind(opened, data, options, progress, say, group, report, output, force)
+            measured = TASK_CLASSES[task](opened, data, options, progress, say, group, report, output, force)
             with closing(measured), threads(threads_for(opened.values())):
                 for label in opened:
                     measured.measure(label)
             if not group.is_main:
                 return None
-            fields = {**header(Evaluation.FORMAT, [*opened.values()], measured.seed), "task": task}
-            evaluation = Evaluation.model_validate({**fields, **measured.fields()})
+            head = header(Evaluation.FORMAT, [*opened.values()], measured.seed)
+            evaluation = Evaluation.model_validate({**head, "task": task, **measured.fields()})
             measured.save(evaluation)
             return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):

@@ -46,9 +46,7 @@ class MemoryOptions(Options):
     """Options of a run layer by layer."""
 
     memory: Size | None = compute_option(
-        None,
-        "Run layer by layer within this memory (8GiB).",
-        metavar="SIZE",
+        None, "Run layer by layer within this memory (8GiB).", metavar="SIZE"
     )
     spill_directory: Path | None = compute_option(
         None,

@@ -52,9 +52,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
     batch_tokens: int = compute_option(2048, "Padded tokens in a batch; fewer take less memory.", ge=1)
     dtype: RunningDtype = RUNNING_DTYPE
     max_new_tokens: int | None = compute_option(
-        None,
-        "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).",
-        ge=1,
+        None, "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).", ge=1
     )
     stride: int | None = text_option(
         None,
@@ -75,9 +73,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         hidden=True,
     )
     spm: Path | None = hidden_option(
-        None,
-        "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.",
-        role="text",
+        None, "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.", role="text"
     )
     comet: str | None = hidden_option(
         None,
@@ -85,10 +81,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         metavar="MODEL",
     )
     hypotheses: Path | None = advanced_option(
-        None,
-        "Store the outputs, in a directory for each checkpoint.",
-        metavar="DIR",
-        role="output",
+        None, "Store the outputs, in a directory for each checkpoint.", metavar="DIR", role="output"
     )
     examples: int = hidden_option(
         3,
@@ -96,10 +89,7 @@ class EvaluationOptions(MemoryOptions, RunOptions):
         ge=0,
     )
     samples: int = hidden_option(
-        1000,
-        "Resamples of the significance test; 0: no test.",
-        flag="--bootstrap",
-        ge=0,
+        1000, "Resamples of the significance test; 0: no test.", flag="--bootstrap", ge=0
     )
     level: float = hidden_option(
         0.05,
@@ -237,9 +227,7 @@ class LatencyOptions(Options):
     runs: int = compute_option(5, "Timed runs.", ge=1)
     warm_up: int = compute_option(1, "Runs before them that do not count.", flag="--warmup", ge=0)
     threads: int | None = compute_option(
-        None,
-        "CPU threads. Default: one for small models, else the number of idle cores.",
-        ge=1,
+        None, "CPU threads. Default: one for small models, else the number of idle cores.", ge=1
     )
     device: str = device_option()
     dtype: RunningDtype = RUNNING_DTYPE

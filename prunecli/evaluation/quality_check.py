@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import DataError
-from prunecli.evaluation.divergence import Reference
+from prunecli.evaluation.language_model import Reference
 from prunecli.evaluation.on_text import measured_text
 from prunecli.evaluation.tasks import class_logits, cosines, outputs_of, perplexity, text_vectors
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -28,7 +28,6 @@ from prunecli.running.batches import task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.losses import measure_losses
-from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
@@ -135,47 +134,45 @@ class Measurer:
             PruneError: a model or text that cannot be used.
         """
         gc.collect()  # before the next model is loaded
+        data, what = self.data, f"measuring {what}"
         runner = make_runner(open_model(path), self._devices, self._dtype, self.memory, self.spill_directory)
         try:
-            return self._quality(runner, load_tokenizer(path), path, f"measuring {what}", same_tokens)
+            tokenizer = load_tokenizer(path)
+            if data.task == "embedding":
+                texts = [one for column in columns(data.text, data.pairs).values() for one in column]
+                vectors = text_vectors(
+                    runner,
+                    tokenizer,
+                    read_pooling(path),
+                    texts,
+                    self._batch_tokens,
+                    what=what,
+                    progress=self.progress,
+                )
+                self.first = vectors if self.first is None else self.first
+                cosine = float(cosines(self.first, vectors).mean())
+                return Quality(cost=1 - cosine, cosine=cosine)
+            if data.task == "classification" and isinstance(data.text, PlainText):
+                batches = text_examples(tokenizer, runner.model, data.text.texts).batches(1)
+                forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
+                classes = outputs_of(runner, batches, forward, line, self.progress).argmax(axis=-1)
+                self.first = classes if self.first is None else self.first
+                return Quality(cost=float((classes != self.first).mean()))
+            named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
+            batches = [one for own in named.values() for one in own]
+            found: dict[str, float] = {}
+            if data.task == "lm" and same_tokens and self.diverges:
+                self._reference = self._reference or Reference(batches)
+                compared = self._reference.measure(runner, what, self.progress)
+                nats, tokens = compared.nats, compared.tokens
+                found["divergence"] = float(compared.divergence.sum() / tokens.sum())
+            else:
+                count = 1 + max(max(batch.indices) for batch in batches)
+                nats, tokens = measure_losses(runner, batches, count, what, self.progress)
         except DataError:
             if not hasattr(self, "original"):
                 raise
             return Quality(cost=None)
-
-    def _quality(self, runner: Runner, tokenizer: Any, path: Path, what: str, same_tokens: bool) -> Quality:
-        data = self.data
-        if data.task == "embedding":
-            texts = [one for column in columns(data.text, data.pairs).values() for one in column]
-            vectors = text_vectors(
-                runner,
-                tokenizer,
-                read_pooling(path),
-                texts,
-                self._batch_tokens,
-                what=what,
-                progress=self.progress,
-            )
-            self.first = vectors if self.first is None else self.first
-            cosine = float(cosines(self.first, vectors).mean())
-            return Quality(cost=1 - cosine, cosine=cosine)
-        if data.task == "classification" and isinstance(data.text, PlainText):
-            batches = text_examples(tokenizer, runner.model, data.text.texts).batches(1)
-            forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
-            classes = outputs_of(runner, batches, forward, line, self.progress).argmax(axis=-1)
-            self.first = classes if self.first is None else self.first
-            return Quality(cost=float((classes != self.first).mean()))
-        named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
-        batches = [one for own in named.values() for one in own]
-        found: dict[str, float] = {}
-        if data.task == "lm" and same_tokens and self.diverges:
-            self._reference = self._reference or Reference(batches)
-            compared = self._reference.measure(runner, what, self.progress)
-            nats, tokens = compared.nats, compared.tokens
-            found["divergence"] = float(compared.divergence.sum() / tokens.sum())
-        else:
-            count = 1 + max(max(batch.indices) for batch in batches)
-            nats, tokens = measure_losses(runner, batches, count, what, self.progress)
         self.tokens = self.tokens or int(tokens.sum())
         loss = float(nats.sum()) / self.tokens  # a trimmed vocabulary cuts the text into more tokens
         return Quality(cost=loss, loss=loss, **found)

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
+from prunecli.results.document import Json
 from prunecli.tensors.json_files import read_json, refuse_pointer
 
 SPM_NAME = "flores200sacrebleuspm"
@@ -66,11 +67,7 @@ def make_metrics(spm: Path | None) -> dict[str, Any]:
     """
     from sacrebleu.metrics import BLEU, CHRF
 
-    metrics = {
-        "chrf++": CHRF(word_order=2),
-        "chrf": CHRF(),
-        "bleu": BLEU(tokenize="13a"),
-    }
+    metrics = {"chrf++": CHRF(word_order=2), "chrf": CHRF(), "bleu": BLEU(tokenize="13a")}
     if spm is not None:
         spbleu = BLEU(tokenize="none")
         spbleu.tokenizer = _pieces(spm)
@@ -112,10 +109,13 @@ def score(
     }
 
 
-def rounded(scores: Mapping[str, float]) -> Scores:
+def rounded(scores: Mapping[str, Any], digits: int = 6) -> Json:
     """Scores, or a test of one, with the digits of evaluation.json."""
     fine = ("over_generated", "p_value")
-    return {name: round(value, 6 if name in fine else 4) for name, value in scores.items()}
+    return {
+        name: round(value, 6 if name in fine else digits) if isinstance(value, float) else value
+        for name, value in scores.items()
+    }
 
 
 def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]
         scores: a row for each pair.
         baseline: scores of the first checkpoint; None if `scores` are the first checkpoint's.
     """
-    mean = {"pairs": len(scores), **rounded(scores.mean().to_dict())}
+    mean = {"pairs": len(scores), **rounded(scores.mean().to_dict(), 4)}
     if baseline is None:
         return mean
     spreads = (scores - baseline.loc[scores.index]).drop(columns=["length_ratio", "over_generated"])

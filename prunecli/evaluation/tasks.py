@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
+from prunecli.evaluation.scoring import mcnemar_test, paired_t_test, rounded
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import choose_devices
@@ -153,15 +153,14 @@ class ModelTask(Task):
     def choose_dtype(self) -> str:
         """The type of all models: any size fits layer by layer, else the type that fits in memory."""
 
-        devices, asked = choose_devices(self.options.device), self.options.dtype
-        memory = self.options.memory
+        options, memory = self.options, self.options.memory
         for checkpoint in self.opened.values() if memory is not None else ():
             if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
                 raise UsageError(f"`memory`: {refused}", REMEDY)
         dtype = fitting_dtype(
             self.opened,
-            devices,
-            asked,
+            choose_devices(options.device),
+            options.dtype,
             beside=self.kept_bytes,
             only_runs=memory is None,
             memory=memory,
@@ -350,11 +349,6 @@ def matthews_correlation(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -
 def perplexity(loss: float) -> float:
     """`exp(loss)`, the loss in nats; bounded, to remain finite."""
     return math.exp(min(loss, 700.0))
-
-
-def rounded(scores: Mapping[str, Any]) -> Json:
-    """Scores with the digits of evaluation.json."""
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
 
 
 Vectors = NDArray[np.float32]

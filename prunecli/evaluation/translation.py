@@ -147,8 +147,7 @@ class TranslationTask(Task):
                     sentences = text.sentences[pair[0]]
                     done = translate(model, tokenizer, sentences, pair, options.decoding, advance, group)
                     if group.is_main:
-                        rows = [[one.text, one.finished] for one in done]
-                        record = {"run": self.run_key, "dtype": options.dtype, "translations": rows}
+                        record = {"run": self.run_key, "dtype": options.dtype, "translations": done}
                         self.partial.put(keys[name], record)
                     found[name] = done
             del model
@@ -187,9 +186,9 @@ class TranslationTask(Task):
         frames = {label: pd.DataFrame(own, columns=columns, index=pairs) for label, own in scores.items()}
         results: list[Json] = []
         for label, frame in frames.items():
-            rows: list[Json] = [{**rounded(own)} for own in frame.to_dict("records")]
+            rows: list[Json] = [rounded(own, 4) for own in frame.to_dict("records")]
             for row, by_metric in zip(rows, tests[label], strict=False):
-                row["bootstrap"] = {metric: rounded(test) for metric, test in by_metric.items()}
+                row["bootstrap"] = {metric: rounded(test, 4) for metric, test in by_metric.items()}
             first = None if label == labels[0] else frames[labels[0]]
             mean = means(frame, first if len(rows) > 1 else None)
             mean.pop("pairs")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.cluster.hierarchy import leaves_list
+from scipy.cluster import hierarchy
 
 from prunecli.errors import PruneError
 
@@ -226,7 +226,7 @@ def heat_map(
                 "value:Q",
                 scale=colour,
                 legend=_legend(gradientLength=160, format=".3~g") if has_legend else None,
-            ),
+            )
         )
     ]
     if dropped is not None:
@@ -392,17 +392,13 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         linkage: rows of two clusters, their distance and their number of leaves.
         families: leaf -> family. A family has the same colour in every tree that gets the same `families`.
     """
-    order = leaves_list(np.asarray(linkage, float)).tolist()
-    clusters = [(0.0, float(height)) for height in np.argsort(order)]
-    edges = []
-    for number, (first, second, distance, _) in enumerate(linkage):
-        (x0, y0), (x1, y1) = clusters[int(first)], clusters[int(second)]
-        corners = ((x0, y0), (distance, y0), (distance, y1), (x1, y1))
-        edges += [
-            {"cluster": number, "order": i, "x": float(x), "y": y, "distance": float(distance)}
-            for i, (x, y) in enumerate(corners)
-        ]
-        clusters.append((float(distance), (y0 + y1) / 2))
+    tree = hierarchy.dendrogram(np.asarray(linkage, float), no_plot=True)
+    # scipy draws leaf n at 10 n + 5.
+    edges = [
+        {"cluster": number, "order": i, "x": x, "y": (y - 5) / 10, "distance": max(xs)}
+        for number, (xs, ys) in enumerate(zip(tree["dcoord"], tree["icoord"], strict=True))
+        for i, (x, y) in enumerate(zip(xs, ys, strict=True))
+    ]
     height = alt.Scale(domain=[-0.5, len(leaves) - 0.5], reverse=True, nice=False, zero=False)
     branches = alt.Chart(_data(edges)).mark_line(strokeWidth=1.4).encode(
         x=alt.X("x:Q", title="distance at which clusters join", axis=alt.Axis(grid=False)),
@@ -411,7 +407,7 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         order="order:O",
         tooltip=[alt.Tooltip("distance:Q", format=".4~g")],
     )  # fmt: skip
-    rows = [{"x": 0.0, "leaf": leaves[leaf], "family": families.get(leaves[leaf])} for leaf in order]
+    rows = [{"x": 0.0, "leaf": leaves[leaf], "family": families.get(leaves[leaf])} for leaf in tree["leaves"]]
     dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60, opacity=1).encode(
         x="x:Q",
         y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(

@@ -99,8 +99,8 @@ class ReportData:
         """The checkpoint that a result calls `label`; of several with one fingerprint the one of that name."""
         entries = (*self.checkpoints, *self.elsewhere)
         same = [entry for entry in entries if fingerprint and entry.fingerprint == fingerprint]
-        named = [entry for entry in same if entry.name.rpartition("/")[2] == label.rpartition("/")[2]]
-        return next(iter(named or same), None)
+        own = label.rpartition("/")[2]
+        return min(same, key=lambda entry: entry.name.rpartition("/")[2] != own, default=None)
 
 
 def collect(

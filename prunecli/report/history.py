@@ -191,7 +191,7 @@ def _value(value: Any) -> str:
         value = [value["encoder"], value["decoder"]]
     if isinstance(value, Mapping):
         value = value.get("path", json.dumps(value, ensure_ascii=False, default=str))
-    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     digest = _DIGEST.fullmatch(text)
     return text if digest is None else f"{digest[1] or ''}{digest[2][:8]}…"
 
@@ -201,7 +201,7 @@ def statistics(step: Mapping[str, Any]) -> list[str]:
 
 
 def _many(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

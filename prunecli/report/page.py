@@ -57,35 +57,30 @@ MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 
 def quality_section(data: ReportData) -> Iterator[Block]:
     """Yield charts and tables of each evaluation.json."""
-    for name, evaluation in data.of(Evaluation):
-        yield from _evaluation(name, evaluation, rows_of(evaluation, data))
-
-
-def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Iterator[Block]:
-    evaluation, _ = tested(evaluation)
-    scores = {key: score for key, score in evaluation.shown_scores.items() if not score.form.endswith("d")}
-    unit, lost = _lost(rows)
-    yield Heading(name)
-    first = next(iter(scores), None)
-    charts = [
-        *([] if first is None else _charts(first, scores[first], rows, unit, lost)),
-        *_by_position(rows),
-    ]
-    if charts:
-        yield Pictures(charts)
-    main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
-    yield replace(
-        main, rows=[_with_size(*both, unit, lost) for both in enumerate(zip(main.rows, rows, strict=True))]
-    )
-    yield from others
-    if evaluation.examples:
-        labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
-        examples = [
-            {"input": one.source, "of": one.pair or one.text, "reference": one.reference}
-            | {label: one.outputs.get(label) for label in labels}
-            for one in evaluation.examples
-        ]
-        yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
+    for name, stored in data.of(Evaluation):
+        evaluation, _ = tested(stored)
+        rows = rows_of(evaluation, data)
+        unit, lost = _lost(rows)
+        yield Heading(name)
+        charts = _by_position(rows)
+        for key, score in evaluation.shown_scores.items():
+            if not score.form.endswith("d"):
+                charts = [*_charts(key, score, rows, unit, lost), *charts]
+                break
+        if charts:
+            yield Pictures(charts)
+        main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
+        shown = enumerate(zip(main.rows, rows, strict=True))
+        yield replace(main, rows=[_with_size(*both, unit, lost) for both in shown])
+        yield from others
+        if evaluation.examples:
+            labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
+            examples = [
+                {"input": one.source, "of": one.pair or one.text, "reference": one.reference}
+                | {label: one.outputs.get(label) for label in labels}
+                for one in evaluation.examples
+            ]
+            yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
 
 
 def _with_size(
@@ -178,9 +173,10 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
         "The checkpoints, counted from their headers", [_overview(entry) for entry in entries], text_columns=4
     )
     parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in entries)]
-    amounts = [(entry, part, entry.inventory.parts.get(part)) for entry in entries for part in parts]
     drawn = [
-        Bar(e.name, amount.bytes, bytes_text(amount.bytes), part) for e, part, amount in amounts if amount
+        Bar(entry.name, amount.bytes, bytes_text(amount.bytes), part)
+        for entry in entries
+        for part, amount in entry.inventory.parts.items()
     ]
     yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
     rows = [

@@ -29,7 +29,7 @@ from prunecli.report.charts import (
     histogram,
 )
 from prunecli.results.gates import GateStatistics
-from prunecli.results.languages import ExpertsPerLayer, Languages, Texts, Tree
+from prunecli.results.languages import Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
 from prunecli.results.rewriting import Training
 from prunecli.results.shrinking import Shrunk
@@ -47,6 +47,8 @@ MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""
 MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
+Rows = list[list[Picture]]
+"""Rows of pictures, for the page and for `--plot`."""
 UNIT_RANGE = (0.0, 1.0)
 """Ends of the colour scale for similarities."""
 
@@ -132,13 +134,13 @@ def training_curves(
 
 
 @singledispatch
-def pictures_of(_result: Any) -> list[list[Picture]]:
+def pictures_of(_result: Any) -> Rows:
     """Return rows of pictures of a result, for the page and for `--plot`."""
     return []
 
 
 @pictures_of.register
-def _shrinking(shrunk: Shrunk) -> list[list[Picture]]:
+def _shrinking(shrunk: Shrunk) -> Rows:
     """Draw cost by size: a line for each kind of units removed alone, points for mixtures, and the choice."""
     points = []
     for one in sorted(shrunk.tried, key=lambda one: (one.stage, one.parameters)):
@@ -156,7 +158,7 @@ def _shrinking(shrunk: Shrunk) -> list[list[Picture]]:
 
 
 @pictures_of.register
-def _speed(latency: Latency) -> list[list[Picture]]:
+def _speed(latency: Latency) -> Rows:
     """Draw speed against batch size for each beam or phase (2309.01826, appendix D), bars for a single batch size."""
     settings: dict[str, list[tuple[str, Timing]]] = {}
     for result in latency.results:
@@ -181,27 +183,6 @@ def _speed(latency: Latency) -> list[list[Picture]]:
     return [pictures]
 
 
-def experts_per_layer(layers: ExpertsPerLayer) -> Picture:
-    """Draw the experts that each layer keeps under the global threshold (2212.09811, Figure 1)."""
-    rows = [
-        Bar(
-            layer.removeprefix("model.").replace(".layers.", " ").removesuffix(".ffn"),
-            mean,
-            f"{mean:.1f} ({low:.0f} to {high:.0f})",
-            low=low,
-            high=high,
-        )
-        for layer, mean, low, high in zip(
-            layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
-        )
-    ]
-    return bars(
-        "Experts kept by each layer under the global threshold: mean and range over the pairs",
-        rows,
-        "experts",
-    )
-
-
 def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list[Picture]:
     """Draw a dendrogram for each title with a tree (2212.09811, Figures 3 and 7)."""
     return [
@@ -217,8 +198,11 @@ def _similarities(caption: str, matrix: Sequence[Sequence[float]], names: Sequen
 
 
 @pictures_of.register
-def _languages(languages: Languages) -> list[list[Picture]]:
-    """Draw the trees, the similarities of pairs if there are few, and the experts of each layer."""
+def _languages(languages: Languages) -> Rows:
+    """Draw the trees, the similarities of pairs if there are few, and the experts of each layer.
+
+    Figures 1, 3 and 7 of 2212.09811.
+    """
     clusters, similarity = languages.clustering, languages.similarity
     by_side = {
         "Languages by the encoder experts of their source": clusters.encoder,
@@ -230,19 +214,34 @@ def _languages(languages: Languages) -> list[list[Picture]]:
         for side, matrix in sides.items()
         if matrix is not None and len(languages.pairs) <= MOST_PAIRS
     ]
-    layers = languages.experts_per_layer
-    return [trees(by_side, languages.families), maps, [] if layers is None else [experts_per_layer(layers)]]
+    drawn = []
+    if (layers := languages.experts_per_layer) is not None:
+        rows = [
+            Bar(
+                layer.removeprefix("model.").replace(".layers.", " ").removesuffix(".ffn"),
+                mean,
+                f"{mean:.1f} ({low:.0f} to {high:.0f})",
+                low=low,
+                high=high,
+            )
+            for layer, mean, low, high in zip(
+                layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
+            )
+        ]
+        caption = "Experts kept by each layer under the global threshold: mean and range over the pairs"
+        drawn = [bars(caption, rows, "experts")]
+    return [trees(by_side, languages.families), maps, drawn]
 
 
 @pictures_of.register
-def _texts(texts: Texts) -> list[list[Picture]]:
+def _texts(texts: Texts) -> Rows:
     """Draw the tree and the similarities of texts."""
     shared = _similarities("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
     return [[*trees({"Texts by their experts": texts.clustering}, texts.families), shared]]
 
 
 @pictures_of.register
-def _gates(statistics: GateStatistics) -> list[list[Picture]]:
+def _gates(statistics: GateStatistics) -> Rows:
     """Draw how often each expert is ranked first."""
     sums = statistics.combined(statistics.entries)
     tokens = np.where(sums.tokens > 0, sums.tokens, np.nan)
@@ -253,7 +252,7 @@ def _gates(statistics: GateStatistics) -> list[list[Picture]]:
 
 
 @pictures_of.register
-def _training(training: Training) -> list[list[Picture]]:
+def _training(training: Training) -> Rows:
     """Draw the loss of training and validation text, and chrF++ of validation text, by updates."""
     pictures = []
     losses = [
@@ -276,7 +275,7 @@ def _training(training: Training) -> list[list[Picture]]:
 
 
 @pictures_of.register
-def _heads(scores: Scores) -> list[list[Picture]]:
+def _heads(scores: Scores) -> Rows:
     """Draw the importance of heads, or the score with each head alone in its layer."""
     drawn = scores.means() if scores.method == "all-but-one" else scores.importance()
     return [head_maps(scores, drawn)] if scores.kind == "head" else []
@@ -313,7 +312,7 @@ def head_maps(scores: Scores, values: Mapping[str, Floats], counted: str | None 
 
 
 @pictures_of.register
-def _head_comparison(comparison: HeadComparison) -> list[list[Picture]]:
+def _head_comparison(comparison: HeadComparison) -> Rows:
     """Draw a point for each head: its importance in both files (1905.10650, Figure 2)."""
     stated = {one.of: one for one in comparison.correlations}
     points = [
@@ -332,14 +331,14 @@ def _head_comparison(comparison: HeadComparison) -> list[list[Picture]]:
 
 
 @pictures_of.register
-def _components(similarity: Similarity) -> list[list[Picture]]:
+def _components(similarity: Similarity) -> Rows:
     """Draw rows of heat maps of components (2309.01826, Figure 1), components of one side in each.
 
     With two models, there is a row for each measure and side: each model by itself, then both. With one model, there is
     a row for each measure. A name is layer.kind: sa, ca, ffn.
     """
     models = dict(zip(("first", "second"), similarity.checkpoints, strict=False))
-    rows: list[list[Picture]] = []
+    rows: Rows = []
     for measure, matrices in similarity.matrices.items():
         by_side = []
         for side in get_args(Side):
@@ -360,7 +359,7 @@ def _components(similarity: Similarity) -> list[list[Picture]]:
     return rows
 
 
-def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> list[list[Picture]]:
+def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> Rows:
     """Draw correlation maps (1911.12385, Figures 4 and 7 to 11): name -> map [size, size] for each row."""
     return [
         [

@@ -108,9 +108,7 @@ def _theme(
         "point": {"color": base["ink"]},
         "rule": {"color": base["ink"]},
         "range": {"category": series, "heatmap": rising, "diverging": around},
-        "style": {
-            "reference": {"stroke": base["soft"], "strokeDash": [4, 3]},
-        },
+        "style": {"reference": {"stroke": base["soft"], "strokeDash": [4, 3]}},
     }
 
 

@@ -198,20 +198,21 @@ class Decisions(Document):
         return payload
 
     def _tables(self) -> Tables:
-        """`decisions`: a unit that was up for a choice."""
-        return {"decisions": [row for decision in self.decisions for row in decision_rows(decision)]}
-
-
-def decision_rows(decision: Decision) -> list[Row]:
-    """A row for each unit: where, its value and rank, the cut-off, its margin, whether it stays."""
-    rows: list[Row] = []
-    for place in decision.places:
-        where: Row = {} if decision.step is None else {"step": decision.step}
-        where |= {"place": place.name, "side": place.side, "layer": place.layer, "cutoff": place.cutoff}
-        for at in range(place.count):
-            unit = {name: value for name, value in place.unit(at).items() if value is not None}
-            rows.append({**where, decision.part: unit.pop("id"), **unit})
-    return rows
+        """`decisions`: where each unit is, its value and rank, the cut-off, its margin, whether it stays."""
+        rows: list[Row] = []
+        for decision in self.decisions:
+            step: Row = {} if decision.step is None else {"step": decision.step}
+            for place in decision.places:
+                where = {
+                    "place": place.name,
+                    "side": place.side,
+                    "layer": place.layer,
+                    "cutoff": place.cutoff,
+                }
+                for at in range(place.count):
+                    unit = {name: value for name, value in place.unit(at).items() if value is not None}
+                    rows.append({**step, **where, decision.part: unit.pop("id"), **unit})
+        return {"decisions": rows}
 
 
 def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dict[int, Decision]:

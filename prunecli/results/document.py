@@ -201,12 +201,12 @@ def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
 
 def scalars(values: Mapping[str, Any]) -> Row:
     """The values that fill one cell: no lists, no objects."""
-    return {name: value for name, value in values.items() if not isinstance(value, (Mapping, list, tuple))}
+    return {name: value for name, value in values.items() if not isinstance(value, Mapping | list | tuple)}
 
 
 def cells(values: Mapping[str, Any]) -> Row:
     """The values, with the length of a list in its place."""
-    return {name: len(value) if isinstance(value, (list, tuple)) else value for name, value in values.items()}
+    return {name: len(value) if isinstance(value, list | tuple) else value for name, value in values.items()}
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -442,7 +442,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in values.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
     }
 
 

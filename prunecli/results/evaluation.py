@@ -243,12 +243,12 @@ class Evaluation(Document):
     @property
     def _title(self) -> str:
         data, count = self.data, len(self.pairs)
-        over = f"mean of {count} pairs" if count > 1 else "".join(self.pairs)
-        files = data.get("files")
-        parts = [over, f"beam {self.decoding['beam']}" if "beam" in self.decoding else ""]
         if self.task == "translation":
-            parts.insert(0, str(data.get("split", "")))
+            over = f"mean of {count} pairs" if count > 1 else "".join(self.pairs)
+            beam = f"beam {self.decoding['beam']}" if "beam" in self.decoding else ""
+            parts = [str(data.get("split", "")), over, beam]
         else:
+            files = data.get("files")
             texts = counted(
                 int(numbers(data).get("texts", 0)), "document" if data.get("whole_files") else "text"
             )
@@ -306,10 +306,7 @@ class Evaluation(Document):
 
 
 def beside(
-    title: str,
-    rows: Sequence[Row],
-    keys: Mapping[str, str],
-    cells: Callable[[Row], Mapping[str, str | None]],
+    title: str, rows: Sequence[Row], keys: Mapping[str, str], cells: Callable[[Row], Mapping[str, str | None]]
 ) -> Shown:
     """Checkpoints side by side: rows with the same keys are one, each heading with the checkpoint before it.
 

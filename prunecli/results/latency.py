@@ -7,24 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import AliasChoices, Field
 
-from prunecli.results.document import (
-    Count,
-    Document,
-    Json,
-    Number,
-    Record,
-    Row,
-    Shown,
-    Tables,
-    picked,
-)
+from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, picked
 from prunecli.tensors.quantities import counted
 
-UNITS = {
-    "load_s": "load_seconds",
-    "resident_peak": "resident_peak_bytes",
-    "device_peak": "device_peak_bytes",
-}
+UNITS = {"load_s": "load_seconds", "resident_peak": "resident_peak_bytes", "device_peak": "device_peak_bytes"}
 """Key of the file -> column."""
 SIZE = ("checkpoint", "dtype", "parameters", "checkpoint_bytes", *UNITS)
 

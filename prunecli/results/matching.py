@@ -94,10 +94,7 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
             if statistics.model.routers
             else "it is quantised, and the file does not say which routers the model had that was run"
         )
-    raise StatisticsError(
-        f"The statistics are of another model than {checkpoint.path}: {reason}.",
-        COLLECT,
-    )
+    raise StatisticsError(f"The statistics are of another model than {checkpoint.path}: {reason}.", COLLECT)
 
 
 def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
@@ -156,10 +153,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
 
 
 def scores_for(
-    checkpoint: Checkpoint,
-    given: Scores | tuple[Path, ...],
-    kind: Kind,
-    axes: Sequence[Axis] | None = None,
+    checkpoint: Checkpoint, given: Scores | tuple[Path, ...], kind: Kind, axes: Sequence[Axis] | None = None
 ) -> Scores:
     """The scores of one or several files, merged, of this checkpoint or of one that it was made from.
 

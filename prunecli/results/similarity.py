@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, product
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import module_of
@@ -161,7 +161,7 @@ class Scored(Record):
     method: str
     task: str
     examples: Count
-    importance: str | None = None
+    importance: str | None = Field(default=None, validation_alias=AliasChoices("importance", "per"))
     metric: str | None = None
     base: Number | None = None
 
@@ -271,18 +271,18 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
     heads = []
     for attention, head in common:
         kind, layer = kind_and_layer(first.model_type, attention)
-        pair = {name: own[attention, head] for name, own in zip(("first", "second"), values, strict=True)}
-        heads.append(ComparedHead(attention=attention, kind=kind, layer=layer, head=head, **pair))
+        one, other = (own[attention, head] for own in values)
+        heads.append(
+            ComparedHead(attention=attention, kind=kind, layer=layer, head=head, first=one, second=other)
+        )
     models = [Model(fingerprint=one.fingerprint, model_type=one.model_type) for one in scores]
-    compared = []
-    for file, one in zip(files, scores, strict=True):
-        shared = {"method", "task", "examples", "metric", "base"}
-        stated = one.model_dump(include=shared, exclude_none=True)
-        if one.per:
-            stated["importance"] = one.per
-        compared.append(Scored(file=file, **stated))
+    shared = {"method", "task", "examples", "per", "metric", "base"}
+    compared = [
+        Scored(file=file, **one.model_dump(include=shared, exclude_none=True))
+        for file, one in zip(files, scores, strict=True)
+    ]
     return HeadComparison(
-        **{**header(HeadComparison.FORMAT, [], None), "models": models},
+        **header(HeadComparison.FORMAT, [], None) | {"models": models},
         first=compared[0],
         second=compared[1],
         correlations=[correlation("all", heads), *(correlation(kind, own) for kind, own in by_kind(heads))],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +154,18 @@ def make_examples(
     def objective(loss: LossOptions) -> Objective:
         return HiddenDistance(loss, teacher, lesson) if data.task in HEADLESS else Objective(loss, teacher)
 
+    def chrf(model: Any, process_group: ProcessGroup) -> float:
+        """Mean chrF++ of the translations of the held-out text."""
+        assert isinstance(data.valid, ParallelText)
+        metric, found = make_metrics(None)["chrf++"], []
+        decoding = DecodingOptions(options.beam, options.batch_tokens)
+        for pair in data.pairs:
+            sources, references = (data.valid.sentences[name] for name in pair)
+            made = translate(model, tokenizer, sources, pair, decoding, process_group=process_group)
+            texts = [translation.text for translation in made]
+            found.append(float(metric.corpus_score(texts, [list(references)]).score))
+        return sum(found) / len(found)
+
     examples = encoded(data.train, progress, options.seed)
     if teacher is not None:
         assert options.teacher is not None
@@ -173,33 +184,11 @@ def make_examples(
         examples = replace(examples, more=read_logits(options.teacher_logits, digest))
     if data.valid is None:
         return examples, objective(options.loss), None
-    translated = None
-    if options.metric == "chrf++":
-        assert isinstance(data.valid, ParallelText)
-        translated = partial(_chrf, data.valid, data.pairs, tokenizer, options)
+    translated = chrf if options.metric == "chrf++" else None
     # Held-out text is measured by cross-entropy, cosines or hidden states, each alone.
     alone = options.loss if data.task == "feature-extraction" else LossOptions(label_smoothing=0.0)
     validation = Validation(encoded(data.valid), options.batch_tokens, objective(alone), translated)
     return examples, objective(options.loss), validation
-
-
-def _chrf(
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    tokenizer: Tokenizer,
-    options: TrainingOptions,
-    model: Any,
-    process_group: ProcessGroup,
-) -> float:
-    """Mean chrF++ of the translations of `pairs` of `text`."""
-    metric, found = make_metrics(None)["chrf++"], []
-    decoding = DecodingOptions(options.beam, options.batch_tokens)
-    for pair in pairs:
-        sources, references = (text.sentences[name] for name in pair)
-        made = translate(model, tokenizer, sources, pair, decoding, process_group=process_group)
-        texts = [translation.text for translation in made]
-        found.append(float(metric.corpus_score(texts, [list(references)]).score))
-    return sum(found) / len(found)
 
 
 @dataclass(eq=False)

@@ -70,10 +70,7 @@ class TrainingOptions(RunOptions):
     epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)
     minutes: float | None = option(None, "Stop after this time, validations included.", metavar="M", gt=0)
     learning_rate: float = training_option(
-        FINETUNE_RATE,
-        "Highest learning rate. Default: 1e-4; 7e-4 from scratch.",
-        metavar="R",
-        gt=0,
+        FINETUNE_RATE, "Highest learning rate. Default: 1e-4; 7e-4 from scratch.", metavar="R", gt=0
     )
     warmup: int = training_option(
         FINETUNE_WARMUP,
@@ -82,10 +79,7 @@ class TrainingOptions(RunOptions):
         hidden=True,
         ge=0,
     )
-    train: TrainedPart = training_option(
-        "all",
-        "Part that learns.",
-    )
+    train: TrainedPart = training_option("all", "Part that learns.")
     lora: int | None = training_option(
         None,
         "Learn updates of rank R of the linear layers (with --train experts of experts) and merge them; needs peft.",
@@ -103,45 +97,24 @@ class TrainingOptions(RunOptions):
     clip_norm: float = training_option(
         1.0, "Largest norm of the gradient of an update; 0: no limit.", ge=0, hidden=True
     )
-    eval_every: int = validation_option(
-        500,
-        "Updates between validations.",
-        ge=1,
-    )
+    eval_every: int = validation_option(500, "Updates between validations.", ge=1)
     metric: ValidationMetric = validation_option(
-        "loss",
-        "Score by which the best model is chosen.",
-        flag="--measure",
+        "loss", "Score by which the best model is chosen.", flag="--measure"
     )
     beam: int = validation_option(1, "Beams of the translations for chrf++.", ge=1, hidden=True)
     patience: int | None = validation_option(
         None, "Stop after N validations without a better one.", ge=1, hidden=True
     )
-    batch_tokens: int = compute_option(
-        4096,
-        "Padded tokens of a batch's longer side.",
-        ge=1,
-    )
+    batch_tokens: int = compute_option(4096, "Padded tokens of a batch's longer side.", ge=1)
     accumulate: int = compute_option(1, "Number of batches of an update.", hidden=True, ge=1)
     dtype: ComputeDtype = compute_option(
-        "float32",
-        "Type to compute in.",
-        flag="--compute-dtype",
-        metavar="TYPE",
+        "float32", "Type to compute in.", flag="--compute-dtype", metavar="TYPE"
     )
     device: str = compute_option(
-        "auto",
-        "auto (a GPU if there is one), cpu, cuda: one for each process.",
-        metavar="NAME",
+        "auto", "auto (a GPU if there is one), cpu, cuda: one for each process.", metavar="NAME"
     )
-    gradient_checkpointing: bool = compute_option(
-        False,
-        "Recompute activations: saves memory, costs time.",
-    )
-    seed: int = training_option(
-        0,
-        "Seed of everything random.",
-    )
+    gradient_checkpointing: bool = compute_option(False, "Recompute activations: saves memory, costs time.")
+    seed: int = training_option(0, "Seed of everything random.")
     loss: LossOptions = LossOptions()
     betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
     context: int | None = None

@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from pydantic.dataclasses import dataclass
 
-from prunecli.architectures import (
-    EXPERTS_ONLY,
-    FAMILIES,
-    OLDER_TYPES,
-    REDUCED_PREFIX,
-    Architecture,
-)
+from prunecli.architectures import EXPERTS_ONLY, FAMILIES, OLDER_TYPES, REDUCED_PREFIX, Architecture
 from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model

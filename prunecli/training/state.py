@@ -90,11 +90,7 @@ class _RunFile(BaseModel):
 
 
 def prepare_state(
-    state: Path,
-    identity: Mapping[str, Any],
-    inputs: Mapping[str, Mapping[str, str]],
-    *,
-    resume: bool,
+    state: Path, identity: Mapping[str, Any], inputs: Mapping[str, Mapping[str, str]], *, resume: bool
 ) -> None:
     """Make the directory, or check that what it holds is of this very run.
 

@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.modules.devices import choose_device
@@ -39,6 +34,8 @@ from prunecli.training.state import (
 )
 from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
+Inputs = dict[str, Tensor]
+"""Name of an input, or of a parameter -> tensor."""
 LOG_EVERY = 50
 """Updates between two looks at the loss, each of which waits for the device."""
 
@@ -201,13 +198,13 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         )
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
 
-    def floating_point_ops(self, inputs: dict[str, Tensor]) -> int:
+    def floating_point_ops(self, inputs: Inputs) -> int:
         """Return 0: counting would cost time at every step, and the weights that run are not those that are stored."""
         return 0
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Tensor]], int]:
+        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
+    ) -> tuple[list[Inputs], int]:
         """The batches of an update, and how many tokens are scored in them on all processes."""
         batches = list(islice(epoch_iterator, num_batches))
         scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
@@ -218,9 +215,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.watch.tokens += read
         return batches, scored
 
-    def training_step(
-        self, model: Any, inputs: dict[str, Tensor], num_items_in_batch: int | None = None
-    ) -> Tensor:
+    def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: int | None = None) -> Tensor:
         """A batch forwards and back; its loss joins those of the next log."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.loss_sum += loss
@@ -252,11 +247,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
+        self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: int | None = None
     ) -> Any:
         """This batch's part of the mean over the update's tokens.
 
@@ -343,7 +334,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             if isinstance(callback, EarlyStoppingCallback)
         )
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Inputs:
         """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""
         if not self.is_sharded:
             return dict(self.model.named_parameters())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
-from prunecli.processes import ALONE, ProcessGroup
+from prunecli.processes import ALONE, ProcessGroup, handling
 from prunecli.progress import Say, unsaid
 from prunecli.results.document import LARGEST
 from prunecli.running.examples import IGNORED, Examples
@@ -142,23 +141,14 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Time spent on saving is not the updates'."""
         self._mark = time.perf_counter()
 
-    @contextmanager
-    def signals(self) -> Iterator[None]:
+    def signals(self) -> AbstractContextManager[None]:
         """Within, the first Ctrl-C or polite kill ends the training after the step at hand, its state kept.
 
         Several processes would not all stop at the same step: there a signal ends the run at once, and the last
         checkpoint is what it goes on from.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        if self.process_group.world_size > 1 or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._stop) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        numbers = () if self.process_group.world_size > 1 else (signal.SIGINT, signal.SIGTERM)
+        return handling(dict.fromkeys(numbers, self._stop))
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:

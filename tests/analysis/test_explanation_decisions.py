@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.analysis.explanation import place_rows, sentence, summary
+from prunecli.analysis.explanation import cuts, sentence, summary
 from prunecli.model.decision import Decision, Origin, Ranked
 
 ORIGIN = Origin(files=(("gates.json", "0123456789abcdef"),), texts=("eng-fra",), split="dev")
@@ -29,16 +29,17 @@ def test_experts_of_one_layer():
         f"It was dropped: its importance 0.5 is rank 4 of 5, the cut-off 0.5{ON} "
         "2 have this value, of which 1 stay: their order decided."
     )
-    (row,) = place_rows(decision)
-    assert row == {
-        "place": "encoder layer 3",
-        "count": 5,
-        "kept": 3,
-        "cutoff": 0.5,
-        "lowest_kept": (3, 0.5),
-        "highest_dropped": (4, 0.5),
-        "sure": 0.0,
-    }
+    assert cuts(decision).rows == [
+        {
+            "place": "encoder layer 3",
+            "before": "5",
+            "kept": "3",
+            "cut-off": "0.5",
+            "lowest kept": "3: 0.5",
+            "highest dropped": "4: 0.5",
+            "gap / spread": "0.000",
+        }
+    ]
     assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
 
 

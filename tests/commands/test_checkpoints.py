@@ -206,7 +206,7 @@ def test_an_interrupt_leaves_nothing_behind(memory_folder, monkeypatch):
 MEASURED = """
 import sys
 from prunecli.commands.app import main
-from prunecli.evaluation.hardware import peak_resident
+from prunecli.evaluation.latency import peak_resident
 try:
     main()
 finally:

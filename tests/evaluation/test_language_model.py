@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
-from prunecli.evaluation import divergence
+from prunecli.evaluation import language_model
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.language_model import (
     NEW_TOKENS,
@@ -213,7 +213,7 @@ def test_layer_by_layer_it_is_in_the_budget(models, monkeypatch):
         counted.append(beside)
         run_forward(*arguments, beside=beside, **options)
 
-    monkeypatch.setattr(divergence, "run_forward", run)
+    monkeypatch.setattr(language_model, "run_forward", run)
     results(models, memory=4 << 30)
     assert counted == [0, head_of(models["full"]) + 2 * 4 * BLOCK_VALUES]
 

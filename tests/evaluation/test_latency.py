@@ -4,9 +4,8 @@ import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, latency, workloads
-from prunecli.evaluation.hardware import fit_together, measure_cost, run_task
-from prunecli.evaluation.latency import LatencyOptions, bench_latency
+from prunecli.evaluation import latency, workloads
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, fit_together, measure_cost, run_task
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -139,12 +138,12 @@ def test_a_process_that_fails_says_why(tmp_path):
 def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch, idle, small, threads, said):
     """Four cores of six, no two of which are idle alike."""
     busy = [100 - 25 * share * idle / 4 for share in (4.0, 0, 3.9, 0, 4.1, 4.0)]
-    monkeypatch.setattr(hardware, "SMALL", 10**9 if small else 0)
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _process: {0, 2, 4, 5}, raising=False)
+    monkeypatch.setattr(latency, "SMALL", 10**9 if small else 0)
+    monkeypatch.setattr(latency.os, "sched_getaffinity", lambda _process: {0, 2, 4, 5}, raising=False)
     monkeypatch.setattr(psutil, "cpu_percent", lambda _seconds, percpu: busy)
     heard = []
-    with hardware.threads(3), open_model(checkpoints["full"]) as opened:
-        assert hardware.idle_threads([opened], heard.append) == threads
+    with latency.threads(3), open_model(checkpoints["full"]) as opened:
+        assert latency.idle_threads([opened], heard.append) == threads
     assert [text in line for text, line in zip(said, heard, strict=True)] == [True] * len(said)
 
 
@@ -300,7 +299,7 @@ def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, m
 
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
-    monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(latency, "MEMORY_SHARE", 0.0)
     assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
     payload = bench_latency(checkpoints, sentences, TURNS).to_json()
     assert not payload["interleaved"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import prunecli
 from prunecli.errors import UsageError
-from prunecli.evaluation.hardware import model_sizes
+from prunecli.evaluation.latency import model_sizes
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import grouped, int8

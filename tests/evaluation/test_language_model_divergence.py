@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from prunecli.errors import DataError, UsageError
-from prunecli.evaluation import divergence
-from prunecli.evaluation.divergence import Compared, Reference
+from prunecli.evaluation import language_model
+from prunecli.evaluation.language_model import Compared, Reference
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.examples import Batch
@@ -115,7 +115,7 @@ def test_families_that_are_not_declared(model_type, monkeypatch):
     first, same, other = (undeclared(model_type, seed) for seed in (0, 0, 1))
     wanted = expected(first, other)
     monkeypatch.setattr(logits, "BLOCK_VALUES", 5 * VOCAB)
-    monkeypatch.setattr(divergence, "ROWS", 2)
+    monkeypatch.setattr(language_model, "ROWS", 2)
     assert_right(measured(first, same, other), wanted)
 
 
