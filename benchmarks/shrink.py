@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from prunecli.model.checkpoint import open_model
 from prunecli.progress import silent
-from prunecli.results.shrinking import Tried
+from prunecli.results.rewriting import Tried
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.shrink import Shrinking
 from prunecli.text.choice import TextChoice

@@ -17,7 +17,7 @@ from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Bools, Floats
-from prunecli.results.document import Model, header
+from prunecli.results.document import Json, Model, header
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
     SIDES,
@@ -39,7 +39,7 @@ MOST_PAIRS = 1000
 
 
 def compare_by_language(
-    statistics: GateStatistics, options: LanguageOptions | None = None, files: Sequence[str] = ()
+    statistics: GateStatistics, options: LanguageOptions, files: Sequence[str]
 ) -> Languages:
     """languages.json; `files` are names of the statistics. Defaults of the options are those of 2212.09811, 6.2.
 
@@ -54,7 +54,6 @@ def compare_by_language(
         DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
-    options = options or LanguageOptions()
     metric, strategy = options.metric or "importance", options.strategy or "side-threshold"
     layer_metric = options.layer_metric or metric
     names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
@@ -98,7 +97,7 @@ def _about(
     files: Sequence[str],
     options: LanguageOptions,
     members: set[str],
-) -> dict[str, Any]:
+) -> Json:
     """The fields that languages.json and texts.json share; `members` are the languages or texts."""
     classes = {
         name: groups_of(members, read_groups(path), f"`{name}`")
@@ -170,7 +169,7 @@ def _experts_per_layer(
 ) -> ExpertsPerLayer:
     """The experts that each layer keeps; `counts` are `[pairs, layers]`, `groups` language -> group."""
     sides: list[str] = [side_of(layer) for layer in layers]
-    found: dict[str, Any] = {}
+    found: Json = {}
     if groups:
         order = [*dict.fromkeys(groups.values())]
         sums = {side: counts[:, np.array(sides) == side].sum(axis=1) for side in SIDES}
@@ -192,9 +191,7 @@ def _experts_per_layer(
     )
 
 
-def compare_by_text(
-    statistics: GateStatistics, options: LanguageOptions | None = None, files: Sequence[str] = ()
-) -> Texts:
+def compare_by_text(statistics: GateStatistics, options: LanguageOptions, files: Sequence[str]) -> Texts:
     """texts.json; `files` are names of the statistics.
 
     Raises:
@@ -202,7 +199,6 @@ def compare_by_text(
         DataError: a text without a family, where there are any.
         UsageError: a ratio or metric that cannot be.
     """
-    options = options or LanguageOptions()
     texts = [*dict.fromkeys(options.texts or statistics.entries)]
     metric, axes = options.metric or default_metric(statistics), statistics.axes
     about = _about(Texts, statistics, files, options, set(texts))

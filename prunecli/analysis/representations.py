@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from prunecli.model.patchwork import module_name
 from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, run_forward
 from prunecli.running.examples import Batch
-from prunecli.running.runner import InMemory
+from prunecli.running.runner import Advance, InMemory, ignored
 
 Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""
@@ -35,7 +35,7 @@ def represent(
     components: Sequence[Component],
     batches: Sequence[Batch],
     directory: Path,
-    advance: Callable[[float], None] = lambda _: None,
+    advance: Advance = ignored,
 ) -> dict[Component, Features]:
     """Run a model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
 
@@ -144,11 +144,11 @@ def _file(path: Path, sentences: int, width: int) -> Features:
     Raises:
         OutputError: the disk is full. A write to a mapping without a place would end the process.
     """
-    size = 4 * sentences * width
-    with path.open("wb") as file:
+    found = np.memmap(path, np.float32, "w+", shape=(sentences, width))
+    with path.open("rb+") as file:
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(file.fileno(), 0, size)
+                os.posix_fallocate(file.fileno(), 0, found.nbytes)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -156,9 +156,7 @@ def _file(path: Path, sentences: int, width: int) -> Features:
                     f"{path.parent}: no space left for the outputs of the components",
                     "Free some, name another directory in TMPDIR, or compare on fewer pairs or sentences.",
                 ) from error
-        else:
-            file.truncate(size)
-    return np.memmap(path, np.float32, "r+", shape=(sentences, width))
+    return found
 
 
 Kind = Literal["self", "cross", "ffn"]

@@ -177,13 +177,11 @@ def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]
             caption = f"{title} through the training"
             pictures.append(draw.training_curves(caption, scores, fractions, kept, (unit, title)))
             continue
-        points = {
-            index: Point(100 * fraction, score, result.checkpoint)
-            for index, (fraction, score, result) in enumerate(zip(fractions, scores, results, strict=True))
-        }
+        models = [
+            (Point(100 * one.fraction, score, result.checkpoint), one)
+            for one, score, result in zip(lost, scores, results, strict=True)
+        ]
         wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
         axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
-        pictures.append(
-            draw.reduction_curves(caption, points, dict(enumerate(lost)), axes, references=wholes)
-        )
+        pictures.append(draw.reduction_curves(caption, models, axes, references=wholes))
     return pictures

@@ -96,21 +96,21 @@ def _growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
 
 
 def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Factorization:
-    from prunecli.results.rewriting import Factorization, Quality, UnitFit
+    from prunecli.results.rewriting import Factorization, TableQuality, UnitFit
 
     before, after = _embedding_parameters(shown.result.source, plan)
-    fits: dict[str, Quality] = {}
+    fits: dict[str, TableQuality] = {}
     if factors is not None and (fit := factors.fit) is not None:
         fits["input"] = UnitFit(
-            **Quality.model_validate(fit.quality).to_json(),
+            **TableQuality.model_validate(fit.quality).to_json(),
             unit_parameters=fit.unit.shape.parameters,
             table_parameters=fit.unit.shape.table_parameters,
-            projective=Quality.model_validate(fit.baseline),
+            projective=TableQuality.model_validate(fit.baseline),
             errors=[*fit.errors],
         )
     if factors is not None and (output := factors.output) is not None:
         cosine = {} if output.quality is None else {"mean_cosine": output.quality.mean_cosine}
-        fits["output_layer"] = Quality(explained_variance=output.explained_variance, **cosine)
+        fits["output_layer"] = TableQuality(explained_variance=output.explained_variance, **cosine)
     return shown.document(
         Factorization,
         plan.options.seed,

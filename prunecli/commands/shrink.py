@@ -14,7 +14,7 @@ from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.results.shrinking import Shrunk
+    from prunecli.results.rewriting import Shrunk
 
 
 class Shrink(RewritingOptions, TextChoice, ShrinkOptions):

@@ -16,9 +16,12 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.encoding import length_limit, max_positions, padding_id, require_task
+from prunecli.running.runner import Advance, ignored
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
+Rows = list[list[int]]
+"""Ids of tokens, or positions of sentences, of each batch or example."""
 USUAL_LENGTH = 64
 """Assumed tokens of a sentence, to estimate the memory of a search before its text is known."""
 
@@ -65,7 +68,7 @@ def batched_search(
     sentences: Sequence[str],
     pair: tuple[str, str],
     options: DecodingOptions,
-) -> tuple[list[list[int]], Callable[[Sequence[int]], list[list[int]]]]:
+) -> tuple[Rows, Callable[[Sequence[int]], Rows]]:
     """Batches of sentences, and the function that translates one of them.
 
     Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
@@ -85,7 +88,7 @@ def batched_search(
     if languages(tokenizer):
         settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
 
-    def search(batch: Sequence[int]) -> list[list[int]]:
+    def search(batch: Sequence[int]) -> Rows:
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
         return generate(model, [sources[i] for i in batch], filling, options.beam, limit, **settings)
 
@@ -98,7 +101,7 @@ def translate(
     sentences: Sequence[str],
     pair: tuple[str, str],
     options: DecodingOptions,
-    advance: Callable[[float], None] = lambda _sentences: None,
+    advance: Advance = ignored,
     process_group: ProcessGroup = ALONE,
 ) -> list[Translation]:
     """Translate `sentences` from `pair[0]` to `pair[1]`; of several processes each translates some of the batches.
@@ -130,7 +133,7 @@ def translate(
 
 def generate(
     model: Any, sources: Sequence[Sequence[int]], pad_id: int, beam: int, limit: int, **settings: Any
-) -> list[list[int]]:
+) -> Rows:
     """Search a batch by the model's `generate`, whatever the checkpoint's own defaults.
 
     A decoder alone goes on where its prompt ends, so that padding is before the prompts.
@@ -160,7 +163,7 @@ def generate(
             **beam_cache(model),
             **settings,
         )
-    rows: list[list[int]] = outputs.tolist()
+    rows: Rows = outputs.tolist()
     return rows
 
 

@@ -29,12 +29,13 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import head_bytes
 from prunecli.modules.logits import BLOCK_VALUES, Logits
 from prunecli.progress import Progress, silent
+from prunecli.results.document import Json
 from prunecli.running.batches import run_forward
 from prunecli.running.encoding import filling, padding_id, position_count, window_length
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.losses import measure_losses, require_finite
-from prunecli.running.runner import Runner, chunks, ignored
+from prunecli.running.runner import Advance, Runner, chunks, ignored
 from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.text.plain import PlainText
@@ -302,7 +303,7 @@ class CausalLanguageModel(ModelTask):
             values = np.zeros(0)  # other windows cannot be tested against the first model's
         return Measured(scores.pop(""), values, cut, scores)
 
-    def _scores(self, found: Compared, rows: Sequence[int], name: str, *, compared: bool) -> dict[str, Any]:
+    def _scores(self, found: Compared, rows: Sequence[int], name: str, *, compared: bool) -> Json:
         """Scores of some of the texts."""
         by_span = found.tokens[rows].sum(axis=0)
         tokens, counted = int(by_span.sum()), [row for row in rows if found.tokens[row].any()]
@@ -311,7 +312,7 @@ class CausalLanguageModel(ModelTask):
             raise DataError(f"{whose}the text has no token to predict", "Leave it out, or give longer text.")
         nats = found.nats[rows].sum()
         texts = [self.text.texts[row] for row in counted]
-        scores: dict[str, Any] = {
+        scores: Json = {
             "perplexity": perplexity(nats / tokens),
             "loss": float(nats / tokens),
             "bits_per_byte": float(nats / (math.log(2) * sum(len(text.encode()) for text in texts))),
@@ -360,7 +361,7 @@ class CausalLanguageModel(ModelTask):
         both[""] = ([*chain(*first.values())], [*chain(*made.values())])
         return {name: agreement(*pair) for name, pair in both.items()}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Json:
         """See `Task`; with the prompts whose continuations differ most from the first model's."""
         found = []
         for name, prompts in self.prompts.items():
@@ -411,7 +412,7 @@ def continue_greedily(
     prompts: Sequence[Ids],
     batch_tokens: int,
     max_new_tokens: int | None = None,
-    advance: Callable[[float], None] = ignored,
+    advance: Advance = ignored,
 ) -> list[list[int]]:
     """Continue prompts with the most probable next token, until the end token or `max_new_tokens`.
 

@@ -29,7 +29,7 @@ import torch
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import LatencyOptions
-from prunecli.evaluation.workloads import Phase, Workload, workload
+from prunecli.evaluation.workloads import Phase, Times, Workload, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
@@ -53,6 +53,8 @@ BEAM = 5
 
 Setting = tuple[int, int]
 """(batch size, beam)."""
+Seconds = dict[tuple[Setting, Phase], dict[str, list[float]]]
+"""Setting and phase -> label -> seconds of each timed run."""
 
 
 def bench_latency(
@@ -197,7 +199,7 @@ class Turns:
         self._side_by_side = self.together and len(self.opened) > 1
         self._devices = devices.alone if self._side_by_side else devices
 
-    def timed(self, progress: Progress) -> dict[tuple[Setting, Phase], dict[str, list[float]]]:
+    def timed(self, progress: Progress) -> Seconds:
         """Setting and phase -> label -> seconds of each timed run."""
         options, labels = self.options, list(self.opened)
         passes = range(options.warm_up + options.runs)
@@ -206,7 +208,7 @@ class Turns:
             order.sort(
                 key=lambda turn: labels.index(turn[2])
             )  # stable: each checkpoint has its runs in a row
-        seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
+        seconds: Seconds = {}
         with progress("timing", len(order), "runs") as advance:
             for setting, number, label in order:
                 phases = self.seconds(label, *setting)
@@ -216,10 +218,10 @@ class Turns:
                 advance(1)
         return seconds
 
-    def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
+    def seconds(self, label: str, batch_size: int, beam: int) -> Times:
         """Time of each phase of one pass over the examples."""
         model, work = self.model(label), self.workloads[label]
-        total: dict[Phase, float] = {}
+        total: Times = {}
         for start in range(0, len(work), batch_size):
             for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
                 total[phase] = total.get(phase, 0.0) + elapsed
@@ -325,7 +327,7 @@ def threads_for(checkpoints: Iterable[Checkpoint]) -> int:
     return torch.get_num_threads() if is_large else 1
 
 
-def idle_threads(checkpoints: Iterable[Checkpoint], say: Say = unsaid) -> int:
+def idle_threads(checkpoints: Iterable[Checkpoint], say: Say) -> int:
     """`threads_for` the models, and no more than there are idle cores.
 
     Args:
@@ -347,7 +349,7 @@ def idle_threads(checkpoints: Iterable[Checkpoint], say: Say = unsaid) -> int:
     return idle
 
 
-def measure_cost(**task: Any) -> dict[str, Any]:
+def measure_cost(**task: Any) -> Json:
     """`run_task` in a new process.
 
     Returns:
@@ -367,7 +369,7 @@ def measure_cost(**task: Any) -> dict[str, Any]:
         command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
     )
     if done.returncode == 0:
-        cost: dict[str, Any] = parsed(done.stdout.splitlines()[-1])
+        cost: Json = parsed(done.stdout.splitlines()[-1])
         return cost
     remedy = "Leave this measurement out with `memory=False`."
     if done.returncode == -signal.SIGKILL:
@@ -395,7 +397,7 @@ def peak_resident() -> int:
 
 def run_task(
     checkpoint: str, device: str, dtype: str, threads: int, work: Workload, beam: int, room: int = 0
-) -> dict[str, Any]:
+) -> Json:
     """Load a model and run one batch in this process, whose peak counts from its start; see `measure_cost`.
 
     Args:

@@ -22,8 +22,7 @@ from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
-from prunecli.results.rewriting import QualityChange
-from prunecli.results.shrinking import Quality
+from prunecli.results.rewriting import Quality, QualityChange
 from prunecli.running.batches import task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner

@@ -109,7 +109,7 @@ def score(
     }
 
 
-def rounded(scores: Mapping[str, Any], digits: int = 6) -> Json:
+def rounded(scores: Json, digits: int = 6) -> Json:
     """Scores, or a test of one, with the digits of evaluation.json."""
     fine = ("over_generated", "p_value")
     return {
@@ -118,7 +118,7 @@ def rounded(scores: Mapping[str, Any], digits: int = 6) -> Json:
     }
 
 
-def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]:
+def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> Json:
     """Means over pairs, each pair counting the same; and how the scores differ from the baseline's over the pairs.
 
     Args:
@@ -140,7 +140,7 @@ def means(scores: pd.DataFrame, baseline: pd.DataFrame | None) -> dict[str, Any]
 
 def grouped_means(
     scores: pd.DataFrame, groups: Mapping[str, str], baseline: pd.DataFrame | None = None
-) -> dict[str, Any]:
+) -> Json:
     """The fields `by_source`, `by_target` and, with `groups`, `by_group` of a checkpoint in evaluation.json.
 
     Without groups the result is empty if all pairs have one source or one target: the means would repeat those of all
@@ -154,7 +154,7 @@ def grouped_means(
     sources, targets = (scores.index.get_level_values(side) for side in (0, 1))
     if not groups and min(sources.nunique(), targets.nunique()) < 2:
         return {}
-    found: dict[str, Any] = {
+    found: Json = {
         f"by_{side}": {name: means(rows, baseline) for name, rows in scores.groupby(level=level, sort=False)}
         for level, side in enumerate(("source", "target"))
     }
@@ -229,9 +229,6 @@ def comet_scores(
     return scores
 
 
-SAMPLES = 1000
-SEED = 12345
-"""sacrebleu's own defaults."""
 LEAST = 30
 """Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
 
@@ -262,8 +259,8 @@ def paired_bootstrap(
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
     metrics: Mapping[str, Any],
-    samples: int = SAMPLES,
-    seed: int = SEED,
+    samples: int,
+    seed: int,
 ) -> list[dict[str, Test]]:
     """Test every system against the first on the same resamples, by sacrebleu's paired bootstrap (Koehn 2004).
 
@@ -294,9 +291,7 @@ def paired_bootstrap(
     return tests
 
 
-def bootstrap_of_means(
-    systems: Sequence[NDArray[np.float64]], samples: int = SAMPLES, seed: int = SEED
-) -> list[Test]:
+def bootstrap_of_means(systems: Sequence[NDArray[np.float64]], samples: int, seed: int) -> list[Test]:
     """`paired_bootstrap` for a score that is the mean of the sentences' scores.
 
     Args:

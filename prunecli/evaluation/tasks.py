@@ -44,6 +44,7 @@ from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText, PlainText, label_ids
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
+Ints = NDArray[np.int64]
 T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
 WINDOWS_TEST = f"{T_TEST} over the windows' losses"
 """Test for `lm` if each file is one document."""
@@ -116,10 +117,10 @@ class Measured:
         by_text: name of texts -> their scores.
     """
 
-    scores: Mapping[str, Any]
+    scores: Json
     values: NDArray[Any]
-    windows: Mapping[str, Any] = field(default_factory=dict)
-    by_text: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    windows: Json = field(default_factory=dict)
+    by_text: dict[str, Json] = field(default_factory=dict)
 
 
 class ModelTask(Task):
@@ -282,7 +283,7 @@ def classify(
     batch_tokens: int,
     line: Line,
     progress: Progress = silent,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[Ints, Ints, NDArray[np.float64]]:
     """Let a model choose the class of every example.
 
     Returns:
@@ -327,13 +328,13 @@ def outputs_of(
     return np.stack([found[number] for number in sorted(found)])
 
 
-def f1_scores(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> dict[int, float]:
+def f1_scores(chosen: Ints, labels: Ints) -> dict[int, float]:
     """`F1 = 2 TP / (2 TP + FP + FN)` of every class in `chosen` or `labels`; their mean is macro F1."""
     hits = {int(number): (chosen == number, labels == number) for number in np.union1d(chosen, labels)}
     return {number: float(2 * np.sum(a & b) / (np.sum(a) + np.sum(b))) for number, (a, b) in hits.items()}
 
 
-def matthews_correlation(chosen: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
+def matthews_correlation(chosen: Ints, labels: Ints) -> float:
     """Matthews' correlation of chosen and right classes, for any number of classes (Gorodkin 2004); CoLA's measure.
 
     Returns:
@@ -382,7 +383,7 @@ class Embedding(ModelTask):
             for name, texts in columns(self.data.text, self.data.pairs).items()
         }
         self.first = self.first or vectors
-        scores: dict[str, Any] = {}
+        scores: Json = {}
         if all(self.first[name].shape == found.shape for name, found in vectors.items()):
             near = np.concatenate([cosines(self.first[name], found) for name, found in vectors.items()])
             scores = {"cosine": float(near.mean()), "cosine_5_percent": float(np.quantile(near, 0.05))}

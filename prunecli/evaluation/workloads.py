@@ -47,6 +47,8 @@ from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load
 
 Phase = Literal["prefill", "decode"] | None
 """None: the whole pass, for tasks without phases."""
+Times = dict[Phase, float]
+"""Phase -> seconds."""
 Rows = Sequence[Sequence[int]]
 """Token ids of each example."""
 
@@ -85,7 +87,7 @@ class Workload(ABC):
         """Number of tokens that each phase reads, or generates, over all examples."""
 
     @abstractmethod
-    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+    def run(self, model: Any, beam: int) -> Times:
         """Seconds of each phase, all examples in one batch."""
 
 
@@ -108,7 +110,7 @@ class Decoding(Workload):
         """See `Workload`."""
         return {None: len(self) * self.new_tokens}
 
-    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+    def run(self, model: Any, beam: int) -> Times:
         """See `Workload`."""
         start = time.perf_counter()
         decode(model, self.rows, beam, self.new_tokens, self.pad_id, self.forced_id)
@@ -131,7 +133,7 @@ class Continuation(Workload):
         """See `Workload`."""
         return {"prefill": sum(map(len, self.rows)), "decode": len(self) * self.new_tokens}
 
-    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+    def run(self, model: Any, beam: int) -> Times:
         """See `Workload`."""
         from transformers import StoppingCriteriaList
 
@@ -174,7 +176,7 @@ class Passes(Workload):
         """See `Workload`."""
         return {None: sum(len(self.examples.ids[row]) for row in self.rows)}
 
-    def run(self, model: Any, _beam: int) -> dict[Phase, float]:
+    def run(self, model: Any, _beam: int) -> Times:
         """See `Workload`."""
         batch = self.examples.batch(self.rows)
         pooling = None if self.pooled is None else read_pooling(self.pooled)

@@ -197,20 +197,12 @@ def heat_map(
         map(str.isdigit, across)
     )
     axis = {"labelExpr": END_OF_NAME, "labelOverlap": True, "ticks": False, "domain": False}
-    base = alt.Chart(_data(cells)).encode(
-        x=alt.X(
-            "column:O",
-            title=titles[1] or None,
-            scale=alt.Scale(domain=across, paddingInner=gap),
-            axis=alt.Axis(labelAngle=-90 if is_turned else 0, **axis),
-        ),
-        y=alt.Y(
-            "row:O",
-            title=titles[0] or None,
-            scale=alt.Scale(domain=down, paddingInner=gap),
-            axis=alt.Axis(**axis),
-        ),
+    x, y = (
+        side.scale(domain=labels, paddingInner=gap).axis(**axis).title(title or None)
+        for side, labels, title in ((alt.X("column:O"), across, titles[1]), (alt.Y("row:O"), down, titles[0]))
     )
+    x["axis"]["labelAngle"] = -90 if is_turned else 0
+    base = alt.Chart(_data(cells)).encode(x, y)
     colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
     told = [
         alt.Tooltip("row:O", title=names[0]),

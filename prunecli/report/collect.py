@@ -27,8 +27,7 @@ from prunecli.results.document import Document, numbers, with_fingerprints
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency, Timed
-from prunecli.results.rewriting import Rewriting
-from prunecli.results.shrinking import Shrunk
+from prunecli.results.rewriting import Rewriting, Shrunk
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
 

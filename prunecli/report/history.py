@@ -14,6 +14,8 @@ from prunecli.options import present_name
 from prunecli.progress import unsaid
 from prunecli.report.collect import CheckpointEntry
 
+Step = Mapping[str, Any]
+"""A step of a history, its source, or its arguments."""
 DATA, TEXT, CONFIG = "DATA", "TEXT", "CONFIG"
 """Stand for directories and files that a history does not name: it holds hashes of the text that was read."""
 
@@ -110,13 +112,13 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     ]
 
 
-def _source_name(source: Mapping[str, Any]) -> str:
+def _source_name(source: Step) -> str:
     """`org/name@revision`, or the name of a directory."""
     revision = f"@{source['revision']}" if "revision" in source else ""
     return f"{source.get('path', '')}{revision}"
 
 
-def step_text(step: Mapping[str, Any], *more: str, source: str = "", output: str | None = None) -> str:
+def step_text(step: Step, *more: str, source: str = "", output: str | None = None) -> str:
     """Command and options of one step of a history, as typed; in a comment what was no option, and `more`.
 
     Args:
@@ -168,7 +170,7 @@ def _option(command: str, name: str, value: Any) -> list[str]:
     return [option] if value is True else [option, _value(value)]
 
 
-def _inputs(command: str, step: Mapping[str, Any]) -> list[str]:
+def _inputs(command: str, step: Step) -> list[str]:
     """Options for the files that a step read."""
     arguments = step.get("arguments", {})
     text = _mapping(arguments.get("text"))
@@ -196,13 +198,9 @@ def _value(value: Any) -> str:
     return text if digest is None else f"{digest[1] or ''}{digest[2][:8]}…"
 
 
-def statistics(step: Mapping[str, Any]) -> list[str]:
-    return [f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)" for file in statistics_files(step)]
-
-
 def _many(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: Any) -> Step:
     return value if isinstance(value, Mapping) else {}

@@ -16,6 +16,7 @@ from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import PARTS
 from prunecli.model.parts import KIND_NAMES, describe_parts
+from prunecli.model.structure import statistics_files
 from prunecli.report.charts import (
     Bar,
     Picture,
@@ -37,16 +38,15 @@ from prunecli.report.collect import (
     rows_of,
     tested,
 )
-from prunecli.report.history import command_lines, family_tree, original, statistics
+from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
 from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree, render
-from prunecli.results.document import Document, Shown, maybe, millions
+from prunecli.results.document import Cells, Document, Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts
 from prunecli.results.latency import Latency
-from prunecli.results.rewriting import Training
-from prunecli.results.shrinking import Shrunk
+from prunecli.results.rewriting import Shrunk, Training
 from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import bytes_text, counted
@@ -85,20 +85,25 @@ def quality_section(data: ReportData) -> Iterator[Block]:
 
 def _with_size(
     index: int, both: tuple[Mapping[str, str | None], Row], unit: Unit, lost: dict[int, Removed]
-) -> dict[str, str | None]:
+) -> Cells:
     """A row of the scores with what was removed, the size and the speed of the checkpoint."""
     shown, row = both
-    timing = row.timed.timings[0] if row.timed else None
-    rate = timing.rate[0].replace(" per second", "/s") if timing else "speed"
+    speed: Cells = {}
+    if row.timed is not None:
+        timing = row.timed.timings[0]
+        name, spread = timing.rate
+        speed = {
+            name.replace(" per second", "/s"): spread.text(1),
+            "speed-up": timing.speedup.text(2),
+            "remark": "noisy" if timing.is_noisy else None,
+        }
     return {
         "checkpoint": row.result.checkpoint,
         f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
         "parameters": maybe(millions, row.size[0]),
         "size": maybe(bytes_text, row.size[1]),
         **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
-        rate: None if timing is None else timing.rate[1].text(1),
-        "speed-up": None if timing is None else timing.speedup.text(2),
-        "remark": "noisy" if timing and timing.is_noisy else None,
+        **speed,
     }
 
 
@@ -140,10 +145,12 @@ def _charts(
     ]
     for caption, values, x_title in axes[unit == "parameters" :]:
         if len(values) > 1:
-            points = {i: Point(x, rows[i].scores[key], rows[i].result.checkpoint) for i, x in values.items()}
+            models = [
+                (Point(x, rows[i].scores[key], rows[i].result.checkpoint), lost.get(i))
+                for i, x in values.items()
+            ]
             joined = values is not by_speed
-            titles = (x_title, y_title)
-            yield reduction_curves(caption, points, lost, titles, least=2, is_joined=joined)
+            yield reduction_curves(caption, models, (x_title, y_title), least=2, is_joined=joined)
 
 
 def _by_position(rows: Sequence[Row]) -> list[Picture]:
@@ -188,7 +195,7 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
     yield Shown("Parameters by part", rows)
 
 
-def _overview(entry: CheckpointEntry) -> dict[str, str | None]:
+def _overview(entry: CheckpointEntry) -> Cells:
     inventory, structure = entry.inventory, entry.checkpoint.structure
     vocabulary = None if inventory.tables is None else inventory.tables.vocabulary
     counts = [step["vocabulary"] for step in entry.history if isinstance(step.get("vocabulary"), dict)]
@@ -228,7 +235,12 @@ def history_section(data: ReportData) -> Iterator[Block]:
         yield Heading(entry.name)
         yield Text(f"From {name}{f' ({shown})' if fingerprint else ''}:", "soft")
         yield Steps(command_lines(entry, data.checkpoints))
-        if files := dict.fromkeys(text for step in entry.history for text in statistics(step)):
+        files = dict.fromkeys(
+            f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)"
+            for step in entry.history
+            for file in statistics_files(step)
+        )
+        if files:
             yield Text(f"Statistics: {', '.join(files)}.", "soft")
 
 

@@ -31,8 +31,7 @@ from prunecli.report.charts import (
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
-from prunecli.results.rewriting import Training
-from prunecli.results.shrinking import Shrunk
+from prunecli.results.rewriting import Shrunk, Training
 from prunecli.results.similarity import (
     HeadComparison,
     Similarity,
@@ -55,8 +54,7 @@ UNIT_RANGE = (0.0, 1.0)
 
 def reduction_curves(
     caption: str,
-    models: Mapping[int, Point],
-    lost: Mapping[int, Removed],
+    models: Sequence[tuple[Point, Removed | None]],
     titles: tuple[str, str],
     *,
     least: int = 1,
@@ -67,28 +65,28 @@ def reduction_curves(
 
     Args:
         caption: the title.
-        models: index of a model -> its point.
-        lost: index of a model -> what was removed from it; models that could not be opened have no entry.
+        models: the point of each model, and what was removed from it; None for a model that could not be opened.
         titles: of the two axes.
         least: different x values of its reduced models that a line needs; it starts at its original. Models that are on
             no line are points of one colour.
         is_joined: whether there are lines at all.
         references: y values of thin horizontal lines.
     """
-    lines: dict[str, list[int]] = {}
-    for index in sorted(models, key=lambda index: (models[index].x, index)):
-        for line in lost[index].lines if index in lost else ():
-            lines.setdefault(line or "reduced", []).append(index)
+    lines: dict[str, list[tuple[Point, Removed]]] = {}
+    known = [(point, lost) for point, lost in models if lost is not None]
+    for point, lost in sorted(known, key=lambda model: model[0].x):
+        for line in lost.lines:
+            lines.setdefault(line or "reduced", []).append((point, lost))
     joined = {
-        line: own
+        line: [point for point, _ in own]
         for line, own in lines.items()
-        if is_joined and len({models[index].x for index in own if not lost[index].is_original}) >= least
+        if is_joined and len({point.x for point, lost in own if not lost.is_original}) >= least
     }
-    others = [index for index in models if not any(index in own for own in joined.values())]
+    others = [point for point, _ in models if not any(point in own for own in joined.values())]
     points = [
-        replace(models[index], series=name)
+        replace(point, series=name)
         for name, own in {**joined, "other models": others}.items()
-        for index in own
+        for point in own
     ]
     return curves(caption, points, *titles, joined=joined, references=references)
 

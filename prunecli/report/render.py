@@ -16,7 +16,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from prunecli.report.charts import VEGA_LITE, WIDTH, Picture, missing_packages
-from prunecli.results.document import Shown
+from prunecli.results.document import Json, Shown
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ Block = Heading | Text | Shown | Pictures | Steps | Tree
 
 def _theme(
     base: Mapping[str, str], series: Sequence[str], rising: Sequence[str], around: Sequence[str]
-) -> dict[str, Any]:
+) -> Json:
     """Return the Vega-Lite configuration for these colours."""
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
     guide = {"labelColor": base["soft"], "titleColor": base["ink"], "titleFontWeight": "normal"}
@@ -118,7 +118,7 @@ THEMES = {
 }
 
 
-def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = "") -> None:
+def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> None:
     """Write rows of pictures to one PNG, SVG or HTML file, chosen by the suffix of `path`.
 
     The file appears whole or not at all. An HTML file works offline.
@@ -129,7 +129,7 @@ def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str = ""
     else:
         import vl_convert
 
-        datasets: dict[str, Any] = {}  # Vega-Lite looks for named data at the top level only
+        datasets: Json = {}  # Vega-Lite looks for named data at the top level only
         drawn = []
         for row in filter(None, rows):
             charts = [{**one.specification(WIDTH), "title": one.caption} for one in row]

@@ -25,10 +25,12 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.rewrite import Rewrite
-from prunecli.progress import Say, unsaid
+from prunecli.progress import Say
 from prunecli.results.document import Count, Document, Json, Record, Row, Tables, array_of
 from prunecli.tensors.json_files import parsed
 
+History = Sequence[Mapping[str, Any]]
+"""The steps of a history, oldest first."""
 FILE = "prunecli_decisions.json"
 SHARE_FFN = "share-ffn"
 """The command that makes new hidden units, with new ids."""
@@ -215,7 +217,7 @@ class Decisions(Document):
         return {"decisions": rows}
 
 
-def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dict[int, Decision]:
+def read_decisions(directory: Path, history: History) -> dict[int, Decision]:
     """Number of a step of the history -> its decision; empty if the directory has no such file.
 
     Raises:
@@ -243,9 +245,7 @@ def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dic
     return found
 
 
-def in_original_ids(
-    decision: Decision, earlier: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]
-) -> Decision:
+def in_original_ids(decision: Decision, earlier: Mapping[int, Decision], history: History) -> Decision:
     """A decision whose layers, hidden units and tokens are numbered as in the original model.
 
     Args:
@@ -272,7 +272,7 @@ def in_original_ids(
     return replace(decision, places=tuple(places))
 
 
-def _number_before(history: Sequence[Mapping[str, Any]], side: str, number: int) -> int:
+def _number_before(history: History, side: str, number: int) -> int:
     """The number in the original model of a layer of the source of the last step."""
     for entry in reversed(history[:-1]):
         if entry.get("command") == PRUNE_LAYERS:
@@ -287,7 +287,7 @@ def document(decisions: Mapping[int, Decision]) -> Decisions:
     return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=made)
 
 
-def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Rewrite:
+def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say) -> Rewrite:
     """The rewrite with its decision by original numbers, and with the file of all decisions among its files.
 
     If the source's file is damaged, or not of its history, the earlier decisions are left out, and `say` is called.

@@ -102,6 +102,8 @@ def sizes(checkpoint: Checkpoint) -> Json:
 
 Row: TypeAlias = Json
 """Column's name -> value."""
+Cells: TypeAlias = dict[str, str | None]
+"""Heading of a shown table -> text of the cell; None: no value."""
 Tables: TypeAlias = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
 
@@ -194,17 +196,17 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def picked(values: Mapping[str, Any], names: Iterable[str]) -> Row:
+def picked(values: Json, names: Iterable[str]) -> Row:
     """Select the values that are present."""
     return {name: values[name] for name in names if name in values}
 
 
-def scalars(values: Mapping[str, Any]) -> Row:
+def scalars(values: Json) -> Row:
     """The values that fill one cell: no lists, no objects."""
     return {name: value for name, value in values.items() if not isinstance(value, Mapping | list | tuple)}
 
 
-def cells(values: Mapping[str, Any]) -> Row:
+def cells(values: Json) -> Row:
     """The values, with the length of a list in its place."""
     return {name: len(value) if isinstance(value, list | tuple) else value for name, value in values.items()}
 
@@ -437,7 +439,7 @@ def first_fault(error: ValidationError) -> str:
     return f"{where}: {said}" if where else said
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers(values: Json) -> dict[str, float]:
     """The numbers among values, NaN and those that are too large left out."""
     return {
         name: float(value)

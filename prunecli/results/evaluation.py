@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from prunecli.results.document import (
+    Cells,
     Count,
     Document,
     Json,
@@ -255,9 +256,9 @@ class Evaluation(Document):
             parts = [self.task, ", ".join(map(str, files)) if isinstance(files, list) else "", texts]
         return ", ".join(filter(None, parts))
 
-    def _texts(self, row: Row, scores: Mapping[str, Score]) -> dict[str, str | None]:
+    def _texts(self, row: Row, scores: Mapping[str, Score]) -> Cells:
         """Title of each score -> its text, with a star if it differs significantly from the first checkpoint's."""
-        found, texts = numbers(row), dict[str, str | None]()
+        found, texts = numbers(row), Cells()
         level = numbers(self.significance or {}).get("level", 0.0)
         for name, score in scores.items():
             value = int(found.get(name, 0)) if score.form.endswith("d") else found.get(name, 0)
@@ -305,16 +306,14 @@ class Evaluation(Document):
         return found
 
 
-def beside(
-    title: str, rows: Sequence[Row], keys: Mapping[str, str], cells: Callable[[Row], Mapping[str, str | None]]
-) -> Shown:
+def beside(title: str, rows: Sequence[Row], keys: Mapping[str, str], cells: Callable[[Row], Cells]) -> Shown:
     """Checkpoints side by side: rows with the same keys are one, each heading with the checkpoint before it.
 
     Args:
         keys: column of `rows` -> heading of a first column.
         cells: heading -> text, of a row.
     """
-    found: dict[tuple[str, ...], dict[str, str | None]] = {}
+    found: dict[tuple[str, ...], Cells] = {}
     for row in rows:
         key = tuple(str(row.get(name)) for name in keys)
         own = found.setdefault(key, dict(zip(keys.values(), key, strict=True)))
@@ -324,14 +323,14 @@ def beside(
     return Shown(title, [*found.values()], count, count)
 
 
-def _spread(row: Row) -> dict[str, str | None]:
+def _spread(row: Row) -> Cells:
     """How the pairs' chrF++ differs from the first checkpoint's."""
     return {
         name: maybe(f"{{:{form}}}", row.get(f"chrf++_difference_{name}")) for name, form in SPREAD.items()
     }
 
 
-def _scores(scores: Mapping[str, Any]) -> Row:
+def _scores(scores: Json) -> Row:
     """The scores, what the significance test says of each, and how it differs from the first checkpoint's."""
     row = scalars(scores)
     for key, columns in COLUMNS.items():

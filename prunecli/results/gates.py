@@ -303,17 +303,16 @@ def split_pair(pair: str) -> tuple[str, str]:
     return source, target
 
 
-def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:
+def merge(parts: Sequence[GateStatistics], names: Sequence[str]) -> GateStatistics:
     """One statistics from several of one model; entries of a pair or text that several hold are combined.
 
     Args:
         parts: at least one.
-        names: names of the parts in messages. Default: statistics 1, 2, ...
+        names: names of the parts in messages.
 
     Raises:
         StatisticsError: of different models, layers, or modes.
     """
-    names = names or [f"statistics {number}" for number in range(1, len(parts) + 1)]
     alike = ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode")
     common = merged_text(parts, names, alike, "Merge only statistics of one model, collected in one mode.")
     found: dict[str, list[GateSums]] = {}

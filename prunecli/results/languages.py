@@ -5,9 +5,8 @@ languages.json also has the experts that each layer keeps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import combinations, zip_longest
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -75,7 +74,7 @@ class Tree(Record):
         return rows
 
 
-def text_tree(root: Mapping[str, Any] | str) -> list[str]:
+def text_tree(root: Json | str) -> list[str]:
     """Nested clusters as lines of text; a number is the distance at which the branches below it join."""
     if isinstance(root, str):
         return [root]

@@ -12,6 +12,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.axes import module_of
 from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.results.document import (
+    Cells,
     Count,
     Document,
     Json,
@@ -101,7 +102,7 @@ class Similarity(Document):
         labels = {component.name: component.label for component in self.components["first"]}
         tables = []
         for side in self.mean:
-            lines: dict[Any, dict[str, str | None]] = {}
+            lines: dict[Any, Cells] = {}
             for measure, row in product(self.matrices, pairs):
                 if row["side"] != side:
                     continue

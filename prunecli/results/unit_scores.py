@@ -136,12 +136,12 @@ def _sizes(arrays: Mapping[str, Sequence[float]]) -> dict[str, int]:
     return {name: len(own) for name, own in arrays.items()}
 
 
-def _of_axes(values: Mapping[str, Any]) -> Json:
+def _of_axes(values: Json) -> Json:
     """Values of 0.2.0 by the names of axes; that version named modules."""
     return {axis_name(module, "head"): value for module, value in values.items()}
 
 
-def _renamed(found: Mapping[str, Any]) -> Json:
+def _renamed(found: Json) -> Json:
     return {
         FIELDS_OF_FIRST.get(name, name): _of_axes(value) if name in FIELDS_OF_FIRST else value
         for name, value in found.items()
@@ -149,7 +149,7 @@ def _renamed(found: Mapping[str, Any]) -> Json:
     }
 
 
-def _of_heads(payload: Mapping[str, Any]) -> Json:
+def _of_heads(payload: Json) -> Json:
     """The fields of a heads.json of 0.2.0 in the present format."""
     upgraded = {
         **_renamed(payload),
@@ -424,17 +424,16 @@ def read_scores(path: Path, kind: Kind = "head") -> Scores:
     return scores
 
 
-def merge(parts: Sequence[Scores], names: Sequence[str] | None = None) -> Scores:
+def merge(parts: Sequence[Scores], names: Sequence[str]) -> Scores:
     """One score from several of one model: sums and counts are added, so nothing is lost.
 
     Args:
         parts: at least one; several only of methods whose values are sums.
-        names: names of the parts in messages. Default: scores 1, 2, ...
+        names: names of the parts in messages.
 
     Raises:
         StatisticsError: of different models, units, methods or tasks, or not sums.
     """
-    names = names or [f"scores {number}" for number in range(1, len(parts) + 1)]
     first = parts[0]
     if len(parts) == 1:
         return first

@@ -14,7 +14,7 @@ from scipy.interpolate import PchipInterpolator
 from prunecli.errors import UsageError
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.results.shrinking import Tried
+from prunecli.results.rewriting import Tried
 from prunecli.shrinking.levers import Lever
 
 Shares = dict[str, float]

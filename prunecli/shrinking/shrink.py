@@ -24,7 +24,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
-from prunecli.results.shrinking import Shrunk, Stage, Tried
+from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Lever, Levers, named

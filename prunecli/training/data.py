@@ -130,11 +130,11 @@ def make_examples(
         PruneError: the model is for another task, or the text cannot be used.
     """
     lesson = teacher = None
+    path = options.teacher or Path()  # which is named wherever it is read
     if options.teacher is not None and options.teacher_logits is None:
         teacher = teach()
     if data.task == "embedding":
-        assert options.teacher is not None
-        lesson = make_lesson(source, model, tokenizer, options.teacher, teacher, report)
+        lesson = make_lesson(source, model, tokenizer, path, teacher, report)
 
     def encoded(text: Text, progress: Progress = silent, seed: int = 0) -> Examples:
         if lesson is not None:
@@ -168,15 +168,13 @@ def make_examples(
 
     examples = encoded(data.train, progress, options.seed)
     if teacher is not None:
-        assert options.teacher is not None
-        require_positions(options.teacher, teacher, examples)
+        require_positions(path, teacher, examples)
     if options.teacher_logits is not None:
-        assert options.teacher is not None
-        with open_model(options.teacher) as opened:
+        with open_model(path) as opened:
             digest = digest_of_examples(examples, opened.fingerprint)
         if process_group.is_main and not options.teacher_logits.exists():
             teacher = teach()
-            require_positions(options.teacher, teacher, examples)
+            require_positions(path, teacher, examples)
             write_logits(options.teacher_logits, digest, teacher, examples, options.batch_tokens, progress)
             teacher = None
         process_group.all_gather(None)

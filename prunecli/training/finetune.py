@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
+from prunecli.results.document import Json, header
 from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
 from prunecli.tensors.documents import refuse_unwritable, write_json
@@ -64,7 +64,7 @@ def train(
     progress: Progress = silent,
     report: Say = unsaid,
     keep: Keep | None = None,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, Json]:
     """Train. An interrupted run resumes from `state`, to the same result.
 
     Each of several processes calls this; only the first reports.
@@ -143,7 +143,7 @@ def train(
                 report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
             limit = None if options.minutes is None else 60 * options.minutes
             with progress("training", None if steps == NO_END else steps, "steps") as advance:
-                watch = Watch(process_group, limit=limit, advance=advance, report=report)
+                watch = Watch(process_group, limit, advance, report)
                 trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
                 if keep is not None:
                     keep.whole_model = partial(trainer.whole_model, build)
@@ -413,7 +413,7 @@ def finetune(
             shutil.rmtree(path.parent)
 
     @contextmanager
-    def staged(model: Any, log: Mapping[str, Any]) -> Iterator[tuple[Checkpoint, Checkpoint, Rewrite]]:
+    def staged(model: Any, log: Json) -> Iterator[tuple[Checkpoint, Checkpoint, Rewrite]]:
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
             stage(model, source, state / "result")

@@ -39,7 +39,7 @@ from prunecli.model.checkpoint import directory_of, open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits, vocabulary_size
 from prunecli.modules.pooling import Pooling, read_pooling
-from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.progress import Progress, Say, unsaid
 from prunecli.running.encoding import embedding_examples, position_count, require_task
 from prunecli.running.examples import IGNORED, Batch, Examples
 from prunecli.tensors.transaction import refuse_output
@@ -434,7 +434,7 @@ def read_logits(path: Path, digest: str) -> Callable[[Sequence[int]], dict[str, 
 
 @torch.no_grad()
 def write_logits(
-    path: Path, digest: str, teacher: Any, examples: Examples, batch_tokens: int, progress: Progress = silent
+    path: Path, digest: str, teacher: Any, examples: Examples, batch_tokens: int, progress: Progress
 ) -> None:
     """Run the teacher on all examples and write the file; it appears once it is whole."""
     found: dict[int, tuple[Tensor, Tensor]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from prunecli.model.history import history_step, named
 from prunecli.model.patchwork import module_name
 from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import StockNames, stored_tensors
+from prunecli.results.document import Json
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
@@ -154,7 +154,7 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
             model.set_submodule(name, adapted[id(module)])
 
 
-def merged_state(model: nn.Module) -> dict[str, Any]:
+def merged_state(model: nn.Module) -> Json:
     """The model's state dict after peft has added low-rank updates to the weights, in the model itself."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
@@ -199,7 +199,7 @@ def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tu
     )
 
 
-def decisive(options: TrainingOptions) -> dict[str, Any]:
+def decisive(options: TrainingOptions) -> Json:
     """The options that the weights after a given number of updates depend on, but for the teacher."""
     apart = {
         *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher", "teacher_logits"),
@@ -215,10 +215,10 @@ def finetune_step(
     config: Path | None,
     data: TrainingData,
     options: TrainingOptions,
-    log: Mapping[str, Any],
-) -> dict[str, Any]:
+    log: Json,
+) -> Json:
     """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
-    arguments: dict[str, Any] = {
+    arguments: Json = {
         **data.describe(),
         **{key: value for key, value in decisive(options).items() if value is not None},
         "steps": log["steps"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +37,7 @@ KNOWN: dict[str, Architecture] = {
     **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
     **FAMILIES,
 }
-"""Model type -> the family's record, of those that are trained from random weights; see `family_of`."""
+"""Model type -> the family's record, of those that are trained from random weights; see `read_config`."""
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 """One of them at least is in a directory with a tokenizer."""
@@ -75,7 +74,7 @@ class Start:
             PruneError: what cannot be trained.
         """
         if self.config is not None:
-            values, words = _read(self.config, self.tokenizer)
+            values, _, words = _read(self.config, self.tokenizer)
             return {"source": None, "config": digest(values), "vocabulary": digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
@@ -122,9 +121,7 @@ class Start:
                     "`task=embedding` is for vectors."
                 )
                 return task
-        values = read_config(self.config)
-        family = family_of(values)
-        assert family is not None
+        values, family = read_config(self.config)
         name = next(iter(class_names(values)), family.model_class)
         is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
         return task_of_class(name, is_pair=is_pair)
@@ -145,9 +142,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         PruneError: a config or tokenizer that cannot be used, or that do not fit together.
     """
     file = _file(config)
-    values, words = _read(config, tokenizer)
-    family = family_of(values)
-    assert family is not None
+    values, family, words = _read(config, tokenizer)
     if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
         if WEIGHTS_KEY in values:
             raise UnsupportedModelError(
@@ -180,44 +175,39 @@ def _file(config: Path) -> Path:
     return config / "config.json" if config.is_dir() else config
 
 
-def family_of(values: Mapping[str, Any]) -> Architecture | None:
-    """The record of the family of a config.json, of a mixture of transformers its class; None: neither is known."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    model_type = str(values.get("model_type"))
-    if model_type in KNOWN or not counts_experts(values) or "text_config" in values:
-        return KNOWN.get(model_type)
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    return experts_alone(model_type, name, LANGUAGE_MODEL) if isinstance(name, str) else None
-
-
-def read_config(config: Path) -> dict[str, Any]:
-    """The values of a model's config, stock or reduced.
+def read_config(config: Path) -> tuple[dict[str, Any], Architecture]:
+    """The values of a model's config, stock or reduced, and the record of its family, or of its mixture's class.
 
     Raises:
         PruneError: no such file, not JSON, or of a family that is not declared.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     file = _file(config)
     if not file.is_file():
         raise CheckpointError(f"{file}: no such file", "Give a config.json, or a directory that holds one.")
     values = read_object(file)
-    model_type = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
-    values["model_type"] = OLDER_TYPES.get(model_type, model_type)
-    if family_of(values) is None:
+    stated = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
+    model_type = values["model_type"] = OLDER_TYPES.get(stated, stated)
+    family = KNOWN.get(model_type)
+    if family is None and counts_experts(values) and "text_config" not in values:
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+        family = experts_alone(model_type, name, LANGUAGE_MODEL) if isinstance(name, str) else None
+    if family is None:
         raise UnsupportedModelError(
-            f'{file}: the model family "{values.get("model_type")}" is not supported',
+            f'{file}: the model family "{model_type}" is not supported',
             f"Set model_type to one of {', '.join(KNOWN)}.",
         )
     for key, depth in depths_beyond(values, MOST_LAYERS).items():
         raise CheckpointError(
             f'{file}: "{key}" is {depth}; no model has so many layers', "Correct the value."
         )
-    return values
+    return values, family
 
 
-def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
-    """The values of a config with what the tokenizer adds to them, and the tokenizer; a contradiction is refused."""
-    file, values = _file(config), read_config(config)
+def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Architecture, Tokenizer]:
+    """The results of `read_config`, with values of the tokenizer, and the tokenizer; a contradiction is refused."""
+    file, (values, family) = _file(config), read_config(config)
     if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with `tokenizer=DIR`.")
     tokenizer = load_tokenizer(named or file.parent)
@@ -234,7 +224,7 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Tokenizer]:
                 f"{file}: {key} is {values[key]}, the tokenizer's is {own}",
                 f"Set {key} to {own}, or leave it out.",
             )
-    return values, tokenizer
+    return values, family, tokenizer
 
 
 def require_room_to_draw(config: Path, parameters: int) -> None:

@@ -215,9 +215,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.watch.tokens += read
         return batches, scored
 
-    def training_step(self, model: Any, inputs: Inputs, num_items_in_batch: int | None = None) -> Tensor:
+    def training_step(self, *arguments: Any) -> Tensor:
         """A batch forwards and back; its loss joins those of the next log."""
-        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        loss: Tensor = super().training_step(*arguments)
         self.loss_sum += loss
         return loss
 
@@ -234,38 +234,32 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.model.zero_grad(set_to_none=True)
             self.model.train(was_training)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, logs: dict[str, float], *start_time: Any) -> None:
         """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
         if "loss" in logs:
             logs["loss"] = self._summed_loss() / (self.state.global_step - self.logged_step)
             self.loss_sum.zero_()
             self.logged_step = self.state.global_step
-        super().log(logs, start_time)
+        super().log(logs, *start_time)
 
     def _summed_loss(self) -> float:
         """Sum of the losses of the updates since the last log, as a mean over the processes."""
         return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
-    def compute_loss(
-        self, model: Any, inputs: Inputs, return_outputs: bool = False, num_items_in_batch: int | None = None
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Inputs, num_items_in_batch: int) -> Any:
         """This batch's part of the mean over the update's tokens.
 
         Times the processes, since gradients are averaged over them.
         """
-        return self.objective(model, inputs) * (
-            self.process_group.world_size / max(num_items_in_batch or 1, 1)
-        )
+        return self.objective(model, inputs) * (self.process_group.world_size / max(num_items_in_batch, 1))
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluate(self, **_options: Any) -> dict[str, float]:
         """Validate; the best is kept."""
         assert self.validation is not None
         # Without gradients hardly anything adds in any order: nothing is refused.
         with fixed_order(self.args.device, warn_only=True):
             found = self.validation.measure(self.model, self.process_group)
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
+        metrics = {f"eval_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
         self.log(metrics)
         handler: Any = self.callback_handler
@@ -357,12 +351,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         fill(model, weights)
         return model
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, *arguments: Any) -> None:
         directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         with storing(directory):
-            super()._save_checkpoint(model, trial)
+            super()._save_checkpoint(*arguments)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str, **_options: Any) -> None:
         """Keep the weights, and what a resumed run goes on from; a model that has come to nothing is not kept.
 
         Raises:
@@ -377,7 +371,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             )
         self.watch.unlogged = self._summed_loss(), self.logged_step
         if self.args.should_save:
-            directory = Path(output_dir or self.args.output_dir)
+            directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
             save_weights(weights, directory)
 

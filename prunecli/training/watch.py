@@ -15,11 +15,11 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
-from prunecli.processes import ALONE, ProcessGroup, handling
-from prunecli.progress import Say, unsaid
+from prunecli.processes import ProcessGroup, handling
+from prunecli.progress import Say
 from prunecli.results.document import LARGEST
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.running.runner import ignored
+from prunecli.running.runner import Advance
 from prunecli.training.loss import Objective
 
 REMEDY = "Lower `learning_rate`, raise `warmup`, or try `dtype=float32`, with `resume=never`."
@@ -59,10 +59,10 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         start: value of the metric before the first update; None without validation.
     """
 
-    process_group: ProcessGroup = ALONE
-    limit: float | None = None
-    advance: Callable[[float], None] = ignored
-    report: Say = unsaid
+    process_group: ProcessGroup
+    limit: float | None
+    advance: Advance
+    report: Say
     seconds: float = 0.0
     tokens: int = 0
     elapsed: float = 0.0
@@ -137,7 +137,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.report(f"step {state.global_step:,}: {', '.join(parts)}{note}{speed}")
         self._mark = time.perf_counter()
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, *_arguments: Any, **_options: Any) -> None:
         """Time spent on saving is not the updates'."""
         self._mark = time.perf_counter()
 

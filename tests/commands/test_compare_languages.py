@@ -9,6 +9,7 @@ import pytest
 from prunecli.analysis.language_comparison import compare_by_language
 from prunecli.commands.compare import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
+from prunecli.methods.options import LanguageOptions
 from tests.commands.calls import raising
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.gates import changed
@@ -61,7 +62,7 @@ def test_the_same_statistics_make_the_same_bytes(workplace):
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
-    found = compare_by_language(changed(statistics(), entries=entries))
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
     assert found.similarity is None
     assert found.experts_per_layer is None
     assert found.clustering.encoder.order == ["qba", "qka"]
@@ -70,7 +71,7 @@ def test_statistics_by_language_give_trees_alone():
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
-    found = compare_by_language(changed(statistics(), entries=entries))
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
     assert found.similarity.encoder == [[1.0]]
     assert set(found.similarity.relations["encoder"].values()) == {None}
     assert found.clustering.encoder is None

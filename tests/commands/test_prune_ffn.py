@@ -111,7 +111,7 @@ def test_saved_scores_add_up(models):
         saving = ("--text", f"{name}.txt", "--save-scores", f"{name}.json")
         done(models["llama"], *saving, "--batch-tokens", 8, "--lines", *DRY)
     both, one, two = (read_scores(Path(f"{name}.json"), "unit") for name in ("both", "one", "two"))
-    whole = merge([one, two])
+    whole = merge([one, two], ["one.json", "two.json"])
     assert (whole.counts, whole.examples) == (both.counts, both.examples)
     for name, values in both.values.items():
         np.testing.assert_allclose(whole.values[name], values, rtol=1e-4)

@@ -11,7 +11,7 @@ from prunecli.analysis.explanation import explain
 from prunecli.commands.shrink import shrink
 from prunecli.model.checkpoint import open_model
 from prunecli.report.history import step_text
-from prunecli.results.shrinking import Shrunk
+from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls

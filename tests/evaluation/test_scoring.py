@@ -140,7 +140,7 @@ def test_without_the_program_there_is_one_line(tmp_path, monkeypatch):
 def test_bootstrap_of_means():
     random = np.random.default_rng(0)
     base = random.normal(50, 10, 200)
-    _, same, near, worse = bootstrap_of_means([base, base, base + random.normal(0, 5, 200), base - 5], 500)
+    _, same, near, worse = bootstrap_of_means([base, base, base + random.normal(0, 5, 200), base - 5], 500, 1)
     assert same["p_value"] == 1.0
     assert near["p_value"] is not None
     assert near["p_value"] > 0.01

@@ -10,6 +10,7 @@ import shutil
 
 from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
+from prunecli.methods.options import LanguageOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect, findings
 from prunecli.report.history import command_lines
@@ -396,7 +397,7 @@ def test_correlations_of_heads(tmp_path):
 
 
 def test_texts(tmp_path):
-    texts = compare_by_text(text_statistics())
+    texts = compare_by_text(text_statistics(), LanguageOptions(), ())
     found = page(tmp_path, texts=texts.to_json())
     assert found.sections() == ["Texts"]
     says(found, "3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp")

@@ -99,19 +99,19 @@ def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path
 def test_merged_texts_are_added_and_the_largest_norm_stays():
     one, other = text_statistics(["code"]), text_statistics(["web"])
     other = changed(other, entries={"code": other.entries["web"]})
-    a, b, merged = one.entries["code"], other.entries["code"], merge([one, other]).entries["code"]
+    a, b, merged = one.entries["code"], other.entries["code"], merge([one, other], "ab").entries["code"]
     for name in TEXT_SUMS:
         for row in range(2):
             pairs = zip(np.ravel(getattr(a, name)[row]), np.ravel(getattr(b, name)[row]), strict=True)
             expected = [max(x, y) if name == "norm_max" else x + y for x, y in pairs]
             assert np.ravel(getattr(merged, name)[row]).tolist() == expected
     with pytest.raises(StatisticsError, match="cannot be merged: fingerprint"):
-        merge([one, statistics(["a-b"], "sha256:1")])
+        merge([one, statistics(["a-b"], "sha256:1")], "ab")
 
 
 def test_merging_adds_what_several_hold_and_keeps_the_rest():
     one, other = statistics(["a-b", "a-c"]), statistics(["a-b", "c-a"])
-    merged = merge([one, other])
+    merged = merge([one, other], "ab")
     assert set(merged.entries) == {"a-b", "a-c", "c-a"}
     assert same(merged.entries["a-b"], one.entries["a-b"] + other.entries["a-b"])
     assert same(merged.entries["c-a"], other.entries["c-a"])

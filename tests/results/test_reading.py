@@ -11,6 +11,7 @@ from prunecli.analysis.language_comparison import (
     compare_by_text,
 )
 from prunecli.errors import DataError, StatisticsError
+from prunecli.methods.options import LanguageOptions
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from tests.commands.gates import EXPERTS, LAYERS, statistics, text_statistics
@@ -176,7 +177,7 @@ def test_gates_of_texts(read):
 
 
 def test_texts(read):
-    texts = compare_by_text(text_statistics())
+    texts = compare_by_text(text_statistics(), LanguageOptions(), ())
     result = read(texts.to_json())
     assert result == texts
     assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
@@ -188,7 +189,7 @@ def test_texts(read):
 
 
 def test_languages(read):
-    languages = compare_by_language(statistics())
+    languages = compare_by_language(statistics(), LanguageOptions(), ())
     result, matrices = read(languages.to_json()), languages.similarity
     assert result == languages
     pairs = result.frame("similarity")

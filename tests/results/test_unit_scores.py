@@ -152,16 +152,16 @@ def test_sums_and_examples_add_up_in_any_order():
         )
         for n in (3, 5, 8)
     ]
-    whole = merge(parts)
+    whole = merge(parts, "abc")
     assert (whole.examples, whole.counts[AT]) == (16, 16)
     np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))
-    assert whole == merge(parts[::-1]) == merge([merge(parts[:2]), parts[2]])
+    assert whole == merge(parts[::-1], "abc") == merge([merge(parts[:2], "ab"), parts[2]], "ab")
     first = parts[0].model_copy(update={"whole_files": True, "texts": ["a"], "split": "dev"})
-    other = merge([first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})])
+    other = merge([first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})], "ab")
     assert (other.whole_files, other.mixed, whole.mixed) == (None, True, False)
     assert (other.texts, other.split) == (["a", "b"], "dev")
-    assert merge(parts[:1]) == parts[0]
-    both = merge([layers(), layers()])
+    assert merge(parts[:1], "a") == parts[0]
+    both = merge([layers(), layers()], "ab")
     assert (both.distances["decoder.layers"][0], both.counts) == ([0.0, 2.0, 4.0], {"decoder.layers": 8})
 
 

@@ -11,7 +11,7 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.progress import silent, unsaid
-from prunecli.results.shrinking import Quality, Tried
+from prunecli.results.rewriting import Quality, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.shrinking.levers import Lever, Levers
