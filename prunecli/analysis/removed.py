@@ -275,7 +275,7 @@ def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
     return found
 
 
-def kinds_of(arguments: Step) -> tuple[str, ...]:
+def kinds_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of attention that a step of `prune-heads` chose among."""
     stated = arguments.get("attention") or KINDS
     return tuple(map(str, stated)) if isinstance(stated, list | tuple) else (str(stated),)

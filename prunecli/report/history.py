@@ -14,7 +14,7 @@ from prunecli.options import present_name
 from prunecli.progress import unsaid
 from prunecli.report.collect import CheckpointEntry
 
-Step = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """A step of a history, its source, or its arguments."""
 DATA, TEXT, CONFIG = "DATA", "TEXT", "CONFIG"
 """Stand for directories and files that a history does not name: it holds hashes of the text that was read."""
@@ -112,13 +112,13 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     ]
 
 
-def _source_name(source: Step) -> str:
+def _source_name(source: Fields) -> str:
     """`org/name@revision`, or the name of a directory."""
     revision = f"@{source['revision']}" if "revision" in source else ""
     return f"{source.get('path', '')}{revision}"
 
 
-def step_text(step: Step, *more: str, source: str = "", output: str | None = None) -> str:
+def step_text(step: Fields, *more: str, source: str = "", output: str | None = None) -> str:
     """Command and options of one step of a history, as typed; in a comment what was no option, and `more`.
 
     Args:
@@ -170,7 +170,7 @@ def _option(command: str, name: str, value: Any) -> list[str]:
     return [option] if value is True else [option, _value(value)]
 
 
-def _inputs(command: str, step: Step) -> list[str]:
+def _inputs(command: str, step: Fields) -> list[str]:
     """Options for the files that a step read."""
     arguments = step.get("arguments", {})
     text = _mapping(arguments.get("text"))
@@ -202,5 +202,5 @@ def _many(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
-def _mapping(value: Any) -> Step:
+def _mapping(value: Any) -> Fields:
     return value if isinstance(value, Mapping) else {}

@@ -215,9 +215,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.watch.tokens += read
         return batches, scored
 
-    def training_step(self, *arguments: Any) -> Tensor:
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """A batch forwards and back; its loss joins those of the next log."""
-        loss: Tensor = super().training_step(*arguments)
+        loss: Tensor = super().training_step(*arguments, **options)
         self.loss_sum += loss
         return loss
 
@@ -234,13 +234,13 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.model.zero_grad(set_to_none=True)
             self.model.train(was_training)
 
-    def log(self, logs: dict[str, float], *start_time: Any) -> None:
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
         if "loss" in logs:
             logs["loss"] = self._summed_loss() / (self.state.global_step - self.logged_step)
             self.loss_sum.zero_()
             self.logged_step = self.state.global_step
-        super().log(logs, *start_time)
+        super().log(logs, start_time)
 
     def _summed_loss(self) -> float:
         """Sum of the losses of the updates since the last log, as a mean over the processes."""
