@@ -37,7 +37,6 @@ from prunecli.model.probe import (
     UnitKeys,
     common_owner,
     is_of_experts,
-    layer_keys,
     layer_of,
     numbers,
     outputs,
@@ -91,7 +90,7 @@ class Found:
     @cached_property
     def classes(self) -> tuple[ModelClass, ...]:
         """Classes that open the model."""
-        return self.small.opened_as()
+        return self.small.opened_as
 
     @cached_property
     def embeddings(self) -> list[str]:
@@ -184,9 +183,7 @@ class Found:
                 continue
             try:
                 trial = Trial.of(self.skeleton, self.layers, whole=True)
-                small = (
-                    next(one for one in layer_keys(trial.skeleton) if one.key == stack.key) if trial else None
-                )
+                small = next(one for one in trial.stacks if one.key == stack.key) if trial else None
                 apart = trial.of_layers(small, own) if trial and small else inf
             except Exception as error:  # as above
                 raise UnsupportedModelError(
@@ -335,7 +332,7 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
         stored = skeleton.stored_name(f"{names[id(table)]}.weight")
         output = "" if head is None else skeleton.stored_name(f"{names[id(head)]}.weight")
         if stored in tokens:
-            loose, is_apart = _loose(trial)
+            loose, is_apart = trial.loose
             made = TokenEmbedding(
                 stored.removesuffix(".weight"),
                 output.removesuffix(".weight"),
@@ -344,16 +341,6 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
             )
             return made, tuple(loose)
     return None, ()
-
-
-def _loose(trial: Trial) -> tuple[list[str], bool]:
-    """Aliases that a config with `tie_word_embeddings` false parts, and whether it changes nothing else."""
-    apart = trial.skeleton.changed({TIE_KEY: False})
-    if apart is None:
-        return [], False
-    still = apart.model.all_tied_weights_keys
-    aliases = [name for name in trial.skeleton.model.all_tied_weights_keys if name not in still]
-    return [trial.skeleton.stored_name(name) for name in aliases], trial.of_config({TIE_KEY: False}) == 0
 
 
 def _stacks(

@@ -446,6 +446,9 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
         (size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0
     )
     for stated in ({}, *_head_widths(within, hidden, each * held)):
+        # A class that does not read the key makes the same of it as of none.
+        if any(not skeleton.reads(key, width + 1) for key, width in stated.items()):
+            continue
         made = UnitKeys(keys, held, {}, stated)
         moved = _moved(skeleton, made.changes(left))
         if moved and all(b % held == 0 and a * held == b * left for _, b, a in moved.values()):

@@ -92,7 +92,7 @@ class Probed:
     @cached_property
     def small(self) -> dict[str, LayerKey]:
         """Key -> stack of the small copy."""
-        return {stack.key: stack for stack in layer_keys(self.trial.skeleton)}
+        return {stack.key: stack for stack in self.trial.stacks}
 
     @cached_property
     def movable(self) -> frozenset[str]:
@@ -105,22 +105,21 @@ class Probed:
         """The hidden units, heads and tokens that the small copy can lose."""
         trial, skeleton = self.trial, self.skeleton
         uneven: Uneven = {}
-        small_widths, small_tokens = (width_keys(trial.skeleton, names) for names in (WIDTH, VOCABULARY))
         widths = _tried(
             trial,
             width_keys(skeleton, WIDTH),
-            small_widths,
+            trial.widths,
             lambda own: {name: unit_owner(name) for name in own},
             uneven,
         )
-        heads = _tried(trial, head_keys(skeleton), head_keys(trial.skeleton), owners, uneven, 0)
+        heads = _tried(trial, head_keys(skeleton), trial.heads, owners, uneven, 0)
         heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
         is_traced = not heads
         if is_traced:
             short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
             if len(short) == len(self.layers):
                 heads = _traced(trial, skeleton, self.layers, short, uneven)
-        tokens = _tried(trial, width_keys(skeleton, VOCABULARY), small_tokens, lambda _: {}, {})
+        tokens = _tried(trial, width_keys(skeleton, VOCABULARY), trial.tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
 
     @cached_property

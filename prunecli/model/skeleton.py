@@ -52,6 +52,7 @@ class Skeleton:
         named = auto_classes_of(str(self.config.get("model_type")))
         return next((auto for auto, name in named if name == self.model_class.__name__), "AutoModel")
 
+    @cached_property
     def opened_as(self) -> tuple[ModelClass, ...]:
         """The classes that transformers opens models of the type as, and the tensors that only some of them have."""
         import transformers
@@ -147,6 +148,17 @@ class Skeleton:
             other.shapes  # noqa: B018
             return other
         return None
+
+    def reads(self, key: str, value: int) -> bool:
+        """Whether shapes of tensors change with this value, or transformers refuses it; asked once for each key."""
+        if key not in self._read:
+            other = self.changed({key: value})
+            self._read[key] = other is None or other.shapes != self.shapes
+        return self._read[key]
+
+    @cached_property
+    def _read(self) -> dict[str, bool]:
+        return {}
 
     def donor(self, changes: Changes) -> Any:
         """The model with other values, to be looked at; made once for all skeletons of this config.

@@ -10,21 +10,36 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from weakref import WeakValueDictionary
 
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import EXPERTS
+from prunecli.model.declared import EXPERTS, TIE_KEY
 from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
-from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, LayerKey, UnitKeys, common_owner, head_counts, numbers
+from prunecli.model.probe import (
+    HEAD_WIDTHS,
+    HIDDEN,
+    VOCABULARY,
+    WIDTH,
+    LayerKey,
+    UnitKeys,
+    common_owner,
+    head_counts,
+    head_keys,
+    layer_keys,
+    numbers,
+    width_keys,
+)
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 from prunecli.private import model_from_config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Given = ParamSpec("Given")
 NEAR = 1e-4
 """Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
 _COUNTS = re.compile(
@@ -42,6 +57,21 @@ _TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 _UNLIKE = 16
 _MOST = 1 << 25
 """Numbers that the small model has at most."""
+_KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
+"""Class, config class and config, as text -> the small model."""
+
+
+def _once(method: Callable[Concatenate[Trial, Given], float]) -> Callable[Concatenate[Trial, Given], float]:
+    """The method of a trial, whose answer for the same arguments is computed once."""
+
+    @wraps(method)
+    def ask(trial: Trial, /, *args: Given.args, **kwargs: Given.kwargs) -> float:
+        key = method.__name__, repr((args, kwargs))
+        if key not in trial.answers:
+            trial.answers[key] = method(trial, *args, **kwargs)
+        return trial.answers[key]
+
+    return ask
 
 
 @dataclass(frozen=True)
@@ -66,8 +96,6 @@ class Trial:
             layers: of the model.
             whole: whether it has all layers; else some of each stack.
         """
-        import torch
-
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
@@ -75,16 +103,67 @@ class Trial:
         for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
             values = _scaled(short.effective, scale, kept)
             made = Skeleton(skeleton.model_class, skeleton.config_class, values)
-            for dtype, cached in product((torch.float64, torch.float32), (True, False)):
-                with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
-                    is_alike = _divided(made.config) == _divided(skeleton.effective)
-                    is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
-                    if is_alike and sum(map(prod, made.stored.values())) < _MOST:
-                        trial = cls(made, _drawn(made, dtype), cached)
-                        trial.logits(trial.model)
-                        return trial
+            with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
+                is_alike = _divided(made.config) == _divided(skeleton.effective)
+                is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
+                is_alike = is_alike and sum(map(prod, made.stored.values())) < _MOST
+                if is_alike and (trial := cls._answering(made)) is not None:
+                    return trial
         return None
 
+    @classmethod
+    def _answering(cls, skeleton: Skeleton) -> Trial | None:
+        """The model of this skeleton, the same one for all that need it at a time; None: its class cannot run it."""
+        import torch
+
+        # A model and its result often have the same small copy, whose answers take seconds.
+        key = skeleton.model_class, skeleton.config_class, repr(skeleton.config)
+        if (known := _KNOWN.get(key)) is not None:
+            return known
+        for dtype, cached in product((torch.float64, torch.float32), (True, False)):
+            with suppress(Exception):  # as above
+                trial = cls(skeleton, _drawn(skeleton, dtype), cached)
+                trial.logits(trial.model)
+                _KNOWN[key] = trial
+                return trial
+        return None
+
+    @cached_property
+    def answers(self) -> dict[tuple[str, str], float]:
+        """Method and arguments, as text -> what the method returned; see `_once`."""
+        return {}
+
+    @cached_property
+    def stacks(self) -> list[LayerKey]:
+        """The stacks of layers of the small model."""
+        return layer_keys(self.skeleton)
+
+    @cached_property
+    def widths(self) -> list[UnitKeys]:
+        """The hidden units of the small model."""
+        return width_keys(self.skeleton, WIDTH)
+
+    @cached_property
+    def tokens(self) -> list[UnitKeys]:
+        """The tokens of the small model."""
+        return width_keys(self.skeleton, VOCABULARY)
+
+    @cached_property
+    def heads(self) -> list[UnitKeys]:
+        """The heads of the small model."""
+        return head_keys(self.skeleton)
+
+    @cached_property
+    def loose(self) -> tuple[list[str], bool]:
+        """Aliases that a config with `tie_word_embeddings` false parts, and whether it changes nothing else."""
+        apart = self.skeleton.changed({TIE_KEY: False})
+        if apart is None:
+            return [], False
+        still = apart.model.all_tied_weights_keys
+        aliases = [name for name in self.skeleton.model.all_tied_weights_keys if name not in still]
+        return [self.skeleton.stored_name(name) for name in aliases], self.of_config({TIE_KEY: False}) == 0
+
+    @_once
     def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
         """Compare the model with one of twice as many channels, half of which are zero; see `of_units`.
 
@@ -101,6 +180,7 @@ class Trial:
         trial = replace(self, skeleton=wide, model=_drawn(wide, self.model.dtype))
         return trial.of_units(twice, carriers, dict.fromkeys(carriers, ""), is_stream=True)
 
+    @_once
     def of_units(
         self,
         units: UnitKeys,
@@ -138,16 +218,14 @@ class Trial:
         # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
         numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
-        apart, model, smaller = 0.0, None, None
+        apart, smaller = 0.0, None
         # Of any two axes other units go in one of these rounds: what one uses of the other then shows. Groups that are
         # shared by several units may be even by chance, and are not where the first or the last half stays.
         rounds = range(max(1, max(numbers_of.values()).bit_length()))
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            model = (None if is_stream else self._filled(model, masked)) or self._opened(
-                self.skeleton, masked
-            )
+            model = self._opened(self.skeleton, masked) if is_stream else self._masked(masked)
             if is_stream:
                 places = {self.modules.get(name, "") for name in carriers}
                 fold_norms(stream_norms(model, places), halves[0], halves[1])
@@ -155,6 +233,17 @@ class Trial:
             smaller = self._filled(smaller, cut) or self._opened(smaller_skeleton, cut)
             apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
         return apart
+
+    def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
+        """The model with these tensors; the next call may change it."""
+        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
+
+    @cached_property
+    def _spare(self) -> Any:
+        """Another model of the skeleton, to be filled."""
+        # transformers takes tensors as they are, without a copy.
+        own = {name: tensor.clone() for name, tensor in stored_form(self.model).items()}
+        return self._opened(self.skeleton, own)
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
         """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
@@ -165,6 +254,7 @@ class Trial:
             own[self.modules[name]].copy_(tensor)
         return model
 
+    @_once
     def of_uneven(
         self, units: UnitKeys, carriers: Mapping[str, Carrier], axes: Mapping[str, str], least: int
     ) -> float:
@@ -194,7 +284,7 @@ class Trial:
                     attention = common_owner(self.modules[name] for name in within)
                     pick_bias(model.get_submodule(attention), own, units.held)
 
-        expected = self.logits(self._opened(self.skeleton, masked))
+        expected = self.logits(self._masked(masked))
         return _apart(expected, self.logits(self._opened(self.skeleton, cut, fit)), self._whole)
 
     @cached_property
@@ -237,6 +327,7 @@ class Trial:
             masked[name] = tensor.index_fill(carrier.dim, goes, 0)
         return cut, masked
 
+    @_once
     def of_layers(self, stack: LayerKey, kept: Sequence[int]) -> float:
         """Compare the model without some layers with the one whose layers hand on their inputs; see `of_units`.
 
@@ -362,7 +453,7 @@ class Trial:
             Exception: as `of_units`.
         """
         smaller = self._opened(self.skeleton.changed(changes), cut)
-        model = self._opened(self.skeleton, never)
+        model = self._masked(never)
         with _never_picked():
             expected = self.logits(model)
         return _apart(expected, self.logits(smaller), self._whole)

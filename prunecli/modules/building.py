@@ -22,7 +22,6 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
 from prunecli.model.patchwork import has_part, module_name
-from prunecli.model.probe import layer_keys
 from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton
 from prunecli.model.structure import KEY
@@ -344,7 +343,7 @@ def refused_by_layer(checkpoint: Checkpoint) -> str | None:
     if checkpoint.family is None:
         checkpoint.require_architecture()
         trial = checkpoint.probed.trial
-        is_run = trial.runs_by_layer(layer_keys(trial.skeleton))
+        is_run = trial.runs_by_layer(trial.stacks)
     else:
         is_run = checkpoint.model_type in BY_LAYER
     if not is_run:
