@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
 import sys
 import threading
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -17,6 +19,9 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("COLUMNS", None)  # some shells export their own; messages would be wrapped
+
+CACHED = 64
+"""Number of configs whose answers are kept."""
 
 settings.register_profile("prunecli", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("prunecli")
@@ -30,8 +35,15 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def pytest_collection_finish() -> None:
-    """Modules stay to the end; the garbage collector would go through them again and again."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Imported modules and cached answers stay: the garbage collector would go through them again and again.
+
+    Many tests open models of the same few configs, whose classes take seconds to answer: more answers are cached.
+    """
+    probed = sys.modules.get("prunecli.model.probed")
+    if probed is not None and probed._asked.cache_parameters()["maxsize"] < CACHED:
+        probed._asked = functools.lru_cache(CACHED)(probed._asked.__wrapped__)
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
