@@ -29,7 +29,7 @@ from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
-PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "5")
+PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "3")
 CARDS = [torch.device("cuda", number) for number in range(2)]
 MARGIN = 4096
 """Bytes of each pretended card beside 0.7 of the weights: batches and beams of tiny models."""
@@ -49,13 +49,13 @@ REWRITING = ("prune-layers", "prune-ffn")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256, layers=6)
-    sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 5, "decoder_layers": 5}
+    tiny_nllb_moe(folder / "moe", experts=4, d_model=32, ffn=256, layers=4)
+    sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 4, "decoder_layers": 4}
     tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
     made = call(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
     assert made.status == 0, made.err
-    tiny_family(folder / "llama", "llama", num_hidden_layers=8, hidden_size=64, intermediate_size=256)
-    tiny_mixture("mixtral", num_hidden_layers=5).save_pretrained(folder / "mixtral")
+    tiny_family(folder / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
+    tiny_mixture("mixtral", num_hidden_layers=4).save_pretrained(folder / "mixtral")
     write_plain_tokenizer(folder / "mixtral")
     (folder / "text").mkdir()
     for split in ("val", "test", "train"):
