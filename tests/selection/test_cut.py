@@ -42,9 +42,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def units(model):
-    with open_model(model) as checkpoint:
-        return len(axes_of(checkpoint, "unit")[0].ids)
+def checkpoint(model):
+    with open_model(model) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def units(checkpoint):
+    return len(axes_of(checkpoint, "unit")[0].ids)
 
 
 def some_of(count: int, least: int) -> st.SearchStrategy[frozenset[int]]:
@@ -57,7 +62,7 @@ def kept_of(names: Collection[str], units: st.SearchStrategy[frozenset[int]]) ->
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_outputs_are_what_a_model_of_that_structure_stores(data, model, units):
+def test_outputs_are_what_a_model_of_that_structure_stores(data, checkpoint, units):
     """Units of several kinds are cut at once."""
     kept = {
         **data.draw(kept_of([f"{name}.experts" for name in FFNS], some_of(8, 2))),
@@ -65,10 +70,9 @@ def test_outputs_are_what_a_model_of_that_structure_stores(data, model, units):
         **data.draw(kept_of([f"{name}.units" for name in DENSE], some_of(units, 1))),
         **data.draw(kept_of(["encoder.layers", "decoder.layers"], some_of(4, 1))),
     }
-    with open_model(model) as checkpoint:
-        reduced = cut(checkpoint, Selection(kept))
-        check_expressions(checkpoint, reduced.outputs)
-        wanted = resolve(checkpoint.require_architecture(), reduced.config, reduced.structure).shapes
+    reduced = cut(checkpoint, Selection(kept))
+    check_expressions(checkpoint, reduced.outputs)
+    wanted = resolve(checkpoint.require_architecture(), reduced.config, reduced.structure).shapes
     assert {output.name: output.shape for output in reduced.outputs} == wanted
     assert len(reduced.outputs) == len(wanted)
 

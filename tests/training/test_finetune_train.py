@@ -136,13 +136,9 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
     again = train(model, tmp_path / "state", options(steps=4), report=said.append)
     assert said[-1] == "The training had ended before; writing its result."
     assert again.log == first.log
+    assert staged(train(model, tmp_path / "state", options(steps=3))) == staged(first)
     further = train(model, tmp_path / "state", options(steps=6))
     assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
-
-
-def test_a_run_with_as_many_steps_as_asked_for_is_taken_over(model, tmp_path):
-    first = train(model, tmp_path / "state", options(steps=4))
-    assert staged(train(model, tmp_path / "state", options(steps=3))) == staged(first)
 
 
 def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
