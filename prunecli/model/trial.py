@@ -236,7 +236,9 @@ class Trial:
 
     def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
         """The model with these tensors; the next call may change it."""
-        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
+        if self.modules.keys() != tensors.keys():  # files store them otherwise
+            return self._opened(self.skeleton, tensors)
+        return self._filled(self._spare, tensors)
 
     @cached_property
     def _spare(self) -> Any:
