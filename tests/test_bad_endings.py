@@ -148,9 +148,14 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status", "existing"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGINT, 130, True),
+        (signal.SIGTERM, 143, True),
+        (signal.SIGHUP, 129, True),
+    ],
 )
-@pytest.mark.parametrize("existing", [False, True])
 def test_signals_in_the_middle(number, status, existing, source, tmp_path):
     out = tmp_path / "out"
     if existing:
