@@ -25,6 +25,7 @@ from prunecli.evaluation import capacity
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import usual_load
 from prunecli.modules import building, fitting
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.budget import size_text
@@ -36,15 +37,17 @@ from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
+KIB, MIB = 1 << 10, 1 << 20
+
 
 def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Path:
     tiny_mixture(model_type, **config).to(dtype).save_pretrained(directory)
     return directory
 
 
-def fit(directory: Path, *options: object) -> dict[str, Any]:
-    shown = done(inspect, directory, "--json", "--fit", *options)
-    return json.loads(shown.out)["fit"]
+def fit(directory: Path, budget: int, **load: int) -> dict[str, Any]:
+    with open_model(directory) as opened:
+        return capacity.what_fits(opened, budget, None, usual_load(opened, **load)).to_json()
 
 
 def tensor_bytes(directory: Path) -> int:
@@ -59,7 +62,7 @@ def tensor_bytes(directory: Path) -> int:
 )
 def test_every_ratio_is_what_prune_experts_writes(model_type, tmp_path):
     source = write(tmp_path / "source", model_type)
-    found = fit(source, "1KiB", "--fit-length", 4)
+    found = fit(source, KIB, length=4)
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
     ways = {way["ratio"]: way for way in found["pruned"] if way["as_stored"]}
     ratio, way = next(iter(ways.items()))
@@ -81,7 +84,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     source, decoded = tmp_path / "stored", tmp_path / "decoded"
     expert = "experts.gate_up_proj" if stacked else "_proj.weight"
     quantise(plain, source, decoded, scheme, lambda name: expert in name and "bias" not in name)
-    found = fit(source, "1KiB", "--fit-length", 4)
+    found = fit(source, KIB, length=4)
     assert [way["as_stored"] for way in found["whole"]] == [True, False]
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
     assert found["whole"][1]["weight_bytes"] == tensor_bytes(decoded)
@@ -95,15 +98,15 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     assert "As stored, it fits as it is." in shown.out
     assert "Next: prunecli prune-experts" in shown.out
     assert "--dtype" not in shown.out
-    assert fit(source, need, "--fit-length", 4)["whole"][1]["fits"]
+    assert fit(source, need, length=4)["whole"][1]["fits"]
 
 
 def test_the_ratio_that_is_named_fits_and_keeps_the_most(tmp_path):
     source = write(tmp_path / "source", "qwen2_moe", num_experts=32)
     load = ("--fit-batch", 1, "--fit-length", 4)
-    first = fit(source, "1KiB", *load)
+    first = fit(source, KIB, batch=1, length=4)
     half = next(way for way in first["pruned"] if way["ratio"] == 0.5)
-    found = fit(source, half["needed_bytes"] + 100, *load)
+    found = fit(source, half["needed_bytes"] + 100, batch=1, length=4)
     assert found["keep"] == half["keep"]
     shown = call(inspect, source, "--fit", half["needed_bytes"] + 100, *load)
     wanted = f"Next: prunecli prune-experts {source} --ratio {found['ratio']:g}"
@@ -114,7 +117,7 @@ def test_the_ratio_that_is_named_fits_and_keeps_the_most(tmp_path):
 
 def test_the_least_that_a_router_with_groups_needs_stays(tmp_path):
     source = write(tmp_path / "source", "deepseek_v3")
-    found = fit(source, "1KiB", "--fit-length", 4)
+    found = fit(source, KIB, length=4)
     # 2 of 8 from 1 of 2 groups: 2 stay in each group of 2 layers; what is left at 0.75 is too few.
     assert [way["ratio"] for way in found["pruned"] if way["as_stored"]] == [0.25, 0.5]
     assert [way["keep"] for way in found["pruned"] if way["as_stored"]] == [12, 8]
@@ -146,7 +149,7 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
     monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "resident_now", lambda: 300 << 20)
-    found = fit(source, "1GiB")["by_layer"]
+    found = fit(source, 1 << 30)["by_layer"]
     assert (found["batch_tokens"], found["batch_length"]) == (4096, 32)
     text = Corpus("long", (Path("a"),), ("a hen " * 2000,))
     for way in found["ways"]:
@@ -158,7 +161,6 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 DATA = ("--data", "text", "--pairs", "eng_Latn-fra_Latn")
-KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture
