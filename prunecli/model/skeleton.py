@@ -244,6 +244,9 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
 def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, dict[str, str]]:
     """The class that config.json names, or another one of the type, of whose tensors the fewest are missing.
 
+    Tensors of layers that a class does not have count too: of a result whose parts are shared some are missing, and a
+    class of the encoder alone would miss fewer.
+
     Args:
         names: of tensors; those of the base model may lack the first part, or have it although the class does not.
 
@@ -265,8 +268,9 @@ def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, 
                 for own in names
             }
             missing = len(stored.keys() - made.tied - {*renamed.values()})
+            strange = [own for own in renamed.values() if own not in stored and re.search(r"\.\d+\.", own)]
             if 2 * missing < len(stored) and len({*renamed.values()}) == len(renamed):
-                found[name] = missing, renamed
+                found[name] = missing + len(strange), renamed
     if not classes:
         raise class_unknown(checkpoint, "")
     if not found:

@@ -5,6 +5,7 @@ The small model has the same switches and lists, and sizes as small as its class
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -122,7 +123,9 @@ class Trial:
             return known
         for dtype, cached in product((torch.float64, torch.float32), (True, False)):
             with suppress(Exception):  # as above
-                trial = cls(skeleton, _drawn(skeleton, dtype), cached)
+                drawn = cls(skeleton, _drawn(skeleton, dtype), cached)
+                # Some classes change what they open: the row of the padding token becomes zero.
+                trial = replace(drawn, model=drawn._opened(skeleton, stored_form(drawn.model)))
                 trial.logits(trial.model)
                 _KNOWN[key] = trial
                 return trial
@@ -243,9 +246,7 @@ class Trial:
     @cached_property
     def _spare(self) -> Any:
         """Another model of the skeleton, to be filled."""
-        # transformers takes tensors as they are, without a copy.
-        own = {name: tensor.clone() for name, tensor in stored_form(self.model).items()}
-        return self._opened(self.skeleton, own)
+        return copy.deepcopy(self.model)
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
         """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
