@@ -74,6 +74,7 @@ class Found:
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
             `template_of` -> where they lie.
         structure: of the model.
+        turned: see `Trial.turned`.
     """
 
     skeleton: Skeleton
@@ -86,6 +87,7 @@ class Found:
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
+    turned: frozenset[str]
 
     @cached_property
     def classes(self) -> tuple[ModelClass, ...]:
@@ -298,6 +300,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
                 if is_of_experts(carriers)
             },
             checkpoint.structure,
+            own.trial.turned,
         ),
     )
 

@@ -14,6 +14,8 @@ from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.depth import layers_left, renaming
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.parts import AttentionLayer, FfnLayer
+from prunecli.model.probe import template_of
 from prunecli.model.quantised import method_of
 from prunecli.model.structure import Structure
 
@@ -205,13 +207,22 @@ def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
 
 
+def _is_fitted(result: ModelLayout, part: AttentionLayer | FfnLayer, removable: bool) -> bool:
+    """Whether prunecli can share or remove a part within the stock class: one whose modules the files have as well."""
+    found = result.family.found
+    if found is None or (part.removed and not removable):
+        return False
+    turned: frozenset[str] = found.turned
+    return turned.isdisjoint(map(template_of, part.tensor_names))
+
+
 def _attentions(result: ModelLayout) -> StockSupport:
     for layer in result.attentions:
         if not layer.has_tensors:
             state = "gone" if layer.removed else "shared"
             return StockSupport(
                 reason=f"attentions are {state}, which no config.json can say",
-                is_fitted=result.family.found is not None and (layer.spec.removable or not layer.removed),
+                is_fitted=_is_fitted(result, layer, layer.spec.removable),
             )
     return StockSupport()
 
@@ -222,8 +233,7 @@ def _ffns(result: ModelLayout) -> StockSupport:
         if layer.removed or layer.is_shared:
             return StockSupport(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say",
-                is_fitted=result.family.found is not None
-                and (layer.stack.ffn.removable or not layer.removed),
+                is_fitted=_is_fitted(result, layer, layer.stack.ffn.removable),
             )
         if not layer.tensors:  # those of experts are alike in every layer
             continue

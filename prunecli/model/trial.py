@@ -32,6 +32,7 @@ from prunecli.model.probe import (
     head_keys,
     layer_keys,
     numbers,
+    template_of,
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
@@ -239,9 +240,7 @@ class Trial:
 
     def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
         """The model with these tensors; the next call may change it."""
-        if self.modules.keys() != tensors.keys():  # files store them otherwise
-            return self._opened(self.skeleton, tensors)
-        return self._filled(self._spare, tensors)
+        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
@@ -250,7 +249,7 @@ class Trial:
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
         """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
-        if model is None or self.modules.keys() != tensors.keys():
+        if model is None or self.turned or self.modules.keys() != tensors.keys():
             return None
         own = model.state_dict()
         for name, tensor in tensors.items():
@@ -289,6 +288,16 @@ class Trial:
 
         expected = self.logits(self._masked(masked))
         return _apart(expected, self.logits(self._opened(self.skeleton, cut, fit)), self._whole)
+
+    @cached_property
+    def turned(self) -> frozenset[str]:
+        """Names in files, without numbers, of the tensors that the class holds otherwise: turned, parted or stacked."""
+        own, stored = self.model.state_dict(), stored_form(self.model)
+        return frozenset(
+            template_of(name)
+            for name, tensor in stored.items()
+            if name not in self.modules or not tensor.equal(own[self.modules[name]])
+        )
 
     @cached_property
     def modules(self) -> dict[str, str]:

@@ -51,6 +51,7 @@ FOUND: dict[str, set[str]] = {
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
     "nemotron_h": {*BOTH, "expert unit", "channel"},  # a list says how many layers there are
     "falcon_h1": {*BOTH, "channel"},  # the state-space part of each layer keeps its heads
+    "gte": {"layer", "unit", "head"},  # its files part a matrix under the same name
     "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
@@ -99,6 +100,7 @@ def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
         ("share", "gptj", "attention"),
         ("share", "umt5", "ffn"),  # classes of the encoder alone lack fewer tensors of the result
         ("share", "gemma4", "attention"),  # heads of two widths
+        ("share", "gte", "ffn"),
     ],
 )
 def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
@@ -106,6 +108,11 @@ def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
     if model_type == "modernbert":
         # The first attention has no norm.
         with pytest.raises(UnsupportedModelError, match="attentions are gone"):
+            cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
+        return
+    if model_type == "gte":
+        # Its class parts a matrix of the files.
+        with pytest.raises(UnsupportedModelError, match="FFNs are shared"):
             cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
         return
     assert cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out") < 1e-5
