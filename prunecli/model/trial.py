@@ -124,13 +124,15 @@ class Trial:
             return known
         for dtype, cached in product((torch.float64, torch.float32), (True, False)):
             with suppress(Exception):  # as above
-                drawn = cls(skeleton, _drawn(skeleton, dtype), cached)
-                # Some classes change what they open: the row of the padding token becomes zero.
-                trial = replace(drawn, model=drawn._opened(skeleton, stored_form(drawn.model)))
+                trial = cls(skeleton, _drawn(skeleton, dtype), cached).opened()
                 trial.logits(trial.model)
                 _KNOWN[key] = trial
                 return trial
         return None
+
+    def opened(self) -> Trial:
+        """The same with the model that its class opens: some make the row of the padding token zero on opening."""
+        return replace(self, model=self._opened(self.skeleton, stored_form(self.model)))
 
     @cached_property
     def answers(self) -> dict[tuple[str, str], float]:
