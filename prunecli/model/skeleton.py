@@ -14,9 +14,11 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, kind_and_reason
 from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, with_keys
+from prunecli.model.names import with_new_ending
 from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.private import model_from_config, with_special_floats
@@ -211,7 +213,8 @@ def stored_form(model: Any, state: Mapping[str, Tensor] | None = None) -> dict[s
 
     own = model.state_dict() if state is None else state
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(own))
-    return found
+    # ESM's class writes the older names of norms; its published files, and checkpoints here, have those of today.
+    return {with_new_ending(name, BERT_RENAMED): tensor for name, tensor in found.items()}
 
 
 def _stating(config: dict[str, Any], found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

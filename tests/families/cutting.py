@@ -21,6 +21,7 @@ from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shar
 from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.names import with_new_ending
 from prunecli.model.probe import outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
@@ -189,9 +190,10 @@ def treated_apart(
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Copies of a model's tensors by their names in files."""
+    """Copies of a model's tensors by their names in files; ESM's class writes the older names of norms."""
     state = revert_weight_conversion(model, dict(model.state_dict()))
-    return {name: value.clone() for name, value in state.items()}
+    endings = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    return {with_new_ending(name, endings): value.clone() for name, value in state.items()}
 
 
 def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> PreTrainedModel:
