@@ -1,4 +1,4 @@
-"""What `inspect` counts, from headers alone: parameters and bytes by part, layers, experts, types."""
+"""What `inspect` counts, without weights: parameters and bytes by part, layers, experts, types."""
 
 from __future__ import annotations
 

@@ -124,14 +124,14 @@ class Trial:
             return known
         for dtype, cached in product((torch.float64, torch.float32), (True, False)):
             with suppress(Exception):  # as above
-                trial = cls(skeleton, _drawn(skeleton, dtype), cached).opened()
+                trial = cls(skeleton, _drawn(skeleton, dtype), cached).reopened()
                 trial.logits(trial.model)
                 _KNOWN[key] = trial
                 return trial
         return None
 
-    def opened(self) -> Trial:
-        """The same with the model that its class opens: some make the row of the padding token zero on opening."""
+    def reopened(self) -> Trial:
+        """A trial of the model that the class opens: some make the row of the padding token zero on opening."""
         return replace(self, model=self._opened(self.skeleton, stored_form(self.model)))
 
     @cached_property
@@ -242,7 +242,12 @@ class Trial:
 
     def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
         """The model with these tensors; the next call may change it."""
-        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
+        spare = self._spare if self._fills(tensors) else None
+        return self._filled(spare, tensors) or self._opened(self.skeleton, tensors)
+
+    def _fills(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the model holds tensors of these names in files as they are."""
+        return not self.turned and self.modules.keys() == tensors.keys()
 
     @cached_property
     def _spare(self) -> Any:
@@ -251,7 +256,7 @@ class Trial:
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
         """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
-        if model is None or self.turned or self.modules.keys() != tensors.keys():
+        if model is None or not self._fills(tensors):
             return None
         own = model.state_dict()
         for name, tensor in tensors.items():

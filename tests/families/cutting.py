@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from prunecli import load_model
+from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
@@ -192,8 +193,7 @@ def treated_apart(
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Copies of a model's tensors by their names in files; ESM's class writes the older names of norms."""
     state = revert_weight_conversion(model, dict(model.state_dict()))
-    endings = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-    return {with_new_ending(name, endings): value.clone() for name, value in state.items()}
+    return {with_new_ending(name, BERT_RENAMED): value.clone() for name, value in state.items()}
 
 
 def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> PreTrainedModel:
