@@ -25,7 +25,8 @@ from prunecli.model.declared import EXPERTS, value_of
 from prunecli.model.mixtures import blocks_of, experts_of
 from prunecli.model.probe import common_owner, layer_of, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
-from prunecli.model.trial import NEAR, NEVER, TOP_K, Trial
+from prunecli.model.small_copy import TOP_K
+from prunecli.model.trial import NEAR, NEVER, Trial
 
 EXPERT = "{expert}"
 SEPARATE = "experts.{expert}"

@@ -43,7 +43,8 @@ from prunecli.model.probe import (
     without_tables,
 )
 from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
-from prunecli.model.trial import NEAR, Trial, few_experts
+from prunecli.model.small_copy import few_experts
+from prunecli.model.trial import NEAR, Trial
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

@@ -1,42 +1,33 @@
-"""What was found of a class is tried first: a small random model of the very config, cut, does what it does masked.
-
-The small model has the same switches and lists, and sizes as small as its class allows.
-"""
+"""Trials of what was found of a class: its small random copy, cut, has to compute what the same copy does masked."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from weakref import WeakValueDictionary
 
 from prunecli.model.axes import Carrier
-from prunecli.model.declared import EXPERTS, TIE_KEY
+from prunecli.model.declared import TIE_KEY
 from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
 from prunecli.model.probe import (
-    HEAD_WIDTHS,
-    HIDDEN,
     VOCABULARY,
     WIDTH,
     LayerKey,
     UnitKeys,
     common_owner,
-    head_counts,
     head_keys,
     layer_keys,
-    numbers,
     template_of,
     width_keys,
 )
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
-from prunecli.private import model_from_config
+from prunecli.model.small_copy import TOKENS, in_evaluation, random_model, smaller_skeletons
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,21 +35,9 @@ if TYPE_CHECKING:
 Given = ParamSpec("Given")
 NEAR = 1e-4
 """Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
-_COUNTS = re.compile(
-    r"layer|heads$|n_head$|experts|groups?$|top_?k|kernel|steps?$|bucket|period|interval|pattern|freq|beam|length|"
-    r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
-)
-"""Keys of whole numbers that do not shrink with the sizes of tensors."""
-TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
-"""Keys of numbers of experts that a token is given to."""
-_FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
-"""Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
-_TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 _UNLIKE = 16
-_MOST = 1 << 25
-"""Numbers that the small model has at most."""
 _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
 
@@ -101,16 +80,9 @@ class Trial:
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
-        # Where a list says how the width of a head is divided, heads have to stay as wide.
-        for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
-            values = _scaled(short.effective, scale, kept)
-            made = Skeleton(skeleton.model_class, skeleton.config_class, values)
-            with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
-                is_alike = _divided(made.config) == _divided(skeleton.effective)
-                is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
-                is_alike = is_alike and sum(map(prod, made.stored.values())) < _MOST
-                if is_alike and (trial := cls._answering(made)) is not None:
-                    return trial
+        for made in smaller_skeletons(short):
+            if (trial := cls._answering(made)) is not None:
+                return trial
         return None
 
     @classmethod
@@ -123,8 +95,8 @@ class Trial:
         if (known := _KNOWN.get(key)) is not None:
             return known
         for dtype, cached in product((torch.float64, torch.float32), (True, False)):
-            with suppress(Exception):  # as above
-                trial = cls(skeleton, _drawn(skeleton, dtype), cached).reopened()
+            with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
+                trial = cls(skeleton, random_model(skeleton, dtype), cached).reopened()
                 trial.logits(trial.model)
                 _KNOWN[key] = trial
                 return trial
@@ -183,7 +155,7 @@ class Trial:
         wide = self.skeleton.changed(twice.changes(twice.held))
         if wide is None:
             raise ValueError("transformers refuses the wider config")
-        trial = replace(self, skeleton=wide, model=_drawn(wide, self.model.dtype))
+        trial = replace(self, skeleton=wide, model=random_model(wide, self.model.dtype))
         return trial.of_units(twice, carriers, dict.fromkeys(carriers, ""), is_stream=True)
 
     @_once
@@ -507,7 +479,7 @@ class Trial:
         import torch
 
         if tokens is None:
-            vocabulary = _TOKENS
+            vocabulary = TOKENS
             with suppress(Exception):  # some have no table, or several
                 vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
@@ -561,7 +533,7 @@ class Trial:
         kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
         if odd := [name for kind in kinds for name in told[kind]]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
-        return _plain(model.to(self.model.dtype))  # some classes make parameters of another type
+        return in_evaluation(model.to(self.model.dtype))  # some classes make parameters of another type
 
 
 def stream_norms(model: Any, places: Container[str]) -> list[Any]:
@@ -618,31 +590,6 @@ def _never_picked() -> Any:
     return Masking()
 
 
-def _drawn(skeleton: Skeleton, dtype: Any) -> Any:
-    """The model of a skeleton, its matrices drawn at random and its vectors moved."""
-    import torch
-
-    config = skeleton.config_of(skeleton.config)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = model_from_config(skeleton.model_class, config, attn_implementation="eager", dtype=dtype)
-        model = model.to(dtype)  # some classes make parameters of another type
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
-            else:
-                parameter.add_(noise * 0.1)
-    return _plain(model)
-
-
-def _plain(model: Any) -> Any:
-    """The model in evaluation mode, its experts computed one by one, which works for every type of numbers."""
-    with suppress(Exception):
-        model.set_experts_implementation("eager")
-    return model.eval()
-
-
 def _text(vocabulary: int) -> Tensor:
     """`[2, 12]`: random tokens, those of the lowest ids left out, which may be special."""
     import torch
@@ -674,68 +621,3 @@ def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) ->
 
     ranges = carrier.ranges(places, tensor.shape[carrier.dim], held)
     return torch.cat([torch.arange(*each) for each in ((0, 0), *ranges)])
-
-
-def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dict[str, Any]:
-    """A config with sizes divided by `scale`, but for those under keys that end like these."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        is_layer = key == "per_layer_config" or key.isdecimal()
-        if isinstance(value, Mapping) and ("model_type" in value or is_layer):
-            found[key] = _scaled(value, scale, kept)
-        elif isinstance(value, Mapping) and key.startswith("rope_"):  # with a factor for each frequency
-            found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}
-        elif kept and key.endswith(kept):
-            found[key] = value
-        elif key == "pad_token_id" and value is None:  # classifiers take several texts only if they know one
-            found[key] = 0
-        elif type(value) is int:
-            found[key] = _small(key, value, scale)
-        elif isinstance(value, list) and all(type(one) is int for one in value):
-            found[key] = [_small(key, one, scale) for one in value]
-        else:
-            found[key] = value
-    return found
-
-
-def _fewer(value: Any, scale: int) -> Any:
-    """The first of a list of factors, as many as there are frequencies in a head `scale` times narrower."""
-    is_factors = isinstance(value, list) and any(isinstance(one, float) for one in value)
-    return value[: max(len(value) // scale, 1)] if is_factors else value
-
-
-def _divided(values: Mapping[str, Any]) -> list[bool]:
-    """Whether the heads of each kind divide the hidden size, where their width follows from that."""
-    return [width.is_integer() for width in _head_widths(values)]
-
-
-def _head_widths(values: Mapping[str, Any]) -> list[float]:
-    """Width of a head of each kind, where it follows from the number of heads."""
-    if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
-        return []
-    hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
-    return [hidden / count for count in head_counts(values).values() if count > 0]
-
-
-def few_experts(key: str, value: int) -> int:
-    """The value of a key in a model with few experts, of which as many can go as in any other."""
-    for pattern, few in _FEW.items():
-        if pattern.search(key.rpartition(".")[2]) and value > 1:
-            return few if pattern is EXPERTS else min(value, few)
-    return value
-
-
-def _small(key: str, value: int, scale: int) -> int:
-    if re.search(r"_ids?$", key):
-        return value if value < 8 else value % 7 + 1
-    bounds = {
-        r"vocab_size": _TOKENS,
-        r"position": _POSITIONS,
-        r"window(?!_layers)|chunk_size$|block_size|local_attention": _WINDOW,
-    }
-    for pattern, most in bounds.items():
-        if re.search(pattern, key):
-            return min(value, most)
-    if (few := few_experts(key, value)) != value:
-        return few
-    return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)

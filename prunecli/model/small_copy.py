@@ -1,0 +1,131 @@
+"""Small copies of a model for trials: a config with the same switches and lists but small sizes, and random weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from prunecli.model.declared import EXPERTS
+from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, head_counts, numbers
+from prunecli.model.skeleton import Skeleton
+from prunecli.private import model_from_config
+
+_COUNTS = re.compile(
+    r"layer|heads$|n_head$|experts|groups?$|top_?k|kernel|steps?$|bucket|period|interval|pattern|freq|beam|length|"
+    r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
+)
+"""Keys of whole numbers that do not shrink with the sizes of tensors."""
+TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
+"""Keys of numbers of experts that a token is given to."""
+_FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
+"""Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
+_MOST = 1 << 25
+"""Numbers that the small model has at most."""
+TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
+
+
+def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:
+    """Skeletons with smaller sizes, the smallest first, whose heads divide the hidden size as those of the model do."""
+    # Where a list says how the width of a head is divided, heads have to stay as wide.
+    for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
+        made = replace(skeleton, config=_scaled(skeleton.effective, scale, kept))
+        with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
+            is_alike = _divided(made.config) == _divided(skeleton.effective)
+            is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
+            if is_alike and sum(map(prod, made.stored.values())) < _MOST:
+                yield made
+
+
+def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dict[str, Any]:
+    """A config with sizes divided by `scale`, but for those under keys that end like these."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        is_layer = key == "per_layer_config" or key.isdecimal()
+        if isinstance(value, Mapping) and ("model_type" in value or is_layer):
+            found[key] = _scaled(value, scale, kept)
+        elif isinstance(value, Mapping) and key.startswith("rope_"):  # with a factor for each frequency
+            found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}
+        elif kept and key.endswith(kept):
+            found[key] = value
+        elif key == "pad_token_id" and value is None:  # classifiers take several texts only if they know one
+            found[key] = 0
+        elif type(value) is int:
+            found[key] = _small(key, value, scale)
+        elif isinstance(value, list) and all(type(one) is int for one in value):
+            found[key] = [_small(key, one, scale) for one in value]
+        else:
+            found[key] = value
+    return found
+
+
+def _fewer(value: Any, scale: int) -> Any:
+    """The first of a list of factors, as many as there are frequencies in a head `scale` times narrower."""
+    is_factors = isinstance(value, list) and any(isinstance(one, float) for one in value)
+    return value[: max(len(value) // scale, 1)] if is_factors else value
+
+
+def few_experts(key: str, value: int) -> int:
+    """The value of a key in a model with few experts, of which as many can go as in any other."""
+    for pattern, few in _FEW.items():
+        if pattern.search(key.rpartition(".")[2]) and value > 1:
+            return few if pattern is EXPERTS else min(value, few)
+    return value
+
+
+def _small(key: str, value: int, scale: int) -> int:
+    if re.search(r"_ids?$", key):
+        return value if value < 8 else value % 7 + 1
+    bounds = {
+        r"vocab_size": TOKENS,
+        r"position": _POSITIONS,
+        r"window(?!_layers)|chunk_size$|block_size|local_attention": _WINDOW,
+    }
+    for pattern, most in bounds.items():
+        if re.search(pattern, key):
+            return min(value, most)
+    if (few := few_experts(key, value)) != value:
+        return few
+    return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)
+
+
+def _divided(values: Mapping[str, Any]) -> list[bool]:
+    """Whether the heads of each kind divide the hidden size, where their width follows from that."""
+    return [width.is_integer() for width in _head_widths(values)]
+
+
+def _head_widths(values: Mapping[str, Any]) -> list[float]:
+    """Width of a head of each kind, where it follows from the number of heads."""
+    if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
+        return []
+    hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
+    return [hidden / count for count in head_counts(values).values() if count > 0]
+
+
+def random_model(skeleton: Skeleton, dtype: Any) -> Any:
+    """The model of a skeleton, its matrices drawn at random and its vectors moved."""
+    import torch
+
+    config = skeleton.config_of(skeleton.config)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = model_from_config(skeleton.model_class, config, attn_implementation="eager", dtype=dtype)
+        model = model.to(dtype)  # some classes make parameters of another type
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(noise * 0.1)
+    return in_evaluation(model)
+
+
+def in_evaluation(model: Any) -> Any:
+    """The model in evaluation mode, its experts computed one by one, which works for every type of numbers."""
+    with suppress(Exception):
+        model.set_experts_implementation("eager")
+    return model.eval()
