@@ -183,6 +183,12 @@ class Found:
             own = kept.get(stack.key, range(stack.depth))
             if len(own) == stack.depth:
                 continue
+            last = _last_with_images(self.skeleton.effective)
+            if not {*range(last + 1)} <= {*own}:
+                raise UnsupportedModelError(
+                    f"the model adds features of images to the hidden states by the numbers of the layers 0 to {last}",
+                    "Keep these layers: `remove` names the others.",
+                )
             try:
                 trial = Trial.of(self.skeleton, self.layers, whole=True)
                 small = next(one for one in trial.stacks if one.key == stack.key) if trial else None
@@ -303,6 +309,18 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             own.trial.turned,
         ),
     )
+
+
+def _last_with_images(values: Mapping[str, Any]) -> int:
+    """Number of the last layer whose number says which features of images it gets; -1: there is none.
+
+    A small copy is given no images, so that it cannot tell.
+    """
+    last = [_last_with_images(value) for value in values.values() if isinstance(value, Mapping)]
+    last.append(len(values.get("deepstack_visual_indexes") or ()) - 1)  # for the first layers, one for each
+    last += [number for _, number in values.get("deepstack_layer_map") or ()]
+    last += values.get("spatial_target_layers") or ()
+    return max(last)
 
 
 def _has_one_each(structure: Structure, units: UnitKeys, carriers: Carriers) -> bool:

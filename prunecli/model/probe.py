@@ -394,6 +394,12 @@ def is_key_value(key: str) -> bool:
     return bool(_KEY_VALUE.search(_last(key)))
 
 
+def hidden_beside(values: Mapping[str, Any], key: str) -> int:
+    """The hidden size of the config that a key lies in; 0: it states none."""
+    within = key[: -len(_last(key))]
+    return next((size for name in HIDDEN if type(size := value_of(values, within + name)) is int), 0)
+
+
 def shared_keys(counts: Iterable[str], key: str) -> list[str]:
     """The keys that count the heads of keys and values beside the one that counts those of queries."""
     within = key[: -len(_last(key))]
@@ -440,11 +446,8 @@ def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
 
 def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) -> UnitKeys | None:
     """The heads under these keys, if with `left` of them the tensors lose as large a part of one dimension each."""
-    first = next(iter(keys))
-    within, each = first[: -len(_last(first))], keys[first]
-    hidden = next(
-        (size for name in HIDDEN if type(size := value_of(skeleton.effective, within + name)) is int), 0
-    )
+    first, each = next(iter(keys.items()))
+    within, hidden = first[: -len(_last(first))], hidden_beside(skeleton.effective, first)
     for stated in ({}, *_head_widths(within, hidden, each * held)):
         # A class that does not read the key makes the same of it as of none.
         if any(not skeleton.reads(key, width + 1) for key, width in stated.items()):

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from prunecli.model.declared import EXPERTS
-from prunecli.model.probe import HEAD_WIDTHS, HIDDEN, head_counts, numbers
+from prunecli.model.probe import HEAD_WIDTHS, head_counts, hidden_beside, numbers
 from prunecli.model.skeleton import Skeleton
 from prunecli.private import model_from_config
 
@@ -48,8 +48,8 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
         is_layer = key == "per_layer_config" or key.isdecimal()
         if isinstance(value, Mapping) and ("model_type" in value or is_layer):
             found[key] = _scaled(value, scale, kept)
-        elif isinstance(value, Mapping) and key.startswith("rope_"):  # with a factor for each frequency
-            found[key] = {name: _fewer(one, 1 if kept else scale) for name, one in value.items()}
+        elif isinstance(value, Mapping) and key.startswith("rope_"):
+            found[key] = {name: _narrower(one, 1 if kept else scale) for name, one in value.items()}
         elif kept and key.endswith(kept):
             found[key] = value
         elif key == "pad_token_id" and value is None:  # classifiers take several texts only if they know one
@@ -63,10 +63,13 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
     return found
 
 
-def _fewer(value: Any, scale: int) -> Any:
-    """The first of a list of factors, as many as there are frequencies in a head `scale` times narrower."""
-    is_factors = isinstance(value, list) and any(isinstance(one, float) for one in value)
-    return value[: max(len(value) // scale, 1)] if is_factors else value
+def _narrower(value: Any, scale: int) -> Any:
+    """What lists say of the frequencies of a head, of one `scale` times narrower: factors, or lengths of sections."""
+    if not isinstance(value, list) or not value:
+        return value
+    if any(isinstance(one, float) for one in value):
+        return value[: max(len(value) // scale, 1)]
+    return value if any(length % scale for length in value) else [length // scale for length in value]
 
 
 def few_experts(key: str, value: int) -> int:
@@ -99,11 +102,11 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
 
 
 def _head_widths(values: Mapping[str, Any]) -> list[float]:
-    """Width of a head of each kind, where it follows from the number of heads."""
+    """Width of a head of each kind, where it follows from the number of heads and the hidden size."""
     if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
         return []
-    hidden = next((values[name] for name in HIDDEN if values.get(name)), 0)
-    return [hidden / count for count in head_counts(values).values() if count > 0]
+    counts = head_counts(values).items()
+    return [size / count for key, count in counts if count > 0 and (size := hidden_beside(values, key))]
 
 
 def random_model(skeleton: Skeleton, dtype: Any) -> Any:

@@ -207,6 +207,23 @@ def test_layers_whose_number_matters_are_refused(tmp_path):
         )
 
 
+def test_layers_that_get_features_of_images_stay(tmp_path):
+    """Qwen3-VL adds three sets of features after the first three layers."""
+    values = tiny.values_of(transformers.Qwen3VLConfig)
+    values["text_config"]["num_hidden_layers"] = 5
+    values["vision_config"] |= {"depth": 3, "deepstack_visual_indexes": [0, 1, 2], "out_hidden_size": 48}
+    model = tiny.drawn(transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig(**values))
+    model.save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        (axis,) = axes_of(checkpoint, "layer")
+        with pytest.raises(UnsupportedModelError, match="numbers of the layers 0 to 2"):
+            cut(checkpoint, Selection({axis.name: (0, 2, 3, 4)}))
+        assert (
+            cut(checkpoint, Selection({axis.name: (0, 1, 2, 4)})).config["text_config"]["num_hidden_layers"]
+            == 4
+        )
+
+
 def test_lists_of_numbers_of_layers_follow(tmp_path):
     model = cutting.saved("flint", tmp_path / "source")
     assert model.config.mlp_only_layers == [0, 1]
@@ -441,6 +458,21 @@ def test_a_small_copy_can_be_stored():
     }
     values["text_config"]["rope_parameters"] = ropes
     _has_small_copy(transformers.Step3p7ForConditionalGeneration, transformers.Step3p7Config(**values))
+
+
+def test_a_text_model_within_another_has_a_smaller_copy():
+    """Qwen2.5-VL's sections say how the width of a head is divided, and no key states the width."""
+    text = {
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
+    vision = {"depth": 1, "hidden_size": 64, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 1024}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    _has_small_copy(transformers.Qwen2_5_VLForConditionalGeneration, config)
 
 
 def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.PreTrainedConfig) -> None:
