@@ -30,7 +30,7 @@ _LISTS = ("layers_block_type", "layer_types")
 _FIRST = re.compile(r"first_k_dense|num_dense_layers|n_dense_layers|dense_layers$")
 _LAST = re.compile(r"num_kv_shared_layers$")
 PERIOD = ("decoder_sparse_step", "mlp_only_layers")
-_OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
+OTHER_SENSES = re.compile(r"vision|audio|image|speech|codec|video")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class UnitKeys:
 def numbers(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, int]]:
     """Key and whole number of a config, and of the configs within it that are for text; of even lists their number."""
     for key, value in values.items():
-        if isinstance(value, Mapping) and "model_type" in value and not _OTHER_SENSES.search(key):
+        if isinstance(value, Mapping) and "model_type" in value and not OTHER_SENSES.search(key):
             yield from numbers(value, f"{within}{key}.")
         elif type(value) is int:
             yield f"{within}{key}", value
@@ -353,7 +353,7 @@ def channel_keys(skeleton: Skeleton) -> Iterator[UnitKeys]:
     What reads images or sounds writes to the stream too, and a small copy is not given any.
     """
     values = skeleton.effective
-    if any(_OTHER_SENSES.search(key) for key, value in values.items() if value):
+    if any(OTHER_SENSES.search(key) for key, value in values.items() if value):
         return
     heads = {count for name, count in head_counts(values).items() if not is_key_value(name)}
     for key, size in numbers(values):

@@ -10,8 +10,18 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from prunecli.model.declared import EXPERTS
-from prunecli.model.probe import HEAD_WIDTHS, head_counts, hidden_beside, numbers
+from prunecli.model.declared import EXPERTS, value_of, with_keys
+from prunecli.model.probe import (
+    HEAD_WIDTHS,
+    HIDDEN,
+    OTHER_SENSES,
+    WIDTH,
+    head_counts,
+    hidden_beside,
+    is_key_value,
+    numbers,
+    shared_keys,
+)
 from prunecli.model.skeleton import Skeleton
 from prunecli.private import model_from_config
 
@@ -31,14 +41,37 @@ TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 
 def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:
     """Skeletons with smaller sizes, the smallest first, whose heads divide the hidden size as those of the model do."""
-    # Where a list says how the width of a head is divided, heads have to stay as wide.
-    for kept, scale in product(((), HEAD_WIDTHS), (128, 64, 32, 16, 8, 4, 2, 1)):
-        made = replace(skeleton, config=_scaled(skeleton.effective, scale, kept))
+    # Where a list says how the width of a head is divided, heads have to stay as wide, or nearly: few are left then.
+    every, scales = skeleton.effective, (128, 64, 32, 16, 8, 4, 2, 1)
+    for values, kept, scale in product((every, _with_few_heads(every)), ((), HEAD_WIDTHS), scales):
+        made = replace(skeleton, config=_scaled(values, scale, kept))
         with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
-            is_alike = _divided(made.config) == _divided(skeleton.effective)
+            is_alike = _divided(made.config) == _divided(every)
             is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
             if is_alike and sum(map(prod, made.stored.values())) < _MOST:
                 yield made
+
+
+def _with_few_heads(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with two or four heads of keys and values, of the same width, and narrower FFNs."""
+    changes, counts = {}, head_counts(values)
+    for key, queries in counts.items():
+        if is_key_value(key) or queries < 1:
+            continue
+        shared = shared_keys(counts, key)
+        held = max(min((counts[one] for one in shared), default=queries), 1)
+        few = next(number for number in (4, 2, held) if held % number == 0)
+        heads = few * (2 if queries // held % 2 == 0 else queries // held)
+        changes |= {key: heads, **dict.fromkeys(shared, few)}
+        within = key[: len(key) - len(key.rpartition(".")[2])]
+        sizes = {name: value_of(values, within + name) for name in HIDDEN}
+        changes |= {
+            within + name: size * heads // queries for name, size in sizes.items() if type(size) is int
+        }
+    widths = {
+        key: max(value // 8, 16) for key, value in numbers(values) if WIDTH.search(key.rpartition(".")[2])
+    }
+    return with_keys(values, {**changes, **widths})
 
 
 def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dict[str, Any]:
@@ -47,7 +80,7 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
     for key, value in values.items():
         is_layer = key == "per_layer_config" or key.isdecimal()
         if isinstance(value, Mapping) and ("model_type" in value or is_layer):
-            found[key] = _scaled(value, scale, kept)
+            found[key] = _scaled(value, _dividing(value, scale) if OTHER_SENSES.search(key) else scale, kept)
         elif isinstance(value, Mapping) and key.startswith("rope_"):
             found[key] = {name: _narrower(one, 1 if kept else scale) for name, one in value.items()}
         elif kept and key.endswith(kept):
@@ -61,6 +94,15 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
         else:
             found[key] = value
     return found
+
+
+def _dividing(values: Mapping[str, Any], scale: int) -> int:
+    """The largest divisor, `scale` at most, after which heads divide the width of a part for images or sounds."""
+    widths = [width for name in (*HIDDEN, "embed_dim") if type(width := values.get(name)) is int]
+    counts = [count for count in head_counts(values).values() if count > 0]
+    while scale > 1 and any(width // scale % count for width in widths for count in counts):
+        scale //= 2
+    return scale
 
 
 def _narrower(value: Any, scale: int) -> Any:

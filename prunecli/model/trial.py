@@ -483,7 +483,8 @@ class Trial:
             with suppress(Exception):  # some have no table, or several
                 vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
             tokens = _text(vocabulary)
-            if self.model.config.is_encoder_decoder and type(end := self.model.config.eos_token_id) is int:
+            end = getattr(self.model.config, "eos_token_id", None)
+            if self.model.config.is_encoder_decoder and type(end) is int:
                 tokens[:, -1] = end  # where classifiers look
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:

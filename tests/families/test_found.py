@@ -460,19 +460,37 @@ def test_a_small_copy_can_be_stored():
     _has_small_copy(transformers.Step3p7ForConditionalGeneration, transformers.Step3p7Config(**values))
 
 
-def test_a_text_model_within_another_has_a_smaller_copy():
-    """Qwen2.5-VL's sections say how the width of a head is divided, and no key states the width."""
+@pytest.mark.parametrize(("hidden", "width", "heads"), [(1024, 1024, 8), (8192, 29568, 64)])
+def test_a_text_model_within_another_has_a_smaller_copy(hidden, width, heads):
+    """Qwen2.5-VL's sections say how the width of a head is divided, and no key states the width.
+
+    Of many heads few are left, since they cannot be as narrow as those of other models.
+    """
     text = {
-        "hidden_size": 1024,
-        "intermediate_size": 1024,
-        "num_attention_heads": 8,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": heads,
         "num_key_value_heads": 4,
         "num_hidden_layers": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
     }
-    vision = {"depth": 1, "hidden_size": 64, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 1024}
+    vision = {
+        "depth": 1,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "out_hidden_size": hidden,
+    }
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
     _has_small_copy(transformers.Qwen2_5_VLForConditionalGeneration, config)
+
+
+def test_parts_for_images_shrink_as_their_heads_allow():
+    """Aria's vision tower has 16 heads of 72 channels, which a 128th of its width cannot have."""
+    config = transformers.AriaConfig(
+        text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 1}
+    )
+    _has_small_copy(transformers.AriaForConditionalGeneration, config)
 
 
 def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.PreTrainedConfig) -> None:
