@@ -54,7 +54,8 @@ def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:
 
 def _with_few_heads(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config with two or four heads of keys and values, of the same width, and narrower FFNs."""
-    changes, counts = {}, head_counts(values)
+    counts = head_counts(values)
+    changes: dict[str, int] = {}
     for key, queries in counts.items():
         if is_key_value(key) or queries < 1:
             continue
