@@ -27,6 +27,12 @@ SHARED_LAYERS = 1000
 EXPERTS = re.compile(r"^(?!top_?k).*(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
 
+_OUTER = re.compile(
+    r"(vision|image|video)_|((torch_)?d|model_)type$|architectures$|transformers_version$|tie_word_embeddings$|"
+    r"quantization_config$|auto_map$"
+)
+"""Keys of the config of a model of text and images that say nothing of its text model."""
+
 _KNOWN_SETTINGS: Mapping[str, Any] = {
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
@@ -207,6 +213,16 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
                 [value] * len(before) if isinstance(before, list) and isinstance(value, int) else value
             )
     return changed
+
+
+def with_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with what it says of the text model under `text_config`, where Qwen2-VL's files have it at their top."""
+    model_type = config.get("model_type")
+    if model_type not in ("qwen2_vl", "qwen2_5_vl") or "text_config" in config:
+        return dict(config)
+    outer = {key: value for key, value in config.items() if _OUTER.match(key)}
+    text = {key: value for key, value in config.items() if key not in outer}
+    return {**outer, "text_config": {**text, "model_type": f"{model_type}_text"}}
 
 
 def all_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,6 @@ from prunecli.architectures.records import (
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier
-from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import found_mixture
 from prunecli.model.probe import (
     VOCABULARY,
@@ -183,14 +182,6 @@ def probed(checkpoint: Checkpoint) -> Probed:
     """
     whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
-    stated = [key in whole.config for key in (DEPTH_ALIAS, "text_config")]
-    if "text_config" in whole.config_class.sub_configs and stated == [True, False]:
-        # Qwen2-VL and Qwen2.5-VL as published: a size would be written beside the one that counts.
-        raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: has the sizes of the text model at its top, not under text_config",
-            "Let transformers move them there: AutoConfig.from_pretrained(DIR).save_pretrained(DIR) writes "
-            "config.json anew.",
-        )
     try:
         found = _asked(whole.model_class, whole.config_class, dumps(whole.config))
     except Exception as error:  # of any kind: what a class makes of its config

@@ -398,7 +398,7 @@ def test_a_model_of_another_sound_is_refused_as_such(tmp_path):
         checkpoint.require_architecture()
 
 
-def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
+def test_sizes_of_the_text_model_move_from_the_top(tmp_path):
     """They are there in the published Qwen2.5-VL."""
     text = tiny.tiny_config("qwen2").to_dict()
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
@@ -406,16 +406,19 @@ def test_sizes_of_the_text_model_at_the_top_are_refused(tmp_path):
     config = transformers.Qwen2_5_VLConfig(
         text_config=text | {"model_type": "qwen2_5_vl_text"}, vision_config=vision
     )
-    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    values = config_of(tmp_path)
+    model = tiny.drawn(transformers.Qwen2_5_VLForConditionalGeneration, config)
+    model.save_pretrained(tmp_path / "model")
+    values = config_of(tmp_path / "model")
     own = values.pop("text_config")
-    write_json(path, {**own, **values, "vocab_size": own["vocab_size"]})
-    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="under text_config"):
-        checkpoint.require_architecture()
-    transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)  # as the remedy says
-    with open_model(tmp_path) as checkpoint:
-        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+    own["rope_scaling"] = {**own.pop("rope_parameters"), "type": "mrope"}
+    write_json(tmp_path / "model" / "config.json", {**own, **values})
+    with open_model(tmp_path / "model") as checkpoint:
+        found = cutting.axes_found(checkpoint)
+        axes = [*found["layer"], *found["unit"]]
+        assert cutting.apart(model, checkpoint, axes, tmp_path / "cut") < 2e-4
+    written = config_of(tmp_path / "cut")
+    assert "num_hidden_layers" not in written
+    assert written["text_config"]["num_hidden_layers"] == 2
 
 
 def test_a_config_without_a_type_opens(tmp_path):
