@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,17 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import call
 from tests.families import tiny
+from tests.families.cutting import some_experts, without_experts
 from tests.families.mixtures import EXPERTS, TINY
 from tests.selections import kept_experts
 from tests.tiny import change_config, config_of, write_plain_tokenizer
@@ -52,20 +50,6 @@ def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
     return directory
 
 
-def choose(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Other experts in every layer, as many in each; of each group as many."""
-    kept = {}
-    for number, layer in enumerate(checkpoint.mixtures):
-        width = layer.num_experts // layer.groups.count
-        left = width - max(2 // layer.groups.count, 1)
-        kept[layer.name] = tuple(
-            group * width + place
-            for group in range(layer.groups.count)
-            for place in sorted((number + group + step) % width for step in range(left))
-        )
-    return kept
-
-
 def logits(model: Any, model_type: str) -> Tensor:
     torch.manual_seed(3)
     ids = torch.randint(3, 64, (2, 9))
@@ -73,48 +57,6 @@ def logits(model: Any, model_type: str) -> Tensor:
     with torch.no_grad():
         result: Tensor = model(input_ids=ids, **extra).logits
     return result
-
-
-@contextmanager
-def without(model: Any, checkpoint: Checkpoint, kept: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """The model with the dropped experts' router logits, and correction biases, at minus infinity."""
-    values = dict((*model.named_parameters(), *model.named_buffers()))
-    dropped: dict[int, list[int]] = {}
-    for layer in checkpoint.mixtures:
-        gone = [number for number in range(layer.num_experts) if number not in kept[layer.name]]
-        for name in layer.cut:
-            if name in layer.stacked_tensors:
-                continue
-            own = next(value for value in values.values() if is_equal(value, checkpoint, name))
-            if name in layer.router_tensors and own.dim() == 2:
-                dropped[id(own)] = gone
-            else:
-                own.data[(*[slice(None)] * (own.dim() - 1), gone)] = -torch.inf
-    used = set()
-    stock = functional.linear
-
-    def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        result = stock(hidden, weight, bias)
-        if id(weight) in dropped:
-            used.add(id(weight))
-            result[..., dropped[id(weight)]] = -torch.inf
-        return result
-
-    functional.linear = linear
-    try:
-        yield
-    finally:
-        functional.linear = stock
-    assert used == set(dropped)
-
-
-def is_equal(value: Tensor, checkpoint: Checkpoint, name: str) -> bool:
-    info = checkpoint.info(name)
-    if value.numel() != info.numel:
-        return False
-    data = checkpoint.read_range(name, 0, info.nbytes, bytearray(info.nbytes))
-    stored = torch.frombuffer(data, dtype=value.dtype)
-    return torch.equal(value.detach().reshape(-1), stored)
 
 
 FOUND = (
@@ -148,7 +90,7 @@ ALIKE = {
 def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
     source, output = save_tiny(tmp_path / "source", model_type), tmp_path / "pruned"
     with open_model(source) as checkpoint:
-        kept = choose(checkpoint)
+        kept = some_experts(checkpoint)
         assert kept
         assert all(len(ids) < EXPERTS for ids in kept.values())
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
@@ -156,7 +98,7 @@ def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         full = stock_class(model_type).from_pretrained(source).eval()
         before = logits(full, model_type)
-        with without(full, checkpoint, kept):
+        with without_experts(full, checkpoint, kept):
             expected = logits(full, model_type)
     pruned = logits(model.eval(), model_type)
     assert not torch.equal(pruned, before)
@@ -199,7 +141,7 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
         applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = stock_class(model_type).from_pretrained(source).eval()
         before = logits(full, model_type)
-        with without(full, checkpoint, kept):
+        with without_experts(full, checkpoint, kept):
             expected = logits(full, model_type)
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load_model(output, device="cpu", dtype="float32")
@@ -263,7 +205,7 @@ def test_a_limit_that_is_none_stays_infinity(tmp_path):
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))
     with open_model(source) as checkpoint:
-        apply(checkpoint, cut(checkpoint, kept_experts(choose(checkpoint))), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(some_experts(checkpoint))), output)
     limit = '"time_step_limit": [0.0, Infinity]'
     assert limit in path.read_text()
     assert limit in (output / "config.json").read_text()
@@ -301,11 +243,11 @@ def test_experts_in_float8_stay_as_they_are(tmp_path):
         return stock_class("mixtral").from_pretrained(path, quantization_config=settings).float().eval()
 
     with open_model(source) as checkpoint:
-        kept = choose(checkpoint)
+        kept = some_experts(checkpoint)
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = opened(source)
         before = logits(full, "mixtral")
-        with without(full, checkpoint, kept):
+        with without_experts(full, checkpoint, kept):
             expected = logits(full, "mixtral")
     assert config_of(output)["dtype"] == "float32"
     pruned = logits(opened(output), "mixtral")
@@ -321,7 +263,7 @@ def test_quantised_layers_with_numbers_of_their_own(tmp_path):
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = load_model(source, device="cpu", dtype="float32")
         before = logits(full, "mixtral")
-        with without(full, checkpoint, kept):
+        with without_experts(full, checkpoint, kept):
             expected = logits(full, "mixtral")
     pruned = load_model(output, device="cpu", dtype="float32")
     assert not torch.equal(expected, before)

@@ -15,6 +15,7 @@ from tests.families import cutting, tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "families.md"
 NAMES = {
+    "expert": "experts",
     "layer": "layers",
     "unit": "hidden units",
     "expert unit": "hidden units of experts",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -31,6 +32,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.families import tiny
+from tests.selections import kept_experts
 
 KINDS: tuple[Kind, ...] = ("layer", "unit", "head", "channel")
 
@@ -154,6 +156,73 @@ def apart(
     return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
 
 
+def some_experts(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Other experts in every layer, as many in each; of each group as many."""
+    kept = {}
+    for number, layer in enumerate(checkpoint.mixtures):
+        width = layer.num_experts // layer.groups.count
+        left = width - max(2 // layer.groups.count, 1)
+        kept[layer.name] = tuple(
+            group * width + place
+            for group in range(layer.groups.count)
+            for place in sorted((number + group + step) % width for step in range(left))
+        )
+    return kept
+
+
+@contextmanager
+def without_experts(
+    model: PreTrainedModel, checkpoint: Checkpoint, kept: Mapping[str, tuple[int, ...]]
+) -> Iterator[None]:
+    """Inside, the dropped experts' router logits, and correction biases, are minus infinity."""
+    values = dict((*model.named_parameters(), *model.named_buffers()))
+    dropped: dict[int, list[int]] = {}
+    names = StockNames(checkpoint, model)
+    for layer in checkpoint.mixtures:
+        gone = [number for number in range(layer.num_experts) if number not in kept[layer.name]]
+        for name in layer.cut:
+            if name in layer.stacked_tensors:
+                continue
+            own = values[names.parameter(name)]
+            if name in layer.router_tensors and own.dim() == 2:
+                dropped[id(own)] = gone
+            else:
+                own.data[(*[slice(None)] * (own.dim() - 1), gone)] = -torch.inf
+    used = set()
+    stock = functional.linear
+
+    def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        result = stock(hidden, weight, bias)
+        if id(weight) in dropped:
+            used.add(id(weight))
+            result[..., dropped[id(weight)]] = -torch.inf
+        return result
+
+    functional.linear = linear
+    try:
+        yield
+    finally:
+        functional.linear = stock
+    assert used == set(dropped)
+
+
+def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) -> float:
+    """Difference for a model without some experts of each layer, whose routers never choose them.
+
+    Raises:
+        PruneError: prunecli refuses.
+    """
+    kept = some_experts(checkpoint)
+    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    reduced, told = type(model).from_pretrained(output, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    other = opened(model, checkpoint, stored(model))
+    rows = tiny.inputs(other)
+    with without_experts(other, checkpoint, kept):
+        expected = logits(other, rows)
+    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+
+
 def treated_apart(
     model: PreTrainedModel, checkpoint: Checkpoint, part: str, treatment: str, output: Path
 ) -> float:
@@ -225,6 +294,8 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
                     told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
                 except PruneError as error:
                     told[f"uneven {kind}"] = str(error)
+        if checkpoint.mixtures:
+            told["expert"] = experts_apart(model, checkpoint, directory / "experts")
         for treatment, part in product(("share", "drop"), ("ffn", "attention")):
             try:
                 told[f"{treatment} {part}"] = treated_apart(
