@@ -34,7 +34,7 @@ TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
 """Keys of numbers of experts that a token is given to."""
 _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
 """Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
-_MOST = 1 << 25
+_MOST = 40_000_000
 """Numbers that the small model has at most."""
 TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
 
