@@ -218,8 +218,10 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     other = opened(model, checkpoint, stored(model))
     rows = tiny.inputs(other)
+    whole = logits(other, rows)
     with without_experts(other, checkpoint, kept):
         expected = logits(other, rows)
+    assert not torch.equal(whole, expected)
     return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
 
 
