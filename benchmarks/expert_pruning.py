@@ -14,6 +14,7 @@ import statistics as stats
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +136,12 @@ def select(
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:
     """Let the routers choose among the kept experts only."""
     for name, module in modules.items():
-        keep = torch.zeros(module.num_experts, dtype=torch.bool)
-        keep[list(kept[f"{name}.experts"])] = True
-        module.expert_mask = keep
+        module.router.forward = partial(_among, module.router, list(kept[f"{name}.experts"]))
+
+
+def _among(router: Any, experts: list[int], tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = type(router).forward(router, tokens)
+    return torch.full_like(logits, -torch.inf).index_copy(1, torch.tensor(experts), logits[:, experts])
 
 
 def overlap(axes: Sequence[Axis], gates: GateStatistics, text: ParallelText, options: Any) -> None:

@@ -1,9 +1,11 @@
-"""Gate statistics by hand."""
+"""Gate statistics by hand, and routers that choose among some experts alone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from prunecli.results.gates import GateModel, GateStatistics, GateSums, Mode
 
@@ -31,6 +33,18 @@ def gate_statistics(
         lacks=frozenset(lacks),
         **more,
     )
+
+
+def choose_among(module: Any, experts: Collection[int]) -> None:
+    """Let the router of a sparse FFN choose as if it had no other experts."""
+    router, numbers = module.router, torch.tensor([*experts])
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        logits = type(router).forward(router, tokens)
+        own = numbers.to(logits.device)
+        return torch.full_like(logits, -torch.inf).index_copy(1, own, logits[:, own])
+
+    router.forward = forward
 
 
 def changed(statistics: GateStatistics, **fields: Any) -> GateStatistics:

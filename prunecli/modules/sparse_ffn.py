@@ -71,7 +71,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
     The first is the argmax of the gates, the next ones that of the remaining logits; ties go to the lowest index.
 
     Args:
-        logits: `[tokens, num_experts]` float32; -inf excludes an expert.
+        logits: `[tokens, num_experts]` float32.
         top_k: how many experts to choose.
 
     Returns:
@@ -90,7 +90,7 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def real_rows(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | None:
-    """Find the tokens that are not padding.
+    """Find the tokens that are not padding, once for all layers that are given one mask: to find them waits for a GPU.
 
     Args:
         padding_mask: None; or `[batch, keys]`, nonzero = real; or an attention mask `[batch, heads, queries, keys]`,
@@ -101,40 +101,26 @@ def real_rows(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | Non
 
     Returns:
         Indices of the real tokens in the flattened `[batch * seq]`, or None where all are real.
-
-    Raises:
-        ValueError: a mask of another rank, or one with fewer keys than tokens.
     """
     if padding_mask is None:
         return None
-    rows = real_tokens(padding_mask, batch, seq).nonzero().squeeze(1)
-    return None if rows.numel() == batch * seq else rows
+    version = None if padding_mask.is_inference() else tensor_version(padding_mask)
+    is_of_pass = padding_mask.dim() == 4 and padding_mask.is_cuda
+    asked, found = getattr(padding_mask, FOUND, (None, None))
+    if not is_of_pass or asked != (version, batch, seq):
+        rows = real_tokens(padding_mask, batch, seq).nonzero().squeeze(1)
+        found = None if rows.numel() == batch * seq else rows
+        setattr(padding_mask, FOUND, ((version, batch, seq), found))
+    return found
 
 
 def real_tokens(padding_mask: Tensor, batch: int, seq: int) -> Tensor:
-    """Which tokens are not padding: `[batch * seq]` bool. Arguments and errors are those of `real_rows`."""
-    if padding_mask.dim() not in (2, 4) or padding_mask.shape[-1] < seq:
-        raise ValueError(
-            f"padding_mask has shape {tuple(padding_mask.shape)}: expected [batch, keys] or "
-            f"[batch, heads, queries, keys] with at least {seq} keys."
-        )
+    """Which tokens are not padding: `[batch * seq]` bool. Arguments are those of `real_rows`."""
     last = padding_mask if padding_mask.dim() == 2 else padding_mask[:, 0, -1]
     last = last[:, -seq:]
     additive = padding_mask.dim() == 4 and last.is_floating_point()
     real = (last > MASKED) if additive else last.bool()
     return real.expand(batch, seq).reshape(-1)
-
-
-def _rows_of_pass(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | None:
-    """`real_rows`, found once for all layers that are given one attention mask: to find them waits for a GPU."""
-    if padding_mask is None or padding_mask.dim() != 4 or not padding_mask.is_cuda:
-        return real_rows(padding_mask, batch, seq)
-    version = None if padding_mask.is_inference() else tensor_version(padding_mask)
-    asked, found = getattr(padding_mask, FOUND, (None, None))
-    if asked != (version, batch, seq):
-        found = real_rows(padding_mask, batch, seq)
-        setattr(padding_mask, FOUND, ((version, batch, seq), found))
-    return found
 
 
 class SparseFFN(nn.Module):
@@ -159,15 +145,9 @@ class SparseFFN(nn.Module):
         observer: called once per forward pass with the `Routing` of the real tokens.
         runner: computes the experts' outputs where their weights are not held here, or None: (rows
             `[assignments, d_model]` sorted by expert, how many are of each) -> `[assignments, d_model]`.
-        expert_mask: `[num_experts]` bool or None; an expert that is False is treated as if it had been pruned.
-            At least `top_k` must stay True.
-
-    Raises:
-        ValueError: fewer experts than `top_k`.
     """
 
     has_gate, has_bias, is_transposed, has_post_expert_norm = False, True, False, False
-    expert_mask: Tensor | None
 
     def __init__(
         self,
@@ -183,14 +163,12 @@ class SparseFFN(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        from transformers.activations import ACT2FN
+
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(
-                f"top_k is {top_k} but there are {num_experts} experts: it must lie in 1..num_experts."
-            )
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
-        self.act_fn = _activation(activation)
+        self.act_fn = ACT2FN[activation]
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
         self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model, **options))
@@ -199,7 +177,6 @@ class SparseFFN(nn.Module):
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
         self.observer: Callable[[Routing], None] | None = None
         self.runner: Callable[[Tensor, Groups], Tensor] | None = None
-        self.register_buffer("expert_mask", None, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -226,26 +203,19 @@ class SparseFFN(nn.Module):
         # To find the real ones of a step's few tokens would wait for a GPU.
         computes_padding = flat.is_cuda and self.observer is None and self.runner is None and not needs_graph
         if padding_mask is not None and seq == 1 and computes_padding:
-            _, experts, weights = self._route(flat)
+            _, experts, weights = route(self.router(flat), self.top_k)
             mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
             real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
             return torch.where(real, mixed, torch.zeros_like(mixed)).view(batch, seq, d_model)
-        rows = _rows_of_pass(padding_mask, batch, seq)
+        rows = real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
-        gates, experts, weights = self._route(tokens)
+        gates, experts, weights = route(self.router(tokens), self.top_k)
         if self.observer is not None:
             self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
         return mixed.view(batch, seq, d_model)
-
-    def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gates, experts and weights of `tokens` `[tokens, d_model]`."""
-        logits = self.router(tokens)
-        if self.expert_mask is not None:
-            logits = logits.masked_fill(~self.expert_mask, -torch.inf)
-        return route(logits, self.top_k)
 
     def _stacked(self) -> Weights:
         return self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias
@@ -301,12 +271,3 @@ class SparseFFN(nn.Module):
             ranked = outputs.index_select(0, position[:, rank]).float()
             mixed = mixed.addcmul(ranked, weights[:, rank : rank + 1])
         return mixed
-
-
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name == "relu":
-        return functional.relu
-    from transformers.activations import ACT2FN
-
-    module: Callable[[Tensor], Tensor] = ACT2FN[name]
-    return module

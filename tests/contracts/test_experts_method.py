@@ -49,14 +49,11 @@ class TestExpertPruning(MethodContract, WrittenFiles):
         return pruned(source, ExpertOptions(metric="random", ratio=0.95))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        import torch
-
         from prunecli.modules.loading import sparse_ffns
+        from tests.gates import choose_among
 
         for layer, module in sparse_ffns(model).items():
-            kept = torch.zeros(module.num_experts, dtype=torch.bool)
-            kept[list(rewrite.structure.units(layer, "expert", module.num_experts).kept)] = True
-            module.expert_mask = kept
+            choose_among(module, rewrite.structure.units(layer, "expert", module.num_experts).kept)
 
 
 class TestEvenExpertPruning(TestExpertPruning):

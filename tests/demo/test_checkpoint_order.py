@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-import torch
 from sacrebleu.metrics import CHRF
 
 from prunecli.demo import CHECKPOINT, DATA
@@ -20,6 +19,7 @@ from prunecli.selection.select import Budget, select
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
+from tests.gates import choose_among
 
 LANGUAGES = ("qba_Latn", "qka_Latn", "qna_Latn", "qno_Latn")
 DIRECTIONS = [("qba_Latn", "qka_Latn"), ("qka_Latn", "qna_Latn"), ("qna_Latn", "qba_Latn")]
@@ -46,11 +46,8 @@ def scores():
             if way == "language":
                 values[way] = metric_values("importance", aggregate(gates, way, pair[:1], pair[1:]), gates)
             for name, module in sparse_ffns(model).items():
-                keep = torch.ones(module.num_experts, dtype=torch.bool)
                 if way != "full":
-                    keep[:] = False
-                    keep[list(select(axes, values[way], budget)[f"{name}.experts"])] = True
-                module.expert_mask = keep
+                    choose_among(module, select(axes, values[way], budget)[f"{name}.experts"])
             options = DecodingOptions(beam=1, max_new_tokens=50)
             outputs = translate(model, tokenizer, text.sentences[pair[0]], pair, options)
             made += [output.text for output in outputs]

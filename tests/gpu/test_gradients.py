@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from tests.gates import choose_among
 from tests.gpu.pretend import Pretend
 
 EXPERTS = 6
@@ -20,11 +21,11 @@ def test_of_experts_with_and_without_tokens(gpu, dtype, used):
     """Gradients of used experts are those of a float32 model on a CPU; those of the others are zero."""
     torch.manual_seed(0)
     module = SparseFFN(32, 64, EXPERTS, dtype=dtype).train()
-    module.expert_mask = torch.tensor([expert in used for expert in range(EXPERTS)])
+    choose_among(module, used)
     states = torch.randn(2, 7, 32).to(dtype)
     exact = SparseFFN(32, 64, EXPERTS).train()
     exact.load_state_dict(module.state_dict())
-    exact.expert_mask = module.expert_mask.clone()
+    choose_among(exact, used)
     exact(states.float()).square().sum().backward()
     with gpu:
         module = module.to(gpu.device)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.modules import grouped, stock_experts
-from prunecli.modules.sparse_ffn import SparseFFN, real_rows
+from prunecli.modules.sparse_ffn import SparseFFN
+from tests.gates import choose_among
 from tests.reference import routing as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -97,11 +98,6 @@ def test_padding_is_neither_computed_nor_observed(name):
     assert seen[0].rows.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_mask_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="padding_mask has shape"):
-        real_rows(torch.ones(2, 3), 2, 4)
-
-
 def test_observer_sees_gates_and_ranks():
     module, x = make(), torch.randn(1, 9, 8)
     seen = []
@@ -124,7 +120,7 @@ def test_a_masked_expert_is_as_if_pruned():
         small.router.weight.copy_(module.router.weight[keep])
         for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
             getattr(small, name).copy_(getattr(module, name)[keep])
-    module.expert_mask = torch.tensor([e in keep for e in range(6)])
+    choose_among(module, keep)
     with torch.inference_mode():
         assert torch.equal(module(x), small(x))
 
