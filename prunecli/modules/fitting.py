@@ -149,20 +149,9 @@ def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:
     return True
 
 
-def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
-    """Return the line about models that are computed in another type than they are stored in."""
-    where = place_name(device)
-    return f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {dtype_name(dtype)} on {where}"
-
-
 def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
     """A `Beside` of runs whose batches are small beside the weights."""
     return {}
-
-
-def holding(room: int) -> Beside:
-    """A `Beside` of so many bytes, whatever the model."""
-    return lambda _checkpoint, _dtype: {"decoding": room} if room else {}
 
 
 def decoding_room(checkpoint: Checkpoint, load: Load, dtype: torch.dtype) -> int:
@@ -281,6 +270,8 @@ def fitting_dtype(
     """
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
     if memory is not None:
+        if asked == "auto":
+            _say_types(checkpoints, tried[0], tried[0], devices.first, 0, beside, say)
         return tried[0]
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
@@ -299,16 +290,27 @@ def fitting_dtype(
                 for need in needs.values()
             ):
                 if asked == "auto":
-                    _say_types(needs, tried[0], beside, say)
+                    _say_types(checkpoints, dtype, tried[0], devices.first, sum(free), beside, say)
                 for label, need in needs.items():
                     say_spread(label, need, say)
                 return dtype
     raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
 
 
-def need_of(checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, room: int = 0) -> Need:
-    """Return the memory that a model needs on a device, with `room` bytes beside its weights."""
-    return Need(checkpoint, devices, dtype, _parts(checkpoint, dtype, holding(room)), _free(devices))
+def need_of(
+    checkpoint: Checkpoint,
+    devices: Devices,
+    dtype: torch.dtype,
+    beside: Beside = nothing,
+    process_group: ProcessGroup = ALONE,
+) -> Need:
+    """Return the memory that a model needs on the first device; on all of them, if the first does not hold it."""
+    parts = _parts(checkpoint, dtype, beside)
+    need = Need(checkpoint, devices.alone, dtype, parts, _free(devices.alone, process_group))
+    # The other GPUs are asked only then: to ask one takes some of its memory.
+    if devices.others and not need.fits():
+        need = Need(checkpoint, devices, dtype, parts, _free(devices, process_group))
+    return need
 
 
 def _free(devices: Devices, process_group: ProcessGroup = ALONE) -> list[int]:
@@ -343,20 +345,25 @@ def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:
     return {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype))), **beside(checkpoint, dtype)}
 
 
-def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say: Say) -> None:
+def _say_types(
+    checkpoints: Mapping[str, Checkpoint],
+    dtype: torch.dtype,
+    best: torch.dtype,
+    device: torch.device,
+    free: int,
+    beside: Beside,
+    say: Say,
+) -> None:
     """A line for all models of which the same is to be said."""
     alike: dict[tuple[torch.dtype, str], list[str]] = {}
-    for label, need in needs.items():
-        stored = stored_as(need.checkpoint)
-        if stored != need.dtype:
+    for label, checkpoint in checkpoints.items():
+        stored = stored_as(checkpoint)
+        if stored != dtype:
             reason = ""
-            if need.dtype != best:
-                whole = sum(_parts(need.checkpoint, best, beside).values())
-                reason = (
-                    f" (it would take {bytes_text(whole)} in {dtype_name(best)}; "
-                    f"{bytes_text(sum(need.free))} are free)"
-                )
+            if dtype != best:
+                whole = bytes_text(sum(_parts(checkpoint, best, beside).values()))
+                reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
             alike.setdefault((stored, reason), []).append(label)
     for (stored, reason), labels in alike.items():
-        first = needs[labels[0]]
-        say(type_line(labels, stored, first.dtype, first.devices.first) + reason + ".")
+        where = f"{dtype_name(dtype)} on {place_name(device)}"
+        say(f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {where}{reason}.")

@@ -19,7 +19,7 @@ from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.filling import missing_tensors
-from prunecli.modules.fitting import fitting_dtype, holding, need_of
+from prunecli.modules.fitting import fitting_dtype, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -67,11 +67,9 @@ def load_model(
     give_back()  # of a model before this one
     with open_model(path) as stored:
         named = {origin(stored.path)["path"]: stored}
-        kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
-        memory = None
-        # The other GPUs are asked only where the first is too small: to ask one takes some of its memory.
-        if devices.others and not need_of(stored, devices.alone, kind, room).fits():
-            memory = need_of(stored, devices, kind, room).memory()
+        held = {"decoding": room} if room else {}
+        kind = fitting_dtype(named, devices, str(dtype), beside=lambda *_: held, only_runs=True)
+        memory = need_of(stored, devices, kind, lambda *_: held).memory()
         # What transformers would not read is read here, where it can be said which tensor belongs where.
         is_built = not stored.runs_stock or (
             bool(stored.quantised) and model_class is None and refused_by_layer(stored) is None

@@ -32,33 +32,25 @@ from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import weight_bytes
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import (
-    FREE_SHARE,
     Beside,
-    choose_dtype,
     decoding,
     dtype_name,
     fitting_dtype,
-    free_for_each,
     need_of,
     nothing,
     say_spread,
-    stored_as,
-    type_line,
 )
-from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import header
 from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, outputs_path, write_outputs
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
-from prunecli.running.runner import Advance, InMemory, Observer, Run, Runner, ignored
+from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
 from prunecli.tensors.documents import layers_path, partial_path, refuse_unwritable, write_json
-from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
@@ -154,20 +146,16 @@ def collect_gates(
     if material.mode == "beam":
         beside = decoding(DecodingOptions(options.beam, options.batch_tokens).load)
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    if refusal is None:  # any type fits layer by layer
-        kind, stored = choose_dtype(dtype, checkpoint, where), stored_as(checkpoint)
-        if dtype == "auto" and kind != stored:
-            say(type_line(opened, stored, kind, where) + ".")
-    else:
-        kind = fitting_dtype(
-            opened,
-            devices,
-            dtype,
-            beside=beside,
-            by_layer="--mode forced --memory" if material.mode == "beam" else "",
-            process_group=process_group,
-            say=say,
-        )
+    kind = fitting_dtype(
+        opened,
+        devices,
+        dtype,
+        beside=beside,
+        memory=0 if refusal is None else None,  # any type fits layer by layer
+        by_layer="--mode forced --memory" if material.mode == "beam" else "",
+        process_group=process_group,
+        say=say,
+    )
     state = replace(state, dtype=str(kind))
     process_group.require_same(
         {**key, "compute": state.dtype, "device": where.type, "memory": memory is None}
@@ -176,22 +164,20 @@ def collect_gates(
         memory = memory_for(checkpoint, devices, kind, process_group, say)
     if state.batches and path is not None:
         say(f"Going on from {partial_path(path)}: {state.batches} batches are done.")
-    report = None
     with partial_run.kept():
-        runner: Runner
-        if memory is None:
-            room = sum(beside(checkpoint, kind).values())
-            model_held = load_model(checkpoint.path, device=devices, dtype=kind, room=room)
-            runner = InMemory(model_held, process_group)
-        else:
-            report = RunReport()
-            runner = Layerwise(
-                checkpoint,
-                Resources(where, kind, memory, spill_directory),
-                report,
-                process_group=process_group,
-                snapshots=partial_run.snapshots(state),
-            )
+        report = None if memory is None else RunReport()
+        runner = make_runner(
+            checkpoint,
+            devices,
+            kind,
+            memory,
+            spill_directory,
+            report,
+            room=sum(beside(checkpoint, kind).values()),
+            output=False,
+            process_group=process_group,
+            snapshots=None if memory is None else partial_run.snapshots(state),
+        )
         tokenizer = load_tokenizer(checkpoint.path)
         statistics = score(
             runner, checkpoint, tokenizer, material, state=state, save=partial_run.save, progress=progress
@@ -242,17 +228,14 @@ def memory_for(
     checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, process_group: ProcessGroup, say: Say
 ) -> int | None:
     """Bytes for a run layer by layer. None if the whole model fits in the memory of each process."""
-    device = devices.first
-    whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
-    if whole <= FREE_SHARE * free_for_each(device, process_group):
-        return None
-    if devices.others and (need := need_of(checkpoint, devices, dtype)).memory() is not None:
+    device, need = devices.first, need_of(checkpoint, devices, dtype, process_group=process_group)
+    if need.fits():
         say_spread(origin(checkpoint.path)["path"], need, say)
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
     memory = int(AUTOMATIC_SHARE * free)
     say(
-        f"The model takes {bytes_text(whole)}, {bytes_text(free)} are free: "
+        f"The model takes {bytes_text(need.total)}, {bytes_text(free)} are free: "
         f"it is run layer by layer, in {bytes_text(memory)} (see `memory`)."
     )
     return memory

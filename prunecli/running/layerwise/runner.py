@@ -399,21 +399,27 @@ def make_runner(
     report: RunReport | None = None,
     *,
     room: int = 0,
+    output: bool = True,
+    process_group: ProcessGroup = ALONE,
+    snapshots: Snapshots | None = None,
 ) -> Runner:
     """Runs a checkpoint layer by layer within `memory`, or, if it is None, the whole model.
 
     Args:
         report: is kept up to date, layer by layer.
         room: bytes that are needed beside the whole model.
+        output, process_group, snapshots: as of `Layerwise`.
 
     Raises:
         PruneError: a model that cannot be run so, or does not fit.
     """
     if memory is None:
-        return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room))
+        return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room), process_group)
     kind = choose_dtype(dtype, checkpoint, devices.first) if isinstance(dtype, str) else dtype
     resources = Resources(devices.first, kind, memory, spill_directory)
-    return Layerwise(checkpoint, resources, report, output=True)
+    return Layerwise(
+        checkpoint, resources, report, process_group=process_group, snapshots=snapshots, output=output
+    )
 
 
 def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
