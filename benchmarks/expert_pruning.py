@@ -136,7 +136,8 @@ def select(
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:
     """Let the routers choose among the kept experts only."""
     for name, module in modules.items():
-        module.router.forward = partial(_among, module.router, list(kept[f"{name}.experts"]))
+        router = module.router["classifier"]
+        router.forward = partial(_among, router, list(kept[f"{name}.experts"]))
 
 
 def _among(router: Any, experts: list[int], tokens: torch.Tensor) -> torch.Tensor:

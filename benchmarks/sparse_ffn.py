@@ -82,7 +82,7 @@ def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], obje
     )
 
     def loop() -> Tensor:
-        _, experts, weights = route(module.router(hidden[0]), 2)
+        _, experts, weights = route(module.router["classifier"](hidden[0]), 2)
         out = torch.zeros_like(hidden[0])
         for expert in torch.unique(experts).tolist():
             rows, rank = torch.where(experts == expert)
@@ -92,7 +92,7 @@ def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], obje
         return out
 
     with torch.inference_mode():
-        _, chosen, _ = route(module.router(hidden[0]), 2)
+        _, chosen, _ = route(module.router["classifier"](hidden[0]), 2)
     plan = dispatch(chosen, EXPERTS)
     rows = hidden[0][plan.source]
     routed = [expert for expert, _, _ in expert_spans(plan.groups.sizes)]

@@ -37,7 +37,7 @@ def gate_statistics(
 
 def choose_among(module: Any, experts: Collection[int]) -> None:
     """Let the router of a sparse FFN choose as if it had no other experts."""
-    router, numbers = module.router, torch.tensor([*experts])
+    router, numbers = module.router.classifier, torch.tensor([*experts])
 
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         logits = type(router).forward(router, tokens)

@@ -146,10 +146,7 @@ def make_model(
         implementation = use_own_experts(model) if mixtures else ""
     else:
         stages = declared_stages(model, checkpoint)
-
-        def place(name: str) -> str:
-            return module_name(model, name).replace(".router.classifier.", ".router.")
-
+        place = partial(module_name, model)
     for stage in stages:
         taken |= stage.mixture.names if stage.mixture is not None else set()
     rest = (name for name in checkpoint.tensors if name not in taken)

@@ -10,12 +10,11 @@ experts is that of a model with as many as are computed, and adds the constants'
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -308,35 +307,21 @@ def _give_counts(stock: Any, mixture: Mixture, counts: Mapping[str, int], model:
         counts: module's name -> experts.
     """
     for number in sorted({*counts.values()}):
-        other = with_count(model.config, mixture, number)
-        donor = stock(other)
-        configs = dict(zip(map(id, _configs(other)), _configs(model.config), strict=True))
+        # Made of the model's own config, by which its modules are told later how to run.
+        with _stating(model.config, mixture.counts, number):
+            donor = stock(model.config)
         for path in (path for path, count in counts.items() if count == number):
-            borrowed = donor.get_submodule(path)
-            for module in borrowed.modules():
-                # To the model's own configs, by which it is told later how to run.
-                for name, value in [*vars(module).items()]:
-                    if id(value) in configs:
-                        setattr(module, name, configs[id(value)])
-            model.set_submodule(path, borrowed)
+            model.set_submodule(path, donor.get_submodule(path))
 
 
-def with_count(config: Any, mixture: Mixture, count: int) -> Any:
-    """A copy of a config of transformers that says so many experts, wherever it says a number."""
-    changed = copy.deepcopy(config)
-    for key in mixture.counts:
-        *outer, inner = key.split(".")
-        owner = changed
-        for part in outer:
-            owner = getattr(owner, part)
-        if hasattr(owner, inner):
-            setattr(owner, inner, count)
-    return changed
-
-
-def _configs(config: Any) -> Iterator[Any]:
-    """Yield a config and the configs within it."""
-    yield config
-    for name in sorted(config.sub_configs):
-        if getattr(config, name, None) is not None:
-            yield from _configs(getattr(config, name))
+@contextmanager
+def _stating(config: Any, keys: Sequence[str], count: int) -> Iterator[None]:
+    """Inside, a config of transformers says so many experts, wherever it says a number."""
+    with ExitStack() as undone:
+        for key in keys:
+            *outer, inner = key.split(".")
+            owner = reduce(getattr, outer, config)
+            if hasattr(owner, inner):
+                undone.callback(setattr, owner, inner, getattr(owner, inner))
+                setattr(owner, inner, count)
+        yield

@@ -148,7 +148,6 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
                 layer,
                 name=module_name(model, layer.name),
                 expert_prefix=module_name(model, layer.expert_prefix),
-                router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
             )
             for layer in checkpoint.mixtures
         )
@@ -162,10 +161,6 @@ def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> d
     """
     names = dict(state)
     for layer in layers:
-        for name in layer.router_tensors:
-            own = f"{layer.name}.router.{name.rpartition('.')[2]}"
-            if own in names:
-                names[name] = names.pop(own)
         for suffix in layer.expert_tensors:
             stacked = names.pop(f"{layer.name}.{suffix.replace('.', '_')}", None)
             if stacked is not None:

@@ -170,7 +170,8 @@ class SparseFFN(nn.Module):
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
         self.act_fn = ACT2FN[activation]
         options: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
+        router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
+        self.router = nn.ModuleDict({"classifier": router})  # as the stock class names it
         self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model, **options))
         self.fc1_bias = nn.Parameter(torch.empty(num_experts, ffn_dim, **options))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
@@ -181,7 +182,7 @@ class SparseFFN(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters as `nn.Linear` does: uniform in ±1/sqrt(in)."""
-        self.router.reset_parameters()
+        self.router["classifier"].reset_parameters()  # type: ignore[operator]
         for weight, bias in ((self.fc1_weight, self.fc1_bias), (self.fc2_weight, self.fc2_bias)):
             bound = 1 / math.sqrt(weight.shape[2])
             nn.init.uniform_(weight, -bound, bound)
@@ -203,13 +204,13 @@ class SparseFFN(nn.Module):
         # To find the real ones of a step's few tokens would wait for a GPU.
         computes_padding = flat.is_cuda and self.observer is None and self.runner is None and not needs_graph
         if padding_mask is not None and seq == 1 and computes_padding:
-            _, experts, weights = route(self.router(flat), self.top_k)
+            _, experts, weights = route(self.router["classifier"](flat), self.top_k)
             mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
             real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
             return torch.where(real, mixed, torch.zeros_like(mixed)).view(batch, seq, d_model)
         rows = real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
-        gates, experts, weights = route(self.router(tokens), self.top_k)
+        gates, experts, weights = route(self.router["classifier"](tokens), self.top_k)
         if self.observer is not None:
             self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)

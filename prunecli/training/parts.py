@@ -85,9 +85,8 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
             for layer in layers
             for suffix in layer.expert_tensors
         }
-    # A mixture of experts holds its router without the stock module around it.
     return {
-        module_name(model, name).replace(".router.classifier.", ".router.")
+        module_name(model, name)
         for name, (_, part) in checkpoint.layout.tensors.items()
         if part == PARTS[train]
     }

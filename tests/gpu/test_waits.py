@@ -66,7 +66,7 @@ def test_of_few_tokens(gpu, sequences, experts):
     states = torch.randn(sequences, 1, 64).to(torch.bfloat16)
     parts = (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
     stacked = [part.detach().double().numpy() for part in parts]
-    tokens, router = states.view(-1, 64).double().numpy(), module.router.weight.detach().numpy()
+    tokens, router = states.view(-1, 64).double().numpy(), module.router.classifier.weight.detach().numpy()
     want = reference(tokens, router, list(zip(*stacked, strict=True)), 0.2)
     with torch.no_grad(), gpu:
         module, states = module.to(gpu.device), states.to(gpu.device)

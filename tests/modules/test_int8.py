@@ -67,7 +67,10 @@ def test_experts(in_threads, monkeypatch):
         for e in range(6)
     ]
     want = routing.sparse_ffn(
-        x.view(-1, 16).double().numpy(), module.router.weight.detach().double().numpy(), experts, 0.0
+        x.view(-1, 16).double().numpy(),
+        module.router.classifier.weight.detach().double().numpy(),
+        experts,
+        0.0,
     )
     experts_to_int8(
         module, *([quantise(w) for w in part.detach()] for part in (module.fc1_weight, module.fc2_weight))

@@ -29,7 +29,7 @@ def expected(module: SparseFFN, tokens: torch.Tensor, token_dropout: float = 0.0
         tuple(array(t[e]) for t in (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias))
         for e in range(module.num_experts)
     ]
-    return reference.sparse_ffn(array(tokens), array(module.router.weight), experts, token_dropout)
+    return reference.sparse_ffn(array(tokens), array(module.router.classifier.weight), experts, token_dropout)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -105,7 +105,9 @@ def test_observer_sees_gates_and_ranks():
     with torch.inference_mode():
         module(x)
     for t in range(9):
-        gate = reference.gates(x[0, t].double().numpy(), module.router.weight.detach().double().numpy())
+        gate = reference.gates(
+            x[0, t].double().numpy(), module.router.classifier.weight.detach().double().numpy()
+        )
         first, second = reference.chosen(gate)
         np.testing.assert_allclose(seen[0].gates[t].numpy(), gate, atol=1e-6)
         assert seen[0].experts[t].tolist() == [first, second]
@@ -117,7 +119,7 @@ def test_a_masked_expert_is_as_if_pruned():
     keep = [0, 2, 5]
     small = SparseFFN(8, 12, 3).eval()
     with torch.no_grad():
-        small.router.weight.copy_(module.router.weight[keep])
+        small.router.classifier.weight.copy_(module.router.classifier.weight[keep])
         for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
             getattr(small, name).copy_(getattr(module, name)[keep])
     choose_among(module, keep)
@@ -129,10 +131,10 @@ def test_a_masked_expert_is_as_if_pruned():
 def test_gradients_are_those_of_the_plain_formula(in_threads, monkeypatch):
     monkeypatch.setattr(stock_experts, "pays", lambda *_: in_threads)
     module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
-    module.router.float()
+    module.router.classifier.float()
 
     def plain():
-        gate = torch.softmax(x[0].float() @ module.router.weight.T, -1)
+        gate = torch.softmax(x[0].float() @ module.router.classifier.weight.T, -1)
         weight, index = gate.topk(2)
         weight = (weight / weight.sum(-1, keepdim=True)).double()
         rows = []

@@ -91,8 +91,6 @@ def stock_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
             linear, kind = attribute.split("_")
             for expert, values in enumerate(tensor):
                 yield f"{owner}.experts.expert_{expert}.{linear}.{kind}", values
-        elif owner.endswith(".router"):
-            yield f"{owner}.classifier.{attribute}", tensor
         elif name not in aliases:
             yield name, tensor
 

@@ -19,7 +19,7 @@ class Gates:
     def __init__(self, sparse: dict[str, SparseFFN]) -> None:
         self.by_layer: dict[str, Tensor] = {}
         for name, module in sparse.items():
-            module.router.register_forward_hook(self._hook(name))
+            module.router["classifier"].register_forward_hook(self._hook(name))
 
     def _hook(self, name: str) -> Any:
         def keep(_module: Any, _inputs: Any, logits: Tensor) -> None:

@@ -78,7 +78,7 @@ def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.n
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
     layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.axes or range(4)]
     hooks = [
-        module.router.register_forward_hook(
+        module.router.classifier.register_forward_hook(
             lambda _m, _i, logits, index=index: layers[index].extend(
                 torch.softmax(logits.double(), -1).numpy()
             )
