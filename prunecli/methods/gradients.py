@@ -310,7 +310,7 @@ def _watch_layers(
         name = axis_name(layer.side, "layer")
         if name in axes:
             module = model.get_submodule(module_name(model, layer.name))
-            hooks.enter_context(replaced(module, partial(compute, name, numbers[name])))
+            hooks.enter_context(replaced({numbers[name]: module}, partial(compute, name)))
         numbers[name] += 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -83,7 +83,7 @@ class SparseLayer:
         return f"{self.expert_prefix.format(expert=expert_index)}.{suffix}"
 
 
-def parts_of(layers: tuple[SparseLayer, ...]) -> Iterator[tuple[str, str]]:
+def parts_of(layers: Iterable[SparseLayer]) -> Iterator[tuple[str, str]]:
     """Full name of each tensor of experts and routers -> what it is counted under."""
     for layer in layers:
         for name in layer.cut:

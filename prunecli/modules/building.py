@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UsageError
@@ -24,6 +24,7 @@ from prunecli.model.opening import result_config
 from prunecli.model.patchwork import has_part, module_name
 from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton
+from prunecli.model.sparse_layer import parts_of
 from prunecli.model.structure import KEY
 from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, stock_config
 from prunecli.modules.cpu_linear import speed_up_linears
@@ -31,7 +32,6 @@ from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
     Destination,
     chunk_for,
-    expert_names,
     fill,
     missing_tensors,
     read_spec,
@@ -41,9 +41,7 @@ from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameters
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel, declared_stages, stock_mixtures, stock_stages
-from prunecli.modules.stock_experts import (
-    use_own_experts,
-)
+from prunecli.modules.stock_experts import use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames
 from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
 
@@ -77,20 +75,13 @@ def build_model(
         targets = fill_int8(targets, checkpoint)
     staging = chunk_for(checkpoint, (name for mixture in made.mixtures for name in mixture.names))
     for held in () if in_int8 else made.mixtures:
-        place, entries = where.get(id(held.module), device), list[Tensor]()
-        for part in held.parts:  # every expert into its part of the stacked parameters
-            stacked = getattr(held.module, part.attribute)
-            filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=place)
-            entries.append(filled)
-            setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
-        for number, entry in enumerate(zip(*entries, strict=True)):
-            for spec, tensor in zip(held.block(number), entry, strict=True):
-                read_spec(tensor, checkpoint, spec, staging)
-    by_device: dict[torch.device, list[Destination]] = {}
-    for target in targets:
-        by_device.setdefault(where.get(id(target.module), device), []).append(target)
-    for place, together in by_device.items():
-        fill(together, checkpoint, place)
+        for attribute, stacked in zip(held.parts, held.stacked, strict=True):
+            filled = torch.empty_like(stacked, device=where.get(id(held.module), device))
+            setattr(held.module, attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
+        for number in range(held.layer.num_experts):  # every expert into its part of the stacked parameters
+            for spec, stacked in zip(held.block(number), held.stacked, strict=True):
+                read_spec(stacked.data[number], checkpoint, spec, staging)
+    fill(targets, checkpoint, device, where)
     complete(made, checkpoint)
     if in_int8:
         linears_to_int8(model)
@@ -104,7 +95,7 @@ def build_model(
         return model
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
-        tensors = expert_names(checkpoint.mixtures) | {target.name for target in made.targets}
+        tensors = {*dict(parts_of(checkpoint.mixtures)), *(target.name for target in made.targets)}
         classes = None if name is None else (name,)
         config = result_config(checkpoint, checkpoint.structure, tensors=tensors, classes=classes)
     return saving_as_stored(model, checkpoint, config)
@@ -139,7 +130,7 @@ def make_model(
         names = StockNames(checkpoint, model)
         place: Callable[[str], str] = names.place
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
-        taken |= expert_names(layer for layer in held if layer.is_predicting)
+        taken |= dict(parts_of(layer for layer in held if layer.is_predicting)).keys()
         mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
         stages = stock_stages(model, checkpoint, mixtures)
         left_out = None if output else model.get_output_embeddings()
@@ -315,7 +306,7 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
         CheckpointError: it does.
     """
     held = {id(target.tensor) for target in made.targets}
-    held |= {id(getattr(one.module, part.attribute)) for one in made.mixtures for part in one.parts}
+    held |= {id(tensor) for one in made.mixtures for tensor in one.stacked}
     held |= {id(tensor) for tensor in (() if left_out is None else left_out.parameters())}
     needed = [*made.model.named_parameters()]
     if checkpoint.runs_stock:

@@ -27,7 +27,7 @@ from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import auto_classes, readable
-from prunecli.model.patchwork import Names, fit_layers, fitted, subclass
+from prunecli.model.patchwork import Names, fit_layers, fitted, has_part, subclass
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
@@ -39,7 +39,7 @@ from prunecli.model.skeleton import (
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.modules.define import fit_embeddings, has_module
+from prunecli.modules.define import fit_embeddings
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.saving import tie_parameters
 from prunecli.modules.stock_experts import expert_modules
@@ -223,7 +223,7 @@ def fit_model(
             for alias, name in layout.ties.items()
             if alias not in checkpoint.tensors
         }
-        ties = {alias: name for alias, name in ties.items() if has_module(model, alias.rpartition(".")[0])}
+        ties = {alias: name for alias, name in ties.items() if has_part(model, alias.rpartition(".")[0])}
     if not is_stock:
         model._own_ties = ties
         aliases |= ties

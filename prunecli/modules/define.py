@@ -32,7 +32,7 @@ from torch.nn import functional
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.define import SKIPPING, GroupLayer, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.patchwork import Names
+from prunecli.model.patchwork import Names, has_part
 from prunecli.model.trial import NEAR, Trial
 
 CHUNK_ROWS = 4096
@@ -133,13 +133,6 @@ class DefineEmbedding(nn.Module):
         if self.reduce is not None:
             yield self.reduce(values)
 
-    def last_inputs(self, mapped: Tensor, previous: Tensor) -> Tensor:
-        """Return the inputs of the last linear step `[rows, g, width]`; `[rows, 1, k]` if it reduces."""
-        if self.reduce is not None:
-            return previous.unsqueeze(1)
-        last = len(self.layers) - 1
-        return self.inputs(last, mapped, previous).view(len(mapped), self.shape.groups[last], -1)
-
     def group_layer(self, number: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Weight [blocks, inputs / g, outputs / g] and bias [outputs] of an expansion layer, counted from 0."""
         layer = self.layers[number]
@@ -217,7 +210,7 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: N
     """
     if tables.unit is not None:
         places = [names(f"{alias}.weight").rpartition(".")[0] for alias in (tables.input, *tables.aliases)]
-        places = [place for place in places if has_module(model, place)]
+        places = [place for place in places if has_part(model, place)]
         unit = DefineEmbedding(
             tables.unit,
             padding_idx=padding_id(model.config, tables),
@@ -229,7 +222,7 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: N
             model.set_submodule(place, unit)
     output = tables.change.output
     name = names(f"{tables.output}.weight").rpartition(".")[0]
-    if output is not None and output.map_dim is not None and has_module(model, name):
+    if output is not None and output.map_dim is not None and has_part(model, name):
         stock: Any = model.get_submodule(name)
         shape = UnitShape(tables.vocabulary, output.map_dim, tables.model_dim, kind="projective")
         made = DefineOutput(shape, bias=stock.bias is not None, device="meta", dtype=dtype)
@@ -288,12 +281,3 @@ def padding_id(config: Any, tables: TokenTables) -> int | None:
     if unit is None or not unit.zero_padding or not isinstance(token, int):
         return None
     return token if 0 <= token < tables.vocabulary else None
-
-
-def has_module(model: Any, name: str) -> bool:
-    """Whether the model has a module of this name."""
-    try:
-        model.get_submodule(name)
-    except AttributeError:
-        return False
-    return True

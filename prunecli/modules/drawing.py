@@ -9,9 +9,9 @@ from torch import nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.patchwork import OnlyBias, module_name
+from prunecli.model.patchwork import OnlyBias, has_part, module_name
 from prunecli.modules.building import assemble, complete
-from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
+from prunecli.modules.define import DefineEmbedding, DefineOutput
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel
@@ -72,7 +72,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
 
 def _draw_with(model: Any, name: str, key: str, value: int) -> None:
     name, stated = module_name(model, name), getattr(model.config, key, value)
-    if stated == value or not has_module(model, name):
+    if stated == value or not has_part(model, name):
         return
     setattr(model.config, key, value)
     for module in reversed([*model.get_submodule(name).modules()]):  # what holds others draws after them

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import REMEDY
-from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.reader import TensorReader
 
 CHUNK_BYTES = 16 << 20
@@ -150,16 +150,6 @@ class Destination:
         setattr(self.module, self.attribute, tensor)
 
 
-def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
-    """The names of all tensors of all experts."""
-    return {
-        layer.expert_tensor(number, suffix)
-        for layer in layers
-        for number in layer.computed
-        for suffix in layer.expert_tensors
-    }
-
-
 def chunk_for(checkpoint: TensorReader, names: Iterable[str]) -> Staging:
     """Room for a chunk of any of these tensors, for `read_into`; to clear more would take longer than a small model."""
     return Staging(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
@@ -238,8 +228,17 @@ def tensors_of(
         del tensor  # before the next one is made
 
 
-def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.device) -> None:
-    """Read the tensors of the checkpoint that belong there into new memory on `device`.
+def fill(
+    targets: Iterable[Destination],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    where: Mapping[int, torch.device] = MappingProxyType({}),
+) -> None:
+    """Read the tensors of the checkpoint that belong there into new memory.
+
+    Args:
+        device: where tensors go.
+        where: id of a module -> where its tensors go instead.
 
     Raises:
         CheckpointError: as `read_into`.
@@ -247,7 +246,8 @@ def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.d
     targets = list(targets)
     staging = chunk_for(checkpoint, (target.name for target in targets))
     for target in targets:
-        tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=device)
+        place = where.get(id(target.module), device)
+        tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=place)
         read_into(tensor, checkpoint, target.name, staging)
         target.put(tensor)
 

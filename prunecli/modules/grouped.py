@@ -67,21 +67,14 @@ class Groups:
 
     Attributes:
         counts: `[num_experts]` int64, on the rows' device.
-        known: the same on the host, where it has them without asking the device.
     """
 
     counts: Tensor
-    known: tuple[int, ...] | None = None
-
-    @classmethod
-    def alone(cls, rows: Tensor) -> Groups:
-        """All rows of one expert."""
-        return cls(torch.full((1,), len(rows), device=rows.device), (len(rows),))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each expert, on the host, which waits for a GPU the first time."""
-        return tuple(self.counts.tolist()) if self.known is None else self.known
+        return tuple(self.counts.tolist())
 
 
 @dataclass(frozen=True)

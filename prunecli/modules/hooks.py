@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.patchwork import module_name
 
+Key = TypeVar("Key")
 Outputs = dict[str, Any]
 """Module's name -> what its last call returned."""
 
@@ -50,28 +51,20 @@ def states_of(output: Any) -> Tensor:
 def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
     """Record the outputs of the named modules within the block."""
     outputs: Outputs = {}
-    with ExitStack() as hooks:
+
+    def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        outputs[name] = _copy(output)
+
+    with ExitStack() as hooks:  # not `replaced`: generate asks the encoder's forward pass what it takes
         for name in names:
-            keep = partial(_keep, outputs, name)
-            hooks.callback(model.get_submodule(name).register_forward_hook(keep).remove)
+            hooks.callback(model.get_submodule(name).register_forward_hook(partial(keep, name)).remove)
         yield outputs
 
 
-@contextmanager
-def replaying(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
+def replaying(model: nn.Module, outputs: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Within the block the named modules return these outputs, whatever they are given."""
-    with ExitStack() as undone:
-        for name, output in outputs.items():
-            undone.enter_context(replaced(model.get_submodule(name), partial(_give, output)))
-        yield
-
-
-def _keep(outputs: Outputs, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-    outputs[name] = _copy(output)
-
-
-def _give(output: Any, _forward: Any, *_arguments: Any, **_options: Any) -> Any:
-    return _copy(output)
+    modules = {name: model.get_submodule(name) for name in outputs}
+    return replaced(modules, lambda name, *_, **__: _copy(outputs[name]))
 
 
 def _copy(output: Any) -> Any:
@@ -80,17 +73,16 @@ def _copy(output: Any) -> Any:
 
 
 @contextmanager
-def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `module` computes `forward(its own forward, ...)`."""
-    had = module.__dict__.get("forward")
-    module.forward = partial(forward, module.forward)
-    try:
+def replaced(modules: Mapping[Key, nn.Module], compute: Callable[..., Any]) -> Iterator[None]:
+    """Within the block, `compute(key of the module, its own forward, ...)` computes each module's output."""
+    with ExitStack() as undone:
+        for key, module in modules.items():
+            if "forward" in vars(module):
+                undone.callback(setattr, module, "forward", module.forward)
+            else:
+                undone.callback(delattr, module, "forward")
+            module.forward = partial(compute, key, module.forward)
         yield
-    finally:
-        if had is None:
-            del module.forward
-        else:
-            module.forward = had
 
 
 def output_projections(model: nn.Module, layers: Sequence[AttentionLayer]) -> dict[str, nn.Module]:

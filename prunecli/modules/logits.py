@@ -11,7 +11,6 @@ The same way leads from last hidden states to logits when the rest of the model 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from prunecli.modules.hooks import replaced
+from prunecli.private import pytree
 
 BLOCK_VALUES = 1 << 25
 """Logits that are computed at a time: 128 MiB in float32, 256 positions of a vocabulary of 128k."""
@@ -143,21 +143,20 @@ class Logits:
 
     def _run_on(self, choose: Callable[[Tensor], Tensor], model: Any) -> Any:
         """A forward pass whose head takes what `choose` makes of the last hidden states `[B * T, d_model]`."""
-        with ExitStack() as undone:
-            for part, is_last in _parts(self.model).items():
-                undone.enter_context(replaced(part, partial(self._answer, part, is_last, choose)))
+        parts = _parts(self.model)
+        with replaced({part: part for part in parts}, partial(self._answer, parts, choose)):
             return model(**self._inputs)
 
     def _answer(
         self,
-        part: nn.Module,
-        is_last: bool,
+        parts: Mapping[nn.Module, bool],
         choose: Callable[[Tensor], Tensor],
+        part: nn.Module,
         forward: Any,
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        """Return the output of `part` in the first pass; if `is_last`, with the chosen last hidden states."""
+        """Return the output of `part` in the first pass; for the last of `parts` with the chosen last hidden states."""
         if self._is_inside:  # a part of a part
             return forward(*arguments, **options)
         if part not in self._outputs:
@@ -167,7 +166,7 @@ class Logits:
             finally:
                 self._is_inside = False
         output = self._outputs[part]
-        hidden = output.get("last_hidden_state") if is_last and isinstance(output, Mapping) else None
+        hidden = output.get("last_hidden_state") if parts[part] and isinstance(output, Mapping) else None
         if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
             return output
         self._cuts += 1
@@ -191,9 +190,8 @@ class _Used(TorchFunctionMode):
         self.seen: set[int] = set()
 
     def __torch_function__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
-        for value in (*arguments, *(options or {}).values()):
-            several = value if isinstance(value, (list, tuple)) else (value,)
-            self.seen |= {id(one) for one in several if isinstance(one, nn.Parameter)}
+        leaves = pytree().tree_leaves((arguments, options))
+        self.seen |= {id(leaf) for leaf in leaves if isinstance(leaf, nn.Parameter)}
         return function(*arguments, **(options or {}))
 
 

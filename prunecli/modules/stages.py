@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,22 +27,6 @@ STOCK_ATTENTION = "self_attn"
 
 
 @dataclass(frozen=True)
-class ExpertPart:
-    """One of a module's stacked parameters, and what an expert's entry of it is read from.
-
-    Attributes:
-        attribute: of the module of experts.
-        sources: names in the checkpoint whose rows, one after another, make up the entry, "{expert}" for its number;
-            or the one that holds all experts.
-        is_stacked: whether that is so.
-    """
-
-    attribute: str
-    sources: tuple[str, ...]
-    is_stacked: bool = False
-
-
-@dataclass(frozen=True)
 class Mixture:
     """The experts of a layer, which are read one at a time.
 
@@ -49,12 +34,18 @@ class Mixture:
         layer: as the checkpoint has it.
         module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
             None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
-        parts: its stacked parameters, in the order of `ExpertWeights`.
+        parts: its stacked parameters, in the order of `ExpertWeights` -> names in the checkpoint whose rows, one after
+            another, make up an expert's entry, "{expert}" for its number; or the one name that holds all experts.
     """
 
     layer: SparseLayer
     module: Any
-    parts: tuple[ExpertPart, ...]
+    parts: Mapping[str, tuple[str, ...]]
+
+    @property
+    def stacked(self) -> list[Tensor]:
+        """The stacked parameters that the module has now."""
+        return [getattr(self.module, attribute) for attribute in self.parts]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,18 +57,17 @@ class Mixture:
         """Names in the checkpoint of the tensors of all experts."""
         return {
             source.format(expert=number)
-            for part in self.parts
-            for source in part.sources
-            for number in range(1 if part.is_stacked else self.layer.num_experts)
+            for sources in self.parts.values()
+            for source in sources
+            for number in range(self.layer.num_experts)
         }
 
     def block(self, expert: int) -> Block:
         """The tensors of one expert, as it is numbered in the checkpoint."""
         found = []
-        for part in self.parts:
-            stacked = getattr(self.module, part.attribute)
-            names = tuple(name.format(expert=expert) for name in part.sources)
-            entry = expert if part.is_stacked else None
+        for stacked, sources in zip(self.stacked, self.parts.values(), strict=True):
+            names = tuple(name.format(expert=expert) for name in sources)
+            entry = expert if names == sources else None
             found.append(Spec(names, tuple(stacked.shape[1:]), stacked.dtype, entry))
         return tuple(found)
 
@@ -94,8 +84,7 @@ class Mixture:
 
     def shares_out(self, counts: Sequence[int]) -> bool:
         """Whether a CPU would give each expert to one thread if experts have this number of rows each."""
-        stacked = (getattr(self.module, part.attribute) for part in self.parts)
-        return shares_out(ExpertWeights(*stacked), counts)
+        return shares_out(ExpertWeights(*self.stacked), counts)
 
 
 @dataclass(frozen=True)
@@ -184,21 +173,21 @@ def stock_mixtures(
             if place is None:
                 raise names.refusal(name)
             sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
-        parts = []
+        parts: dict[str, tuple[str, ...]] = {}
         for attribute in part_names(module):
             target = f"{path}.{attribute}"
             if own := sources.pop(target, None):
-                parts.append(ExpertPart(attribute, tuple(own[place] for place in sorted(own))))
+                parts[attribute] = tuple(own[place] for place in sorted(own))
                 continue
             stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
             if len(stacked) != 1:
                 raise missing_tensors(checkpoint, [target])
             require_shape(getattr(module, attribute), checkpoint, stacked[0])
-            parts.append(ExpertPart(attribute, (stacked[0],), is_stacked=True))
-        known = {source for part in parts for source in part.sources}
+            parts[attribute] = (stacked[0],)
+        known = {*chain.from_iterable(parts.values())}
         if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
             raise names.refusal(odd[0])
-        found[path] = Mixture(layer, module, tuple(parts))
+        found[path] = Mixture(layer, module, parts)
     return found
 
 
@@ -240,10 +229,7 @@ def declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
         layer.name: Mixture(
             layer,
             module(layer.name),
-            tuple(
-                ExpertPart(part, (f"{layer.expert_prefix}.{suffix}",))
-                for part, suffix in EXPERT_PARTS.items()
-            ),
+            {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
         )
         for layer in checkpoint.mixtures
     }

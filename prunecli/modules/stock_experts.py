@@ -214,7 +214,7 @@ def run_expert(
     if rows.is_cuda and watch is None:
         alone = weights[None]
         if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
-            return _grouped(module, rows, alone, Groups.alone(rows).counts)
+            return _grouped(module, rows, alone, torch.full((1,), count, device=rows.device))
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
     if watch is not None:
         watch(hidden)

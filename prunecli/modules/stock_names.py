@@ -35,12 +35,6 @@ class StockNames:
         self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
 
-    def renamed(self, name: str) -> str:
-        """The name in the model, before conversions."""
-        for rule in self._renamings:
-            name, _ = rule.rename_source_key(name)
-        return name
-
     def stacked(self, name: str) -> tuple[str, int] | None:
         """Parameter of the model whose first axis is the expert, and the place among those that its rows come from.
 
@@ -49,29 +43,30 @@ class StockNames:
         Raises:
             UnsupportedModelError: it is turned into something else.
         """
-        if (converted := self._converted(name)) is not None:
-            rule, found, pattern = converted
-            kinds = [type(operation).__name__ for operation in rule.operations]
-            axes = [getattr(operation, "dim", None) for operation in rule.operations]
-            known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
-            if (kinds, axes) not in known or len(rule.target_patterns) != 1:
-                raise self.refusal(name)
-            # Patterns are completed where they are given; their order stays.
-            return found, list(rule.source_patterns).index(pattern)
-        return None
+        found, rule, pattern = self._turned(name)
+        if rule is None:
+            return None
+        kinds = [type(operation).__name__ for operation in rule.operations]
+        axes = [getattr(operation, "dim", None) for operation in rule.operations]
+        known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
+        if (kinds, axes) not in known or len(rule.target_patterns) != 1:
+            raise self.refusal(name)
+        # Patterns are completed where they are given; their order stays.
+        return found, list(rule.source_patterns).index(pattern)
 
     def parameter(self, name: str) -> str:
         """The name in the model of what a tensor ends up in, converted or not."""
-        converted = self._converted(name)
-        return self._prefixed(self.renamed(name)) if converted is None else converted[1]
+        return self._turned(name)[0]
 
-    def _converted(self, name: str) -> tuple[Any, str, str] | None:
-        """Rule that converts a tensor, parameter that it ends up in, and pattern of the rule; None if none does."""
+    def _turned(self, name: str) -> tuple[str, Any, str | None]:
+        """Parameter that a tensor ends up in; and the rule that converts it and its pattern, or None if none does."""
+        for rule in self._renamings:
+            name, _ = rule.rename_source_key(name)
         for rule in self._converters:
-            found, pattern = rule.rename_source_key(self.renamed(name))
+            found, pattern = rule.rename_source_key(name)
             if pattern is not None:
-                return rule, str(found), pattern
-        return None
+                return str(found), rule, pattern
+        return placed(self.model, name) or name, None, None
 
     def of_experts(self, layer: SparseLayer) -> dict[str, int | None]:
         """Name in the model of what a layer's experts end up in -> number of the expert; None: they are stacked."""
@@ -98,12 +93,10 @@ class StockNames:
         Raises:
             UnsupportedModelError: it is turned into something else.
         """
-        if self.stacked(name) is not None:
+        found, rule, _ = self._turned(name)
+        if rule is not None:
             raise self.refusal(name)
-        return self._prefixed(self.renamed(name))
-
-    def _prefixed(self, name: str) -> str:
-        return placed(self.model, name) or name
+        return found
 
 
 def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:

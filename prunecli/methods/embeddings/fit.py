@@ -224,10 +224,15 @@ def refine_reduction(
         for start, stop, rows in table.chunks():
             mapped = unit.map.weight[start:stop]
             *stages, reconstruction = unit.stages(mapped)
-            features = unit.last_inputs(mapped, stages[-1])
+            features = stages[-1]  # the inputs of the last linear step
+            if unit.reduce is None:
+                features = unit.inputs(len(unit.layers) - 1, mapped, features)
             root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
             difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
-            known = torch.cat([features, torch.ones(len(rows), groups, 1)], dim=2) * root
+            known = (
+                torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2)
+                * root
+            )
             products += torch.einsum("rgi,rgj->gij", known, known).double()
             missing += torch.einsum("rgi,rgo->gio", known, difference).double()
             advance(stop - start)

@@ -10,9 +10,8 @@ experts' outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -93,7 +92,7 @@ class LayerPasses:
 
     def intercepting(self) -> AbstractContextManager[None]:
         """Within the block, layers before the current one return their stored outputs."""
-        return _replacing([stage.module for stage in self._stages], self._enter)
+        return replaced({n: stage.module for n, stage in enumerate(self._stages)}, self._enter)
 
     def run_pass(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
         """Run a pass until the current layer returns or raises `StopForward`; if all layers are done, to its end.
@@ -258,7 +257,10 @@ class LayerPasses:
             return forward(*args, **kwargs)
 
         assert stage.mixture is not None
-        with swapped(stage.mixture.module, "runner", outputs), _replacing(stage.attentions, attend):
+        with (
+            swapped(stage.mixture.module, "runner", outputs),
+            replaced(dict(enumerate(stage.attentions)), attend),
+        ):
             yield
 
     def _remembering(
@@ -284,7 +286,8 @@ class LayerPasses:
                 stored[number] = map_tree(found, self._states.put, Tensor)
             return output
 
-        return _replacing(() if torch.is_grad_enabled() else stage.attentions, attend)
+        attentions = () if torch.is_grad_enabled() else stage.attentions
+        return replaced(dict(enumerate(attentions)), attend)
 
 
 @contextmanager
@@ -309,12 +312,3 @@ def swapped(module: nn.Module, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, attribute, before)
-
-
-@contextmanager
-def _replacing(modules: Sequence[nn.Module], compute: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, `compute(number of the module, its own forward, ...)` computes each module's output."""
-    with ExitStack() as stack:
-        for number, module in enumerate(modules):
-            stack.enter_context(replaced(module, partial(compute, number)))
-        yield
