@@ -40,7 +40,7 @@ from prunecli.modules.filling import (
 from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameters
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stages import EmptyModel, declared_stages, stock_mixtures, stock_stages
+from prunecli.modules.stages import EmptyModel, own_mixtures, stages_of, stock_mixtures
 from prunecli.modules.stock_experts import use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames
 from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
@@ -132,12 +132,11 @@ def make_model(
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
         taken |= dict(parts_of(layer for layer in held if layer.is_predicting)).keys()
         mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
-        stages = stock_stages(model, checkpoint, mixtures)
         left_out = None if output else model.get_output_embeddings()
         implementation = use_own_experts(model) if mixtures else ""
     else:
-        stages = declared_stages(model, checkpoint)
-        place = partial(module_name, model)
+        place, mixtures = partial(module_name, model), own_mixtures(model, checkpoint)
+    stages = stages_of(model, checkpoint, mixtures)
     for stage in stages:
         taken |= stage.mixture.names if stage.mixture is not None else set()
     rest = (name for name in checkpoint.tensors if name not in taken)

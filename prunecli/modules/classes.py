@@ -108,7 +108,7 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The configuration object of the family's stock class, with `changes` to config.json's values.
 
     Raises:
-        CheckpointError: transformers refuses a value, or a dropout is no probability, which it would refuse at work.
+        CheckpointError: transformers refuses a value.
     """
     from transformers import CONFIG_MAPPING
 
@@ -118,22 +118,8 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     if names := class_names(checkpoint.config):
         values["architectures"] = list(names)
     values |= {"model_type": family.model_type, **changes}
-    require_rates(values, f"{checkpoint.path}/config.json")
     with transformers_takes(checkpoint.path / "config.json"):
         return CONFIG_MAPPING[family.model_type].from_dict(values)
-
-
-def require_rates(values: Mapping[str, Any], where: str) -> None:
-    """Refuse dropouts of a config.json that cannot be.
-
-    Raises:
-        CheckpointError: there is one.
-    """
-    for key, value in values.items():
-        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
-            raise CheckpointError(
-                f"{where}: {key} is {value}, not a number from 0 to 1", "Correct the value."
-            )
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:

@@ -22,8 +22,8 @@ from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stock_experts import ExpertWeights, expert_modules, part_names, run_expert, shares_out
 from prunecli.modules.stock_names import REMEDY, StockNames
 
-STOCK_ATTENTION = "self_attn"
-"""The attention of a layer, in transformers' decoders."""
+ATTENTIONS = ("self_attn", "cross_attention")
+"""The attentions of a layer with experts, in transformers' classes."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Stage:
         name: as in the checkpoint.
         side: of which stack.
         module: the layer.
-        attentions: its attention modules.
+        attentions: its attention modules, where it has experts.
         mixture: its experts, or None.
         targets: where its tensors belong, without experts and without what other layers share.
     """
@@ -191,55 +191,54 @@ def stock_mixtures(
     return found
 
 
-def stock_stages(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
-    """The layers of a model that runs in its stock class."""
+def own_mixtures(model: Any, checkpoint: Checkpoint) -> dict[str, Mixture]:
+    """Name of each `SparseFFN` -> its experts."""
+    return {
+        layer.name: Mixture(
+            layer,
+            model.get_submodule(module_name(model, layer.name)),
+            {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
+        )
+        for layer in checkpoint.mixtures
+    }
+
+
+def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+    """The layers of a model.
+
+    Args:
+        mixtures: its experts by name.
+
+    Raises:
+        UnsupportedModelError: a stock class has experts in several stacks.
+    """
     named: list[tuple[Side, str, nn.Module]]
-    if mixtures:
+    if mixtures and checkpoint.runs_stock:
         stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
         if len(stacks) != 1:
             raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
         stack = stacks.pop()
         children = model.get_submodule(stack).named_children()
         named = [("decoder", f"{stack}.{name}", module) for name, module in children]
+    elif (found := checkpoint.layout.family.found) is not None:
+        keys = {stack.side: stack.depth for stack in checkpoint.layout.family.stacks}
+        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in found.layers}
+        named = [
+            (layer.side, layer.name, lists[keys[layer.side]][layer.number])
+            for layer in checkpoint.layout.layers
+        ]
     else:
-        layout = checkpoint.layout
-        keys = {stack.side: stack.depth for stack in layout.family.stacks}
-        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in layout.family.found.layers}
-        named = [(layer.side, layer.name, lists[keys[layer.side]][layer.number]) for layer in layout.layers]
+        named = [
+            (layer.side, layer.name, model.get_submodule(module_name(model, layer.name)))
+            for layer in checkpoint.layout.layers
+        ]
     return [
         Stage(
             path,
             side,
             module,
-            tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION),
+            tuple(part for name, part in module.named_children() if name in ATTENTIONS),
             next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
         )
         for side, path, module in named
-    ]
-
-
-def declared_stages(model: Any, checkpoint: Checkpoint) -> list[Stage]:
-    """The layers of a model of a declared family."""
-
-    def module(name: str) -> nn.Module:
-        found: nn.Module = model.get_submodule(module_name(model, name))
-        return found
-
-    mixtures = {
-        layer.name: Mixture(
-            layer,
-            module(layer.name),
-            {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
-        )
-        for layer in checkpoint.mixtures
-    }
-    return [
-        Stage(
-            layer.name,
-            layer.side,
-            module(layer.name),
-            tuple(module(attention.name) for attention in layer.attentions),
-            mixtures.get(layer.ffn.name),
-        )
-        for layer in checkpoint.layout.layers
     ]

@@ -54,15 +54,14 @@ class ExpertUse:
         weights: `[tokens, top_k]`, what their outputs are multiplied by.
         norms: `[tokens, top_k]` float32, Euclidean norms of their outputs before that.
         routed: `[tokens, top_k]` bool, whether the expert took the token; None: every one did.
-        output_sums: `[experts, width]` float64 on the CPU, of each expert's outputs for the tokens that count; None:
-            nobody asked for them, see `run_mixture`.
+        sums: returns each expert's outputs added up, see `sums_of`; None: the class does not hand outputs out.
     """
 
     experts: Tensor
     weights: Tensor
     norms: Tensor
     routed: Tensor | None = None
-    output_sums: Tensor | None = None
+    sums: Callable[[Tensor | None], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def own_experts(model: Any) -> Iterator[dict[str, Any]]:
     finally:
         model.set_experts_implementation(before)
         for module in modules.values():
-            module.observer = module.counted = module.watcher = None
+            module.observer = module.watcher = None
 
 
 def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
@@ -153,9 +152,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Args:
         module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
             attribute `runner` that is not None computes the experts' outputs where their weights are not held here:
-            (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`. With an observer, an
-            attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs are added up for it,
-            or None: all.
+            (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`.
             An attribute `watcher` that is not None is called for each expert with its number, the activations that
             its output layer reads `[rows, ffn]`, the numbers of their tokens `[rows]`, and their weights `[rows]`.
         hidden_states: `[tokens, width]`.
@@ -187,12 +184,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
         outputs = runner(rows, plan.groups)
         norms = None if observer is None else norms_of(outputs)
     if observer is not None and norms is not None:
-        sums = None
-        if (counted := getattr(module, "counted", None)) is not None:
-            mask = counted()
-            real = None if mask is None else mask.to(plan.source.device)[plan.source]
-            sums = sums_of(outputs, plan.groups.counts, real)
-        observer(ExpertUse(experts, weights, norms[plan.position], output_sums=sums))
+        observer(ExpertUse(experts, weights, norms[plan.position], sums=partial(sums_of, outputs, plan)))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
 
@@ -228,20 +220,22 @@ def norms_of(outputs: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in parts])
 
 
-def sums_of(outputs: Tensor, counts: Tensor, counted: Tensor | None) -> Tensor:
+def sums_of(outputs: Tensor, plan: Dispatch, counted: Tensor | None) -> Tensor:
     """Each expert's outputs added up, one after another.
 
     Args:
         outputs: `[assignments, width]`, sorted by expert.
-        counts: `[experts]`, how many there are of each.
-        counted: `[assignments]` bool, which of them count; None: all.
+        counted: `[tokens]` bool, the tokens whose outputs count; None: all.
 
     Returns:
         `[experts, width]` float64, on the CPU.
     """
-    numbers = torch.arange(len(counts)).repeat_interleave(counts.cpu())
-    keeps = torch.ones_like(numbers, dtype=torch.bool) if counted is None else counted.cpu()
-    sums = torch.zeros(len(counts), outputs.shape[1], dtype=torch.float64)
+    sizes = plan.groups.counts.cpu()
+    numbers = torch.arange(len(sizes)).repeat_interleave(sizes)
+    keeps = (
+        torch.ones_like(numbers, dtype=torch.bool) if counted is None else counted.cpu()[plan.source.cpu()]
+    )
+    sums = torch.zeros(len(sizes), outputs.shape[1], dtype=torch.float64)
     for start in range(0, len(numbers), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         sums.index_add_(0, numbers[part][keeps[part]], outputs[part].double().cpu()[keeps[part]])

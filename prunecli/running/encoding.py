@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
-from prunecli.modules.classes import require_rates
 from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
@@ -71,7 +70,11 @@ def _require_sound(config: Any) -> None:
                 f"config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
                 "Correct the value.",
             )
-    require_rates(vars(config), "config.json")
+    for key, rate in vars(config).items():
+        if "drop" in key and isinstance(rate, (int, float)) and not 0 <= rate <= 1:
+            raise CheckpointError(
+                f"config.json: {key} is {rate}, not a number from 0 to 1", "Correct the value."
+            )
 
 
 def padding_id(model: Any, tokenizer: Any) -> int:

@@ -188,24 +188,21 @@ def aggregate(
                     near_names(language, collected, "Collected"),
                 )
     if granularity == "pair":
-        names = [
-            name
-            for source, target in product(sources or known[0], targets or known[1])
-            # A side left out stands for the languages that were collected with the other side.
-            if source != target and ((name := f"{source}-{target}") in pairs or (sources and targets))
-        ]
-        if not names:
+        every = product(sources or known[0], targets or known[1])
+        wanted = {f"{source}-{target}" for source, target in every if source != target}
+        lacking = sorted(wanted - pairs.keys())
+        if sources and targets and lacking:
+            raise StatisticsError(
+                f"The statistics lack the pair {lacking[0]}.",
+                "Collect its gates and give both files, or choose `granularity=language`.",
+            )
+        # A side left out stands for the languages that were collected with the other side.
+        if not (held := wanted & pairs.keys()):
             raise UsageError(
                 f"{', '.join((*sources, *targets))}: no translation that was collected.",
                 "Name two languages.",
             )
-        for name in names:
-            if name not in pairs:
-                raise StatisticsError(
-                    f"The statistics lack the pair {name}.",
-                    "Collect its gates and give both files, or choose `granularity=language`.",
-                )
-        return statistics.combined(sorted({*names}))
+        return statistics.combined(sorted(held))
 
     def of(end: int) -> GateSums:
         """The entries of each language: the one for all of its pairs if there is one, else one for each pair."""
@@ -300,13 +297,13 @@ def measure_languages(
     if granularity == "pair":
         pairs = [pair for pair in product(sources, targets) if pair[0] != pair[1]]
         one = {f"{source}-{target}": ((source,), (target,), None) for source, target in pairs}
-    elif 1 < len(sources) + len(targets) <= MOST_ALONE:
+    else:
         one |= {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
         one |= {f"into {name}": ((), (name,), "decoder") for name in targets if len(targets) > 1}
     alone = {
         name: (aggregate(statistics, granularity, source, target), side)
         for name, (source, target, side) in one.items()
-        if granularity != "pair" or 1 < len(one) <= MOST_ALONE
+        if 1 < len(one) <= MOST_ALONE
     }
     sums = aggregate(statistics, granularity, sources, targets)
     return Measured(statistics, sums, texts, alone, granularity)

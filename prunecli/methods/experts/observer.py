@@ -203,8 +203,6 @@ class StockObserver(Summing):
                 )
             for index, module in enumerate(modules.values()):
                 module.observer = partial(self._observe, index)
-                if self._outputs is not None:
-                    module.counted = partial(self._real.get, self._layers[index].side)
             yield
 
     @contextmanager
@@ -227,16 +225,17 @@ class StockObserver(Summing):
     def _observe(self, index: int, use: ExpertUse) -> None:
         experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
         layer = self._layers[index]
-        if (mask := self._real.get(layer.side)) is not None:
+        mask = self._real.get(layer.side)
+        if mask is not None:
             real = mask.to(experts.device)
             experts, weights, norms = experts[real], weights[real], norms[real]
             routed = None if routed is None else routed[real]
         if self._outputs is not None:
-            if use.output_sums is None:
+            if use.sums is None:
                 raise UnsupportedModelError(
                     f"{layer.name}: experts of this kind hand out no outputs", "Leave `mean_outputs` out."
                 )
-            found, key = use.output_sums.numpy(), (self.text, layer.name)
+            found, key = use.sums(mask).numpy(), (self.text, layer.name)
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found

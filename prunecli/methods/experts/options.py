@@ -343,7 +343,15 @@ def explain(fit: MemoryFit) -> Sequence[str]:
 
 def fit_payload(fit: MemoryFit) -> dict[str, Any]:
     """The fit as JSON."""
-    sizes = {"budget": fit.budget, "margin": fit.margin, "dense": fit.dense, "expert": fit.experts}
-    sizes |= {"cache": fit.cache, "activation": fit.activations}
-    counts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
-    return {f"{name}_bytes": size for name, size in sizes.items()} | asdict(fit.load) | counts
+    return {
+        "budget_bytes": fit.budget,
+        "margin_bytes": fit.margin,
+        "dense_bytes": fit.dense,
+        "expert_bytes": fit.experts,
+        "cache_bytes": fit.cache,
+        "activation_bytes": fit.activations,
+        **asdict(fit.load),
+        "ratio": fit.ratio,
+        "keep": fit.keep,
+        "held": fit.held,
+    }

@@ -405,7 +405,9 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         UnsupportedModelError: quantised or stacked experts, or layers that predict further tokens and are not dropped.
         UsageError: the layer keeps no expert.
     """
-    gone: dict[str, tuple[SparseLayer, list[int]]] = {}
+    replaced: dict[str, Sequence[Output]] = dict.fromkeys(plan.dropped, ())
+    constants: dict[str, tuple[int, ...]] = {}
+    numbers: dict[str, list[int]] = {}
     for layer in checkpoint.require_mixtures():
         if layer.router_tensors[0] in plan.dropped:
             continue
@@ -424,24 +426,21 @@ def rewrite_constant(checkpoint: Checkpoint, plan: Selection, means: Means) -> R
         kept = set(plan.kept[axis_name(layer.name, "expert")])
         if not kept & set(layer.experts):
             raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
-        if places := [place for place, expert in enumerate(layer.experts) if expert not in kept]:
-            gone[layer.name] = layer, places
-    replaced: dict[str, Sequence[Output]] = dict.fromkeys(plan.dropped, ())
-    for layer, places in gone.values():
+        places = [place for place, expert in enumerate(layer.experts) if expert not in kept]
+        if places:
+            constants[layer.name] = tuple(layer.experts[place] for place in places)
+            numbers[str(layer.layer)] = places
         for place in places:
             first, *others = (layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors)
             mean, constant = means[layer.name][layer.experts[place]], layer.expert_tensor(place, CONSTANT)
             replaced[first] = [Output(constant, checkpoint.info(first).dtype, mean.shape, given(mean))]
             replaced |= dict.fromkeys(others, ())
     structure, config = checkpoint.structure, dict(plan.settings)
-    if gone:
-        ids = {
-            name: tuple(layer.experts[place] for place in places) for name, (layer, places) in gone.items()
-        }
-        structure = replace(structure, constants=ids)
+    if numbers:
+        structure = replace(structure, constants=constants)
         mixture = checkpoint.resolved.family.mixture
         inner = "text_config." if mixture and mixture.counts[0].startswith("text_config.") else ""
-        config[f"{inner}{KEY}"] = {str(layer.layer): places for layer, places in gone.values()}
+        config[f"{inner}{KEY}"] = numbers
     outputs = replacing(checkpoint, replaced)
     rewrite = rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
     return replace(rewrite, config=with_keys(rewrite.config, config))
