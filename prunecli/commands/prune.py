@@ -77,13 +77,13 @@ def prune_experts(options: PruneExperts) -> None:
         rewrite = None
         if options.constant:
             rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))
-        memory = plan.fit
+        fit: Any = plan.details.get("fit")
         options.prune(
             opened,
             plan,
             options.seed,
             rewrite=rewrite,
-            table=lambda: None if memory is None else console.out("\n".join(explain(memory))),
+            table=lambda: None if fit is None else console.out("\n".join(explain(fit))),
         )
 
 

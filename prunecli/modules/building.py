@@ -37,7 +37,7 @@ from prunecli.modules.filling import (
     read_spec,
     require_shape,
 )
-from prunecli.modules.int8 import fill_int8, linears_to_int8, read_int8_experts
+from prunecli.modules.int8 import linears_to_int8, put_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored, tie_parameters
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel, own_mixtures, stages_of, stock_mixtures
@@ -67,12 +67,11 @@ def build_model(
     """
     in_int8 = dtype == torch.int8
     made = make_model(checkpoint, device, torch.float32 if in_int8 else dtype, name, output=True)
-    model, targets = made.model, made.targets
+    model = made.model
     placed = {} if memory is None else spread(model, memory) or {}
     where = module_devices(model, placed)
     if in_int8:
         read_int8_experts(model, checkpoint)
-        targets = fill_int8(targets, checkpoint)
     staging = chunk_for(checkpoint, (name for mixture in made.mixtures for name in mixture.names))
     for held in () if in_int8 else made.mixtures:
         for attribute, stacked in zip(held.parts, held.stacked, strict=True):
@@ -81,7 +80,7 @@ def build_model(
         for number in range(held.layer.num_experts):  # every expert into its part of the stacked parameters
             for spec, stacked in zip(held.block(number), held.stacked, strict=True):
                 read_spec(stacked.data[number], checkpoint, spec, staging)
-    fill(targets, checkpoint, device, where)
+    fill(made.targets, checkpoint, device, where, put_int8 if in_int8 else Destination.put)
     complete(made, checkpoint)
     if in_int8:
         linears_to_int8(model)

@@ -56,8 +56,13 @@ class GroupLinear(nn.Module):
         super().__init__()
         self.layer = layer
         self.weight = nn.Parameter(torch.empty(layer.weight_shape, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(layer.outputs, device=device, dtype=dtype))
-        nn.init.normal_(self.weight, std=layer.weight_shape[1] ** -0.5)
+        self.bias = nn.Parameter(torch.empty(layer.outputs, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the blocks; the bias is zero."""
+        nn.init.normal_(self.weight, std=self.layer.weight_shape[1] ** -0.5)
+        nn.init.zeros_(self.bias)
 
     def forward(self, values: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]."""

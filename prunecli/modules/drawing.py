@@ -10,7 +10,7 @@ from torch import nn
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import OnlyBias, has_part, module_name
 from prunecli.modules.building import assemble, complete
-from prunecli.modules.define import DefineEmbedding, DefineOutput
+from prunecli.modules.define import DefineEmbedding, DefineOutput, GroupLinear
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel
@@ -88,11 +88,8 @@ def _draw(model: Any, module: nn.Module) -> None:
         _as_linear(model, module.weight, module.bias)
         # logits (h P) U^T: the rows U P^T are then as long as those of a stock output layer
         nn.init.normal_(module.project.weight, std=module.project.out_features**-0.5)
-    elif isinstance(module, DefineEmbedding):
-        for number in range(len(module.layers)):
-            weight, bias = module.group_layer(number)
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-            nn.init.zeros_(bias)
+    elif isinstance(module, GroupLinear):
+        module.reset_parameters()
 
 
 def _as_linear(model: Any, weight: nn.Parameter, bias: nn.Parameter | None) -> None:

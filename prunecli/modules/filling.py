@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -233,12 +233,14 @@ def fill(
     checkpoint: Checkpoint,
     device: torch.device,
     where: Mapping[int, torch.device] = MappingProxyType({}),
+    put: Callable[[Destination, Tensor], None] = Destination.put,
 ) -> None:
     """Read the tensors of the checkpoint that belong there into new memory.
 
     Args:
         device: where tensors go.
         where: id of a module -> where its tensors go instead.
+        put: has a module hold a tensor that was read.
 
     Raises:
         CheckpointError: as `read_into`.
@@ -249,7 +251,7 @@ def fill(
         place = where.get(id(target.module), device)
         tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=place)
         read_into(tensor, checkpoint, target.name, staging)
-        target.put(tensor)
+        put(target, tensor)
 
 
 def require_shape(tensor: Tensor, checkpoint: TensorReader, name: str) -> None:

@@ -245,13 +245,9 @@ def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
         experts_to_int8(module, *matrices.values())
 
 
-def fill_int8(targets: Iterable[Destination], checkpoint: Checkpoint) -> tuple[Destination, ...]:
-    """The weights of linear layers, which become `Int8Linear`s; returns the other targets."""
-    taken: list[Destination] = []
-    left: list[Destination] = []
-    for target in targets:
-        (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
-    weights = tensors_of(checkpoint, (target.name for target in taken), torch.float32)
-    for target in taken:
-        linear_to_int8(target.module, next(weights))
-    return tuple(left)
+def put_int8(target: Destination, tensor: Tensor) -> None:
+    """Have a module hold `tensor`; the weight of a linear layer, which becomes an `Int8Linear`, in int8."""
+    if target.attribute == "weight" and takes_int8(target.module):
+        linear_to_int8(target.module, tensor)
+    else:
+        target.put(tensor)

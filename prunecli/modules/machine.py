@@ -21,9 +21,6 @@ GROUP_FILES = (
 )
 """Of a control group, version 2 and 1: its limit, what it uses, and the part of memory.stat that is page cache."""
 
-NO_LIMIT = 1 << 60
-"""Version 1 writes that there is none as the largest multiple of a page in 63 bits."""
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
 OWN_CHOICE = {M_TRIM_THRESHOLD: 64 << 20, M_MMAP_THRESHOLD: 32 << 20, M_MMAP_MAX: 1 << 16}
 """What the C library comes to by itself once blocks of 32 MiB have been freed; told one of them, it no longer does."""
@@ -108,7 +105,7 @@ def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = CGROUP) -
         lines = []
     folders = []
     for line in lines or ["0::/"]:
-        _number, controllers, name = (*line.split(":", 2), "", "")[:3]
+        _number, controllers, name = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
             top = root / "memory" if controllers else root
             inner = top / name.removeprefix("/")
@@ -132,14 +129,13 @@ def container_room(group: Path) -> int | None:
     """Bytes that a control group leaves, its page cache counted as free; None where it sets no limit."""
     for limited, current, cache in GROUP_FILES:
         try:
-            limit = (group / limited).read_text(encoding="ascii").strip()
+            limit = int((group / limited).read_text(encoding="ascii"))  # "max": there is none
             used = int((group / current).read_text(encoding="ascii"))
             lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
             cached = next((int(line.split()[1]) for line in lines if line.startswith(cache)), 0)
-            none = limit == "max" or int(limit) >= NO_LIMIT
         except (OSError, ValueError):
             continue
-        return None if none else max(0, int(limit) - used + cached)
+        return max(0, limit - used + cached)  # without a limit version 1 writes the largest number
     return None
 
 

@@ -225,9 +225,7 @@ class SparseFFN(nn.Module):
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
         up, down, up_bias, down_bias = (tensor.to(rows.dtype) for tensor in self._stacked())
         if not needs_graph:
-            return outputs_of(
-                self, rows, ExpertWeights(up, down, up_bias, down_bias), groups, with_norms=False
-            )[0]
+            return outputs_of(self, rows, groups, ExpertWeights(up, down, up_bias, down_bias))
         hidden = self.act_fn(grouped_linear(rows, up, up_bias, groups))
         hidden = functional.dropout(hidden, self.activation_dropout, self.training)
         return grouped_linear(hidden, down, down_bias, groups)

@@ -178,13 +178,11 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
             watcher(expert, hidden, plan.source[start:end], of_rows[start:end])
 
     if runner is None:
-        with_norms = observer is not None
-        outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=with_norms, watch=watch)
-    else:
-        outputs = runner(rows, plan.groups)
-        norms = None if observer is None else norms_of(outputs)
-    if observer is not None and norms is not None:
-        observer(ExpertUse(experts, weights, norms[plan.position], sums=partial(sums_of, outputs, plan)))
+        runner = partial(outputs_of, module, held=held, watch=watch)
+    outputs = runner(rows, plan.groups)
+    if observer is not None:
+        norms = norms_of(outputs)[plan.position]
+        observer(ExpertUse(experts, weights, norms, sums=partial(sums_of, outputs, plan)))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
 
@@ -203,10 +201,8 @@ def run_expert(
         `[rows, width]`, before the router's weight.
     """
     count = rows.shape[0]
-    if rows.is_cuda and watch is None:
-        alone = weights[None]
-        if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
-            return _grouped(module, rows, alone, torch.full((1,), count, device=rows.device))
+    if rows.is_cuda and watch is None and _has_kernel(rows, alone := weights[None]):
+        return _grouped(module, rows, alone, torch.full((1,), count, device=rows.device))
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
     if watch is not None:
         watch(hidden)
@@ -267,49 +263,42 @@ def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def outputs_of(
-    module: Any,
-    rows: Tensor,
-    held: ExpertWeights,
-    groups: Groups,
-    *,
-    with_norms: bool,
-    watch: Watch | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs of each expert for its rows, and the norms of the outputs.
+    module: Any, rows: Tensor, groups: Groups, held: ExpertWeights, watch: Watch | None = None
+) -> Tensor:
+    """Return the outputs of each expert for its rows.
 
     Args:
         module: see `run_expert`.
         rows: `[assignments, width]`, sorted by expert.
+        groups: rows of each expert.
         held: of all experts.
-        groups: rows of each.
         watch: called with the span of each expert and the activations that its output layer reads.
 
     Returns:
-        `[assignments, width]` and `[assignments]` float32, None without `with_norms`.
+        `[assignments, width]`.
     """
-    if watch is None and has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
-        outputs = _grouped(module, rows, held, groups.counts)
-        return outputs, norms_of(outputs) if with_norms else None
+    if watch is None and _has_kernel(rows, held):
+        return _grouped(module, rows, held, groups.counts)
     outputs = rows.new_empty(len(rows), held.down.shape[-1 if module.is_transposed else -2])
-    norms = rows.new_empty(len(rows), dtype=torch.float32) if with_norms else None
 
     def run(span: Span) -> None:
         expert, start, end = span
         own = None if watch is None else partial(watch, span)
-        found = run_expert(module, rows[start:end], held[expert], own)
-        outputs[start:end] = found
-        if norms is not None:
-            norms[start:end] = norms_of(outputs[start:end])
+        outputs[start:end] = run_expert(module, rows[start:end], held[expert], own)
 
     spans = expert_spans(groups.sizes)
     with dot_products(held.up.dtype, [end - start for _, start, end in spans]):
         for_each_span(run, spans, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
-    return outputs, norms
+    return outputs
 
 
 def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:
     """Whether experts with so many rows each are shared out to threads on a CPU, one thread to an expert."""
     return pays(counts, held.up[0].numel() + held.down[0].numel(), held.up.element_size())
+
+
+def _has_kernel(rows: Tensor, held: ExpertWeights) -> bool:
+    return has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down)
 
 
 def _grouped(module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor) -> Tensor:

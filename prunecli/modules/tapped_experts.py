@@ -12,7 +12,7 @@ layer by, and are not routed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,6 @@ from prunecli.modules.stock_experts import (
     own_experts,
 )
 
-Undo = Callable[[], None]
-
 
 @contextmanager
 def observed_experts(model: Any) -> Iterator[dict[str, Any]]:
@@ -42,25 +40,16 @@ def observed_experts(model: Any) -> Iterator[dict[str, Any]]:
     Raises:
         UnsupportedModelError: the model's class does not let its experts be observed.
     """
-    blocks = {
-        name: (module, _TAPS[type(module).__name__])
-        for name, module in model.named_modules()
-        if type(module).__name__ in _TAPS
-    }
+    blocks = {name: module for name, module in model.named_modules() if type(module).__name__ in _TAPS}
     if not blocks:
         with own_experts(model) as modules:
             yield modules
         return
-    undo: list[Undo] = []
-    try:
-        for block, tap in blocks.values():
-            undo += tap(block)
-        yield {f"{name}.experts": block.experts for name, (block, _) in blocks.items()}
-    finally:
-        for one in undo:
-            one()
-        for block, _ in blocks.values():
-            block.experts.observer = None
+    with ExitStack() as undone:
+        for block in blocks.values():
+            undone.callback(setattr, block.experts, "observer", None)
+            _TAPS[type(block).__name__](block, undone)
+        yield {f"{name}.experts": block.experts for name, block in blocks.items()}
 
 
 class _Llama4Experts:
@@ -77,9 +66,9 @@ class _Llama4Experts:
         return found
 
 
-def _tap_llama4(block: Any) -> list[Undo]:
+def _tap_llama4(block: Any, undone: ExitStack) -> None:
+    undone.callback(delattr, block, "forward")
     block.forward = partial(_run_llama4, block)
-    return [lambda: delattr(block, "forward")]
 
 
 def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,18 +82,15 @@ def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     rows = hidden.index_select(0, plan.source) * gates.unsqueeze(-1)
     held = _Llama4Experts(block.experts)
     observer: Callable[[ExpertUse], None] | None = getattr(block.experts, "observer", None)
-    outputs, norms = outputs_of(
-        held, rows, ExpertWeights.of(held), plan.groups, with_norms=observer is not None
-    )
-    if observer is not None and norms is not None:
-        given = weights.float()
-        added = norms[plan.position]
+    outputs = outputs_of(held, rows, plan.groups, ExpertWeights.of(held))
+    if observer is not None:
+        given, added = weights.float(), norms_of(outputs)[plan.position]
         observer(ExpertUse(experts, weights, torch.where(given > 0, added / given, added)))
     mixed: Tensor = block.shared_expert(hidden)
     return mixed + combine(outputs, torch.ones_like(weights), plan).to(mixed.dtype), logits
 
 
-def _tap_switch(block: Any) -> list[Undo]:
+def _tap_switch(block: Any, undone: ExitStack) -> None:
     """Hooks on each expert, and one on all of them, which is called after these."""
     norms: dict[int, Tensor] = {}
 
@@ -123,14 +109,14 @@ def _tap_switch(block: Any) -> list[Undo]:
         if observer is not None:
             observer(ExpertUse(chosen.argmax(dim=-1), weights, found, chosen.any(dim=-1)))
 
-    experts = [block.experts[f"expert_{number}"] for number in range(block.experts.num_experts)]
-    handles = [expert.register_forward_hook(partial(keep, number)) for number, expert in enumerate(experts)]
-    handles.append(block.experts.register_forward_hook(observe))
-    return [handle.remove for handle in handles]
+    for number in range(block.experts.num_experts):
+        expert = block.experts[f"expert_{number}"]
+        undone.callback(expert.register_forward_hook(partial(keep, number)).remove)
+    undone.callback(block.experts.register_forward_hook(observe).remove)
 
 
-_TAPS: dict[str, Callable[[Any], list[Undo]]] = {
+_TAPS: dict[str, Callable[[Any, ExitStack], None]] = {
     "Llama4TextMoe": _tap_llama4,
     "SwitchTransformersSparseMLP": _tap_switch,
 }
-"""Class of a block -> what lets its experts be observed; returns what takes that back."""
+"""Class of a block -> what lets its experts be observed, until the `ExitStack` is closed."""

@@ -41,7 +41,7 @@ def test_an_expert_is_independent_of_the_others(shared_out, dtype, counts, sever
     rows, module = torch.randn(sum(counts), D_MODEL).to(dtype), SparseFFN(1, 1, 1, top_k=1)
 
     def outputs(rows, held, counts):
-        return outputs_of(module, rows, held, Groups(torch.tensor(counts)), with_norms=False)[0]
+        return outputs_of(module, rows, Groups(torch.tensor(counts)), held)
 
     with torch.inference_mode():
         together = outputs(rows, ExpertWeights(*weights), counts)

@@ -329,15 +329,17 @@ def margin_bytes(budget_bytes: int) -> int:
     return ceil(MARGIN * budget_bytes)
 
 
-def explain(fit: MemoryFit) -> Sequence[str]:
-    """The arithmetic in plain lines."""
-    load = fit.load
+def explain(fit: Mapping[str, Any]) -> Sequence[str]:
+    """The arithmetic of `fit_payload` in plain lines."""
+    names = ("dense", "expert", "cache", "activation")
+    dense, experts, cache, activations = (bytes_text(fit[f"{name}_bytes"]) for name in names)
+    total = sum(fit[f"{name}_bytes"] for name in names)
     return (
-        f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
-        f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
-        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10%) left free",
-        f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
-        f" ({fit.keep} of {fit.held} experts stay)",
+        f"fit {bytes_text(fit['budget_bytes'])}: dense {dense} + {fit['keep']} experts {experts}"
+        f" + attention cache {cache} + activations {activations}"
+        f" = {bytes_text(total)}, with {bytes_text(fit['margin_bytes'])} (10%) left free",
+        f"for batch {fit['batch']}, beam {fit['beam']}, {fit['length']} tokens; the smallest ratio is {fit['ratio']:g}"
+        f" ({fit['keep']} of {fit['held']} experts stay)",
     )
 
 

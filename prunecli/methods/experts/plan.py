@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from prunecli.methods.experts.metrics import (
     read_all,
 )
 from prunecli.methods.experts.options import (
-    MemoryFit,
     balance_text,
     check_kind,
     default_ratio,
@@ -65,19 +64,10 @@ from prunecli.text.files import near_names
 LAYERS_SHOWN = 6
 
 
-@dataclass(frozen=True)
-class ExpertPlan(Selection):
-    """Which experts to keep, and why. A dropped multi-token-prediction layer keeps none.
-
-    Attributes:
-        fit: memory of the result, if `ExpertOptions.fit` was given.
-    """
-
-    fit: MemoryFit | None = None
-
-
-def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
+def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> Selection:
     """Choose the experts to keep. Weights are read only for the metric `aimer`.
+
+    A dropped multi-token-prediction layer keeps none. `details` has the memory of the result, if `fit` was given.
 
     Raises:
         CheckpointError: weights that hold what is no number.
@@ -104,7 +94,9 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         made = _by_metric(checkpoint, options, layers, axes, progress)
     else:
         made = _from_ids(checkpoint, Path(options.keep), options, axes)
-    return replace(made, kept={axis.name: made.kept.get(axis.name, ()) for axis in every}, **more)
+    counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
+    kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
+    return replace(made, kept=kept, step={**made.step, "experts": counts}, **more)
 
 
 def _by_metric(
@@ -113,7 +105,7 @@ def _by_metric(
     layers: Sequence[SparseLayer],
     axes: Sequence[Axis],
     progress: Progress,
-) -> ExpertPlan:
+) -> Selection:
     """The experts with the highest values."""
     budget, fit = request_of(checkpoint, options, layers), None
     ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
@@ -205,13 +197,7 @@ def _by_metric(
     if warning is None and budget.scope != "model":
         warning = starved(axes, made.kept)
     details = {**notes, **made.details, **{name: own for name, own in more.items() if own}}
-    return _counted(made, axes, details=details, fit=fit, warning=warning)
-
-
-def _counted(made: Selection, axes: Sequence[Axis], **more: Any) -> ExpertPlan:
-    """The selection, with the number of experts in its history entry."""
-    counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
-    return ExpertPlan(**{**vars(made), "step": {**made.step, "experts": counts}, **more})
+    return replace(made, details=details, warning=warning)
 
 
 def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
@@ -219,7 +205,7 @@ def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
     return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
 
 
-def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> ExpertPlan:
+def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> Selection:
     """The experts that a file names."""
     selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
     options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
@@ -231,7 +217,7 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
     origin = Origin(texts=tuple(map("-".join, pairs)))
     decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
-    made = selection_of(
+    return selection_of(
         options.COMMAND,
         checkpoint,
         axes,
@@ -241,7 +227,6 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
         dtype=options.dtype,
         reasons=[f"Experts by {path}{_languages(options)}."],
     )
-    return _counted(made, axes)
 
 
 def _files_of_constants(options: ExpertOptions) -> list[Path]:

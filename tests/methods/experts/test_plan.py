@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.plan import ExpertPlan, plan_experts, read_experts
+from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, GateStatistics, GateSums
+from prunecli.selection.selection import Selection
 from tests.gates import gate_statistics
 from tests.tiny import tiny_nllb_moe
 
@@ -42,7 +43,7 @@ def statistics(model: Path) -> GateStatistics:
         return gate_statistics(opened.fingerprint, opened.model_type, "forced", names, 8, 2, entries)
 
 
-def planned(model: Path, **options: object) -> ExpertPlan:
+def planned(model: Path, **options: object) -> Selection:
     with open_model(model) as opened:
         return plan_experts(opened, ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
 
