@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import nn
 
 from prunecli.evaluation.workloads import decode
 from prunecli.modules.loading import load_for_decoding
-from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
+from prunecli.modules.sparse_ffn import Router, SparseFFN
 
 PROBE_BYTES = 1 << 30
 """Read at a time to measure the bandwidth: far more than any cache holds."""
@@ -61,13 +62,13 @@ def active_bytes(model: Any, options: argparse.Namespace) -> int:
         nonlocal touched
         touched += stored(module.weight)
 
-    def experts(ffn: SparseFFN, routing: Routing) -> None:
+    def experts(ffn: SparseFFN, _gates: torch.Tensor, chosen: torch.Tensor) -> None:
         nonlocal touched
         weights = [
             weight for name, weight in ffn.named_parameters() if name.startswith(("fc1_weight", "fc2_weight"))
         ]
         each = sum(map(stored, weights)) // ffn.num_experts
-        touched += each * len(set(routing.experts.flatten().tolist()))
+        touched += each * len(set(chosen.flatten().tolist()))
 
     with watched(model, linear, experts):
         generate(model, options)
@@ -86,7 +87,7 @@ def watched(model: Any, linear: Any, experts: Any) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, SparseFFN):
             layers.append(module)
-            module.observer = lambda routing, ffn=module: experts(ffn, routing)
+            module.observer = partial(experts, module)
         elif isinstance(module, nn.Linear) and not isinstance(module, Router):
             handles.append(module.register_forward_pre_hook(linear))
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test, rounded
 from prunecli.model.checkpoint import Checkpoint
@@ -26,7 +26,6 @@ from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.pooling import Pooling, read_pooling
-from prunecli.modules.stock_names import REMEDY
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent
 from prunecli.results.document import Json, sizes
@@ -157,7 +156,7 @@ class ModelTask(Task):
         options, memory = self.options, self.options.memory
         for checkpoint in self.opened.values() if memory is not None else ():
             if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
-                raise UsageError(f"`memory`: {refused}", REMEDY)
+                raise refused
         dtype = fitting_dtype(
             self.opened,
             choose_devices(options.device),

@@ -120,7 +120,7 @@ def make_model(
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
     if checkpoint.family is None and (refused := refused_by_layer(checkpoint)) is not None:
-        raise UsageError(f"`memory`: {refused}", REMEDY)
+        raise refused
     checkpoint.check()
     model = assemble(checkpoint, device, dtype, name)
     left_out, implementation = None, ""
@@ -317,21 +317,21 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
         raise missing_tensors(checkpoint, missing)
 
 
-def refused_by_layer(checkpoint: Checkpoint) -> str | None:
-    """Why a model that runs in its stock class is not run layer by layer; None: it is.
+def refused_by_layer(checkpoint: Checkpoint) -> UsageError | None:
+    """Why a model that runs in its stock class is not run layer by layer, as an error; None: it is.
 
     Raises:
         UnsupportedModelError: its class says nothing of its layers.
         CheckpointError: config.json names no type.
     """
+    reason = f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     if checkpoint.has_constants:
-        return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
-    if checkpoint.family is None:
+        is_run = False
+        reason = f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
+    elif checkpoint.family is None:
         checkpoint.require_architecture()
         trial = checkpoint.probed.trial
         is_run = trial.runs_by_layer(trial.stacks)
     else:
         is_run = checkpoint.model_type in BY_LAYER
-    if not is_run:
-        return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
-    return None
+    return None if is_run else UsageError(f"`memory`: {reason}", REMEDY)

@@ -44,43 +44,34 @@ class Staging:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._host: bytearray | None = None
-        self._pinned: list[Tensor] = []
+        self._nbytes, self._turn = nbytes, 0
+        self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event | None] = [None, None]
-        self._turn = 0
         self._raw: Tensor | None = None
 
     def room(self, nbytes: int, device: torch.device) -> memoryview:
         """Return the part of the buffer into which the next `nbytes` are read."""
-        if device.type != "cuda":
-            if self._host is None:
-                self._host = bytearray(self._nbytes)
-            return memoryview(self._host)[:nbytes]
-        self._turn = 1 - self._turn
-        if not self._pinned:
-            self._pinned = [torch.empty(self._nbytes, dtype=torch.uint8).pin_memory() for _ in range(2)]
+        is_gpu = device.type == "cuda"
+        if not self._buffers:
+            made = [torch.empty(self._nbytes, dtype=torch.uint8) for _ in range(1 + is_gpu)]
+            self._buffers = [buffer.pin_memory() for buffer in made] if is_gpu else made
+        self._turn = (self._turn + 1) % len(self._buffers)
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()
-        view: memoryview = self._pinned[self._turn].numpy().data
+        view: memoryview = self._buffers[self._turn].numpy().data
         return view[:nbytes]
 
     def send(self, target: Tensor, dtype: torch.dtype) -> None:
         """Have `target` `[values]` take what was read last, values of the type `dtype`."""
-        nbytes = target.numel() * dtype.itemsize
-        if target.device.type != "cuda":
-            assert self._host is not None
-            target.copy_(torch.frombuffer(self._host, dtype=dtype, count=target.numel()))
+        read = self._buffers[self._turn][: target.numel() * dtype.itemsize]
+        if not target.is_cuda:
+            target.copy_(read.view(dtype))
             return
-        read = self._pinned[self._turn][:nbytes]
-        if target.dtype == dtype:
-            target.copy_(read.view(dtype), non_blocking=True)
-        else:
-            if self._raw is None or self._raw.device != target.device or len(self._raw) < nbytes:
-                self._raw = target.new_empty(nbytes, dtype=torch.uint8)
-            raw = self._raw[:nbytes]
-            raw.copy_(read, non_blocking=True)
-            target.copy_(raw.view(dtype))
+        if target.dtype != dtype:  # cast there
+            if self._raw is None or self._raw.device != target.device or len(self._raw) < len(read):
+                self._raw = target.new_empty(len(read), dtype=torch.uint8)
+            read = self._raw[: len(read)].copy_(read, non_blocking=True)
+        target.copy_(read.view(dtype), non_blocking=True)
         self._copied[self._turn] = torch.cuda.current_stream(target.device).record_event()
 
 

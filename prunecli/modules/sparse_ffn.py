@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,23 +27,6 @@ MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or le
 
 FOUND = "prunecli_real_rows"
 """Attribute of an attention mask: what was asked of it, and the rows."""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """Decisions of the router for the real tokens of one forward pass.
-
-    Attributes:
-        gates: `[tokens, num_experts]` float32, G = softmax(W_g x) over all experts (eq. 1), before renormalisation.
-        experts: `[tokens, top_k]` int64, the chosen experts, ranked.
-        weights: `[tokens, top_k]` float32, the chosen gates divided by their sum (eq. 2).
-        rows: `[tokens]` int64, the index of each token in the flattened `[batch * seq]`; None where all are real.
-    """
-
-    gates: Tensor
-    experts: Tensor
-    weights: Tensor
-    rows: Tensor | None
 
 
 class Router(nn.Linear):
@@ -75,7 +57,9 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
         top_k: how many experts to choose.
 
     Returns:
-        gates `[tokens, num_experts]`, experts `[tokens, top_k]` and weights `[tokens, top_k]` as in `Routing`.
+        gates `[tokens, num_experts]` float32, G = softmax(W_g x) over all experts (eq. 1), before renormalisation;
+        experts `[tokens, top_k]` int64, the chosen ones, ranked; weights `[tokens, top_k]` float32, the chosen gates
+        divided by their sum (eq. 2).
     """
     gates = torch.softmax(logits, dim=-1)
     choices = [gates.argmax(dim=-1, keepdim=True)]
@@ -142,7 +126,7 @@ class SparseFFN(nn.Module):
         dtype: of the experts; the router is always float32.
 
     Attributes:
-        observer: called once per forward pass with the `Routing` of the real tokens.
+        observer: called once per forward pass with the gates and the experts of the real tokens, see `route`.
         runner: computes the experts' outputs where their weights are not held here, or None: (rows
             `[assignments, d_model]` sorted by expert, how many are of each) -> `[assignments, d_model]`.
     """
@@ -176,7 +160,7 @@ class SparseFFN(nn.Module):
         self.fc1_bias = nn.Parameter(torch.empty(num_experts, ffn_dim, **options))
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
-        self.observer: Callable[[Routing], None] | None = None
+        self.observer: Callable[[Tensor, Tensor], None] | None = None
         self.runner: Callable[[Tensor, Groups], Tensor] | None = None
         self.reset_parameters()
 
@@ -212,7 +196,7 @@ class SparseFFN(nn.Module):
         tokens = flat if rows is None else flat[rows]
         gates, experts, weights = route(self.router["classifier"](tokens), self.top_k)
         if self.observer is not None:
-            self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
+            self.observer(gates.detach(), experts)
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)

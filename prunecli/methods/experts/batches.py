@@ -23,7 +23,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.logits import vocabulary_size
-from prunecli.modules.stock_names import REMEDY
 from prunecli.results.gates import ANY, Mode
 from prunecli.running.encoding import (
     decoder_inputs,
@@ -266,8 +265,7 @@ class Texts:
 
     def whole(self, checkpoint: Checkpoint) -> UsageError | None:
         """Why the whole model must be in memory, as an error. None if the model can run layer by layer."""
-        refused = refused_by_layer(checkpoint)
-        return None if refused is None else UsageError(f"`memory`: {refused}", REMEDY)
+        return refused_by_layer(checkpoint)
 
     def work(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Work:
         """The batches for a runner's model.

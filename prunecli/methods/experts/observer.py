@@ -17,7 +17,7 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import sparse_ffns
-from prunecli.modules.sparse_ffn import Routing, SparseFFN
+from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
@@ -134,8 +134,7 @@ class GateObserver(Summing):
             self._live = None
             delattr(model, UNFINISHED)
 
-    def _observe(self, index: int, routing: Routing) -> None:
-        gates, experts = routing.gates, routing.experts
+    def _observe(self, index: int, gates: Tensor, experts: Tensor) -> None:
         if self._live is not None:
             beams = self._live.to(gates.device).repeat_interleave(len(gates) // len(self._live))
             rows = beams.nonzero().squeeze(1)

@@ -58,7 +58,7 @@ def routed(path: Path) -> dict[str, set[int]]:
     model = load_model(path, device="cpu", dtype="float32")
     found: dict[str, set[int]] = {name: set() for name in sparse_ffns(model)}
     for name, module in sparse_ffns(model).items():
-        module.observer = lambda routing, name=name: found[name].update(routing.experts.unique().tolist())
+        module.observer = lambda _gates, experts, name=name: found[name].update(experts.unique().tolist())
     with torch.inference_mode():
         for ids in BATCHES:
             model(**inputs(model, ids))
@@ -103,8 +103,8 @@ def test_routers_are_observed_once_per_batch(tmp_path):
         seen = {}
 
         def observer(name):
-            def observe(routing):
-                seen.setdefault(name, []).append(routing.gates.clone())
+            def observe(gates, _experts):
+                seen.setdefault(name, []).append(gates.clone())
 
             return observe
 
