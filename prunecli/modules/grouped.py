@@ -168,13 +168,26 @@ def multiplies_groups(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in GROUPED_ON
 
 
-def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_out: bool) -> None:
-    """Call `run` for each expert that has rows: each thread takes the next one, the largest first, or one by one."""
+def by_expert(
+    run: Callable[[Span, Tensor], Tensor], rows: Tensor, groups: Groups, *, shared_out: bool
+) -> Tensor:
+    """Return the outputs of `run` for the rows of each expert that has any, `[assignments, width]` as `rows`.
+
+    Args:
+        shared_out: whether each thread takes the next expert, the largest first; else they come one by one.
+    """
+    outputs, spans = torch.empty_like(rows), expert_spans(groups.sizes)
+
+    def fill(span: Span) -> None:
+        _, start, end = span
+        outputs[start:end] = run(span, rows[start:end])
+
     if shared_out:
-        in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
+        in_threads(fill, sorted(spans, key=lambda span: span[1] - span[2]))
     else:
         for span in spans:
-            run(span)
+            fill(span)
+    return outputs
 
 
 def pays(sizes: Sequence[int], per_expert: int, itemsize: int) -> bool:

@@ -26,7 +26,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
 from prunecli.modules.filling import Destination, tensors_of
-from prunecli.modules.grouped import Groups, Span, expert_spans, for_each_span, pays
+from prunecli.modules.grouped import Groups, Span, by_expert, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.private import cpu_has, int8_linear, int8_packed
 
@@ -90,17 +90,14 @@ class Int8SparseFFN(SparseFFN):
     def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
         if needs_graph:
             raise _no_gradients()
-        result = torch.empty_like(rows)
 
-        def run(span: Span) -> None:
-            expert, start, end = span
+        def run(span: Span, own: Tensor) -> Tensor:
+            expert = span[0]
             first, second = self.matrices[expert]
-            hidden = self.act_fn(int8_product(pad_rows(rows[start:end]), first, self.fc1_bias[expert]))
-            result[start:end] = int8_product(hidden, second, self.fc2_bias[expert])[: end - start]
+            hidden = self.act_fn(int8_product(pad_rows(own), first, self.fc1_bias[expert]))
+            return int8_product(hidden, second, self.fc2_bias[expert])[: len(own)]
 
-        spans = expert_spans(groups.sizes)
-        for_each_span(run, spans, shared_out=pays(groups.sizes, 2 * self.d_model * self.ffn_dim, 1))
-        return result
+        return by_expert(run, rows, groups, shared_out=pays(groups.sizes, 2 * self.d_model * self.ffn_dim, 1))
 
 
 def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:

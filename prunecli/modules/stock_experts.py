@@ -25,9 +25,8 @@ from prunecli.modules.grouped import (
     Dispatch,
     Groups,
     Span,
+    by_expert,
     dispatch,
-    expert_spans,
-    for_each_span,
     grouped_product,
     has_grouped_kernel,
     pays,
@@ -279,17 +278,12 @@ def outputs_of(
     """
     if watch is None and _has_kernel(rows, held):
         return _grouped(module, rows, held, groups.counts)
-    outputs = rows.new_empty(len(rows), held.down.shape[-1 if module.is_transposed else -2])
 
-    def run(span: Span) -> None:
-        expert, start, end = span
-        own = None if watch is None else partial(watch, span)
-        outputs[start:end] = run_expert(module, rows[start:end], held[expert], own)
+    def run(span: Span, own: Tensor) -> Tensor:
+        return run_expert(module, own, held[span[0]], None if watch is None else partial(watch, span))
 
-    spans = expert_spans(groups.sizes)
-    with dot_products(held.up.dtype, [end - start for _, start, end in spans]):
-        for_each_span(run, spans, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
-    return outputs
+    with dot_products(held.up.dtype, groups.sizes):
+        return by_expert(run, rows, groups, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
 
 
 def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:
