@@ -9,6 +9,7 @@ parts are read one by one.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -143,13 +144,13 @@ def make_model(
     for number, stage in enumerate(stages):
         for module in stage.module.modules():
             owners[id(module)] = None if id(module) in owners else number
-    targets: dict[int | None, list[Destination]] = {}
+    targets: dict[int | None, list[Destination]] = defaultdict(list)
     for target in _targets(checkpoint, model, place, rest, dtype, left_out):
-        targets.setdefault(owners.get(id(target.module)), []).append(target)
+        targets[owners.get(id(target.module))].append(target)
     made = EmptyModel(
         model.eval(),
-        tuple(replace(stage, targets=tuple(targets.get(number, ()))) for number, stage in enumerate(stages)),
-        tuple(targets.get(None, ())),
+        tuple(replace(stage, targets=tuple(targets[number])) for number, stage in enumerate(stages)),
+        tuple(targets[None]),
         device,
         implementation,
     )

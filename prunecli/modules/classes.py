@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -153,8 +153,14 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         and WEIGHTS_KEY in checkpoint.config
         and checkpoint.architecture is None
     ):
-        made = fitted(stock, partial(_fit_found, checkpoint, checkpoint.layout, stock))
-        stock = subclass(made, tie_weights=tie_parameters)
+        layout = checkpoint.layout
+        skeleton = replace(layout.family.found.skeleton, model_class=stock)
+
+        def fit_found(model: Any) -> None:
+            names = StockNames(checkpoint, model).place
+            fit_model(model, checkpoint, layout, skeleton, names, torch.get_default_dtype())
+
+        stock = subclass(fitted(stock, fit_found), tie_weights=tie_parameters)
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock
@@ -173,13 +179,6 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         _give_counts(stock, mixture, counts, model)
 
     return fitted(stock, fit)
-
-
-def _fit_found(checkpoint: Checkpoint, layout: ModelLayout, stock: Any, model: Any) -> None:
-    """Make a model of the stock class, at its making, what the checkpoint of a found family describes."""
-    skeleton = replace(layout.family.found.skeleton, model_class=stock)
-    names = StockNames(checkpoint, model).place
-    fit_model(model, checkpoint, layout, skeleton, names, torch.get_default_dtype())
 
 
 def fit_model(
@@ -205,11 +204,10 @@ def fit_model(
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
     if not is_stock or any(alias in checkpoint.tensors for alias in layout.family.tied):
         ties = {
-            names(alias): names(name)
+            own: names(name)
             for alias, name in layout.ties.items()
-            if alias not in checkpoint.tensors
+            if alias not in checkpoint.tensors and has_part(model, own := names(alias))
         }
-        ties = {alias: name for alias, name in ties.items() if has_part(model, alias.rpartition(".")[0])}
     if not is_stock:
         model._own_ties = ties
         aliases |= ties

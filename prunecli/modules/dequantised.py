@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -87,14 +88,10 @@ class DequantisedCheckpoint(Checkpoint):
         """Return False: the source has left out tied tensors that are equal."""
         return False
 
-    def _parts(self, name: str) -> list[str]:
-        """Names of the stored tensors that a tensor is read from."""
-        weight = self._weights.get(name)
-        return [name] if weight is None else [*weight.parts.values()]
-
     def stored_bytes(self, name: str) -> int:
         """Return the bytes in the source's files; of a quantised weight with its scales."""
-        return sum(map(self._source.stored_bytes, self._parts(name)))
+        parts = self._weights[name].parts.values() if name in self._weights else (name,)
+        return sum(map(self._source.stored_bytes, parts))
 
     @property
     def is_remote(self) -> bool:
@@ -118,13 +115,10 @@ class DequantisedCheckpoint(Checkpoint):
         weight = self._weights.get(name)
         if weight is None:
             return self._source.read_range(name, start_byte, end_byte, buffer)
-        info = self.info(name)
-        if not 0 <= start_byte <= end_byte <= info.nbytes:
-            raise ValueError(f"{name} has {info.nbytes} bytes; {start_byte} to {end_byte} were asked for")
         view = memoryview(buffer).cast("B")[: end_byte - start_byte]
         if not len(view):
             return view
-        columns, height = info.shape[-1], matrix_rows(weight)
+        columns, height = self.info(name).shape[-1], matrix_rows(weight)
         at_once = ALIGNED_ROWS * max(1, BLOCK_VALUES // (ALIGNED_ROWS * columns))
         target, done = torch.frombuffer(view, dtype=self._dtype), 0
         while done < len(target):
@@ -158,6 +152,7 @@ class Matrix:
 
     def __init__(self, source: Checkpoint, weight: QuantisedWeight, expert: int) -> None:
         self.weight, self.expert, self._source = weight, expert, source
+        self.shape = weight.shape or ()
         self._held: dict[str, np.ndarray] = {}
 
     def decode(self, first: int, last: int) -> np.ndarray:
@@ -186,25 +181,19 @@ class Matrix:
         self._source.read_range(info.name, start, start + found.nbytes, found.reshape(-1).data)
         return found.view(numpy_dtype(info.dtype))
 
-    def part(self, role: str) -> np.ndarray | None:
+    def part(self, role: str) -> Any:
         """This matrix's part of a stored tensor; None if there is no such tensor."""
         if role not in self.weight.parts:
             return None
         if role not in self._held:
             info = self._source.info(self.weight.parts[role])
-            stacked = len(self.weight.shape or ()) == 3 and info.shape[:1] == (self.weight.shape or ())[:1]
-            shape = info.shape[1:] if stacked else info.shape
-            nbytes = info.nbytes // info.shape[0] if stacked else info.nbytes
-            start = self.expert * nbytes if stacked else 0
+            shape, nbytes, start = info.shape, info.nbytes, 0
+            if len(self.shape) == 3 and shape[:1] == self.shape[:1]:  # of all experts
+                shape, nbytes = shape[1:], nbytes // shape[0]
+                start = self.expert * nbytes
             read = self._source.read_range(info.name, start, start + nbytes, bytearray(nbytes))
             self._held[role] = np.frombuffer(read, numpy_dtype(info.dtype)).reshape(shape)
         return self._held[role]
-
-    def values(self) -> np.ndarray:
-        """All values as they are stored."""
-        found = self.part("values")
-        assert found is not None
-        return found
 
     @cached_property
     def scale(self) -> np.ndarray:
@@ -214,10 +203,9 @@ class Matrix:
             CheckpointError: one of them is no number.
         """
         stored = self.part("scale")
-        assert stored is not None
         if stored.dtype == np.uint8:
             stored = stored.view(ml_dtypes.float8_e8m0fnu)
-        found = stored.astype(np.float32)
+        found: np.ndarray = stored.astype(np.float32)
         if not np.isfinite(found).all():
             raise self._fault(f"{self.weight.parts['scale']} holds a scale that is no number")
         return found
@@ -229,7 +217,8 @@ class Matrix:
         Raises:
             CheckpointError: a group that does not exist.
         """
-        found = next((held for role in ROUTED_COLUMNS if (held := self.part(role)) is not None), None)
+        parts = (held for role in ROUTED_COLUMNS if (held := self.part(role)) is not None)
+        found: np.ndarray | None = next(parts, None)
         if found is None or (found < 0).all():  # -1: not set
             return None
         if found.dtype.kind not in "iu":
@@ -264,11 +253,10 @@ def _scaled(matrix: Matrix, first: int, last: int) -> Decoded:
 
 def _packed(matrix: Matrix, first: int, last: int) -> Decoded:
     weight, zeros = matrix.weight, matrix.part("weight_zero_point")
-    assert weight.shape is not None
     rows = slice(first, last) if len(matrix.scale) > 1 else slice(1)
     if zeros is not None:  # packed along the rows
         zeros = _looked_up(zeros.T, weight.bits).T[rows]
-    values = _looked_up(matrix.rows(first, last), weight.bits)[:, : weight.shape[-1]]
+    values = _looked_up(matrix.rows(first, last), weight.bits)[:, : matrix.shape[-1]]
     return values, matrix.scale[rows], zeros
 
 
@@ -279,7 +267,7 @@ def _gptq(matrix: Matrix, first: int, last: int) -> Decoded:
         half, most = 1 << (weight.bits - 1), (1 << weight.bits) - 1
         held = _looked_up(zeros, weight.bits)[:, first:last].T.astype(np.int32) + half
         zeros = (((held + weight.zero_offset) & most) - half).astype(np.float32)
-    values = _looked_up(matrix.values()[:, first:last].T, weight.bits)
+    values = _looked_up(matrix.part("values")[:, first:last].T, weight.bits)
     return values, matrix.scale[:, first:last].T, zeros
 
 
@@ -294,7 +282,11 @@ def _awq(matrix: Matrix, first: int, last: int) -> Decoded:
         return found
 
     zeros = matrix.part("qzeros")
-    return columns(matrix.values()), matrix.scale[:, first:last].T, None if zeros is None else columns(zeros)
+    return (
+        columns(matrix.part("values")),
+        matrix.scale[:, first:last].T,
+        None if zeros is None else columns(zeros),
+    )
 
 
 def _nvfp4(matrix: Matrix, first: int, last: int) -> Decoded:
@@ -307,12 +299,10 @@ def _nvfp4(matrix: Matrix, first: int, last: int) -> Decoded:
 
 
 def _mxfp4(matrix: Matrix, first: int, last: int) -> Decoded:
-    weight = matrix.weight
-    assert weight.shape is not None
-    _, inputs, outputs = weight.shape
-    size = weight.block[1]
+    _, inputs, outputs = matrix.shape
+    size = matrix.weight.block[1]
     blocks = slice(first // size, -(-last // size))
-    stored = matrix.values().reshape(outputs, inputs // size, -1)[:, blocks]
+    stored = matrix.part("values").reshape(outputs, inputs // size, -1)[:, blocks]
     scale = matrix.scale.reshape(outputs, -1)[:, blocks]
     return _looked_up(stored.reshape(outputs, -1), FLOAT4).T, np.repeat(scale.T, size, axis=0), None
 

@@ -81,7 +81,14 @@ def load_model(
         else:
             model = _from_pretrained(stored, kind, model_class, memory)
         if stored.runs_stock:
-            model = _as_stock(model.to(devices.first) if memory is None else model, stored, model_class)
+            model = model.to(devices.first) if memory is None else model
+            own = stock_class(stored, model_class)
+            if stored.has_constants:
+                fill_constants(model, stored)
+            elif type(model) is not own:  # fitted: one of the stock class that saves what it differs by
+                model.__class__ = own
+                config = result_config(stored, stored.structure, classes=model_class and (model_class,))
+                model = saving_as_stored(model, stored, config)
         if devices.first.type == "cpu":
             keep_freed_blocks(stored.total_bytes)
         return model
@@ -120,18 +127,6 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         raise CheckpointError(
             f"{path}: cannot be read as a generation config ({reason_of(error)})", "Copy the file again."
         ) from error
-
-
-def _as_stock(model: Any, checkpoint: Checkpoint, name: str | None) -> Any:
-    """The model of a class that was fitted, as one of the stock class that saves what it differs by."""
-    stock = stock_class(checkpoint, name)
-    if checkpoint.has_constants:
-        fill_constants(model, checkpoint)
-    elif type(model) is not stock:
-        model.__class__ = stock
-        config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
-        model = saving_as_stored(model, checkpoint, config)
-    return model
 
 
 def _from_pretrained(

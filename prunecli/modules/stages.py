@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -173,20 +172,20 @@ def stock_mixtures(
             if place is None:
                 raise names.refusal(name)
             sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
+        for name in layer.stacked_tensors:
+            own = sources.setdefault(names.place(name), {})
+            own[-1 - len(own)] = name
         parts: dict[str, tuple[str, ...]] = {}
         for attribute in part_names(module):
             target = f"{path}.{attribute}"
-            if own := sources.pop(target, None):
-                parts[attribute] = tuple(own[place] for place in sorted(own))
-                continue
-            stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
-            if len(stacked) != 1:
+            if target not in sources:
                 raise missing_tensors(checkpoint, [target])
-            require_shape(getattr(module, attribute), checkpoint, stacked[0])
-            parts[attribute] = (stacked[0],)
-        known = {*chain.from_iterable(parts.values())}
-        if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
-            raise names.refusal(odd[0])
+            own = sources.pop(target)
+            if -1 in own:
+                require_shape(getattr(module, attribute), checkpoint, own[-1])
+            parts[attribute] = tuple(own[place] for place in sorted(own))
+        if sources:
+            raise names.refusal(next(iter(sources)))
         found[path] = Mixture(layer, module, parts)
     return found
 

@@ -381,17 +381,17 @@ def aimer_values(
         decoded = {layer.name: layer for layer in reader.mixtures}
         layers = [decoded[layer.name] for layer in layers]
     found = {axis_name(layer.name, "expert"): np.zeros(layer.original_experts) for layer in layers}
-    places = [(axis_name(layer.name, "expert"), expert) for layer in layers for expert in layer.experts]
-    work = []
+    work = {}
     for layer in layers:
-        for place in range(layer.num_experts):
+        for place, expert in enumerate(layer.experts):
             own = [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors]
-            work.append(parts_of_expert(reader, own, layer.stacked_tensors, place, layer.num_experts))
+            parts = parts_of_expert(reader, own, layer.stacked_tensors, place, layer.num_experts)
+            work[axis_name(layer.name, "expert"), expert] = parts
     pool = ThreadPoolExecutor(THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1))
     try:
         with progress("reading experts", len(work), "experts") as advance:
-            values = pool.map(partial(inverse_aimer, reader), work)
-            for (name, expert), value in zip(places, values, strict=True):
+            values = pool.map(partial(inverse_aimer, reader), work.values())
+            for (name, expert), value in zip(work, values, strict=True):
                 found[name][expert] = value
                 advance(1)
     finally:  # after an error or Ctrl-C: running threads finish their expert, the rest never starts
