@@ -162,13 +162,7 @@ def read_into(
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
     """
     info = checkpoint.info(name)
-    if entry is None:
-        require_shape(tensor, checkpoint, name)
-    elif tuple(tensor.shape) != info.shape[1:]:
-        raise CheckpointError(
-            f"{checkpoint.path}: an entry of {name} has the shape {list(info.shape[1:])}, the model wants "
-            f"{list(tensor.shape)}"
-        )
+    require_shape(tensor, checkpoint, name, entry)
     nbytes = info.nbytes if entry is None else info.nbytes // info.shape[0]
     first = nbytes * (entry or 0)
     if info.dtype not in DTYPES:
@@ -245,16 +239,18 @@ def fill(
         put(target, tensor)
 
 
-def require_shape(tensor: Tensor, checkpoint: TensorReader, name: str) -> None:
-    """Refuse a tensor of the checkpoint that is not of the shape of `tensor`.
+def require_shape(tensor: Tensor, checkpoint: TensorReader, name: str, entry: int | None = None) -> None:
+    """Refuse a tensor of the checkpoint, or an entry along its first axis, that is not of the shape of `tensor`.
 
     Raises:
         CheckpointError: it is not.
     """
-    stored = checkpoint.info(name).shape
+    stored, what = checkpoint.info(name).shape, name
+    if entry is not None:
+        stored, what = stored[1:], f"an entry of {name}"
     if tuple(tensor.shape) != stored:
         raise CheckpointError(
-            f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(tensor.shape)}"
+            f"{checkpoint.path}: {what} has the shape {list(stored)}, the model wants {list(tensor.shape)}"
         )
 
 

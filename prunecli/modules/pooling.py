@@ -95,7 +95,7 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         CheckpointError: a file that cannot be read, or says what cannot be.
         UnsupportedModelError: a module or a kind of pooling that is not known.
     """
-    found = _modules_of(directory)
+    found = modules_of(directory)
     if found is None:
         say(f"{directory}: no {MODULES_FILE} says how texts are pooled; by the mean of their tokens.")
         return Pooling()
@@ -126,17 +126,12 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
     )
 
 
-def has_modules(directory: Path) -> bool:
-    """Whether a `modules.json` says how texts are pooled, of the model in `directory`.
+def modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
+    """The folder whose `modules.json` has the transformer in `directory`, and the modules; None: there is none.
 
     Raises:
         CheckpointError: one that cannot be read.
     """
-    return _modules_of(directory) is not None
-
-
-def _modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
-    """The folder whose `modules.json` has the transformer in `directory`, and the modules."""
     for home in (directory, directory.parent):
         if not (home / MODULES_FILE).is_file():
             continue

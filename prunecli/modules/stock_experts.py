@@ -252,13 +252,10 @@ def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
     ordered = weights.gather(1, order)
     mixed = outputs.new_zeros(len(position), outputs.shape[1], dtype=torch.float32)
     for place in range(position.shape[1]):
-        mixed += weighted(outputs.index_select(0, position[:, place]), ordered[:, place])
+        mixed += (
+            outputs.index_select(0, position[:, place]) * ordered[:, place, None]
+        )  # rounded as stock does it
     return mixed
-
-
-def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Rows `[rows, width]` times `[rows]`, rounded as stock classes do it."""
-    return outputs * weights.unsqueeze(-1)
 
 
 def outputs_of(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,20 +53,6 @@ def observed_experts(model: Any) -> Iterator[dict[str, Any]]:
         yield {f"{name}.experts": block.experts for name, block in blocks.items()}
 
 
-class _Llama4Experts:
-    """Llama 4's experts, described as other classes describe theirs."""
-
-    has_gate, has_bias, is_transposed, has_post_expert_norm = True, False, True, False
-
-    def __init__(self, module: Any) -> None:
-        self.gate_up_proj, self.down_proj, self._act = module.gate_up_proj, module.down_proj, module.act_fn
-
-    def _apply_gate(self, hidden: Tensor) -> Tensor:
-        gate, up = hidden.chunk(2, dim=-1)
-        found: Tensor = up * self._act(gate)
-        return found
-
-
 def _tap_llama4(block: Any, undone: ExitStack) -> None:
     undone.callback(delattr, block, "forward")
     block.forward = partial(_run_llama4, block)
@@ -80,14 +67,25 @@ def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     plan = dispatch(experts, block.experts.num_experts)
     gates = torch.empty_like(weights).reshape(-1).scatter_(0, plan.position.reshape(-1), weights.reshape(-1))
     rows = hidden.index_select(0, plan.source) * gates.unsqueeze(-1)
-    held = _Llama4Experts(block.experts)
+    held = ExpertWeights(block.experts.gate_up_proj, block.experts.down_proj)
+    described = SimpleNamespace(
+        has_gate=False,
+        act_fn=partial(_gated, block.experts.act_fn),
+        is_transposed=True,
+        has_post_expert_norm=False,
+    )
     observer: Callable[[ExpertUse], None] | None = getattr(block.experts, "observer", None)
-    outputs = outputs_of(held, rows, plan.groups, ExpertWeights.of(held))
+    outputs = outputs_of(described, rows, plan.groups, held)
     if observer is not None:
         given, added = weights.float(), norms_of(outputs)[plan.position]
         observer(ExpertUse(experts, weights, torch.where(given > 0, added / given, added)))
     mixed: Tensor = block.shared_expert(hidden)
     return mixed + combine(outputs, torch.ones_like(weights), plan).to(mixed.dtype), logits
+
+
+def _gated(activation: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    gate, up = hidden.chunk(2, dim=-1)
+    return up * activation(gate)
 
 
 def _tap_switch(block: Any, undone: ExitStack) -> None:

@@ -21,7 +21,7 @@ from prunecli.model.skeleton import class_of_type, no_bars, transformers_takes
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 from prunecli.modules.drawing import random_model
 from prunecli.modules.fitting import free_for_each
-from prunecli.modules.pooling import has_modules
+from prunecli.modules.pooling import modules_of
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.tensors.quantities import bytes_text
@@ -113,7 +113,7 @@ class Start:
                 task = training_task_of(checkpoint)
                 if task != "feature-extraction":
                     return task
-                if has_modules(checkpoint.path):
+                if modules_of(checkpoint.path) is not None:
                     say(f"{MODULES_FILE} says how texts are pooled: `task=embedding`, their vectors.")
                     return "embedding"
                 say(

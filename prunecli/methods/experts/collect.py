@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.batches import DEFAULT, Batch, Material, Texts, Translation
@@ -283,7 +283,6 @@ def score(
         UnsupportedModelError: the model has no experts.
         DataError: text that the tokenizer cannot take.
         UsageError, CheckpointError, OutputError: as `runner` does.
-        StatisticsError: the state was not whole.
         PruneError: another process has ended.
     """
     layers = tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
@@ -317,14 +316,10 @@ def score(
             state = replace(state, batches=state.batches + len(group.batches), sums=dict(sums))
             save(state)
             advance(size(group.batches) - size(mine))
-    entries = {}
-    for name, parts in work.entries.items():
-        if not state.sums.keys() >= {*parts}:
-            raise StatisticsError(
-                f"the state of the interrupted run lacks {name}",
-                "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
-            )
-        entries[name] = reduce(GateSums.__add__, [state.sums[part] for part in parts])
+    entries = {
+        name: reduce(GateSums.__add__, [state.sums[part] for part in parts])
+        for name, parts in work.entries.items()
+    }
     kind = GateStatistics.TEXT_FORMAT if material.mode == "text" else GateStatistics.FORMAT
     return GateStatistics(
         **header(kind, [checkpoint], None),
