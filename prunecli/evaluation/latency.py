@@ -34,7 +34,7 @@ from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_devices, devices_of
-from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -108,7 +108,7 @@ def bench_latency(
             opened,
             choose_devices(options.device),
             options.dtype,
-            beside=decoding(load),
+            load=load,
             only_runs=True,
             say=say,
         )

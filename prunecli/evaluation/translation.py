@@ -28,7 +28,7 @@ from prunecli.evaluation.scoring import (
 )
 from prunecli.evaluation.tasks import Task
 from prunecli.modules.devices import choose_device, choose_devices
-from prunecli.modules.fitting import COMPUTE, decoding, decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import foretelling
 from prunecli.results.document import Json, sizes
@@ -86,7 +86,7 @@ class TranslationTask(Task):
             self.opened,
             choose_devices(self.options.device),
             self.options.dtype,
-            beside=decoding(self.options.decoding.load),
+            load=self.options.decoding.load,
             only_runs=True,
             process_group=self.process_group,
             say=self.say,

@@ -154,21 +154,16 @@ def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
     return {}
 
 
-def decoding_room(checkpoint: Checkpoint, load: Load, dtype: torch.dtype) -> int:
-    """Bytes of `decoding`."""
-    return sum(decoding(load)(checkpoint, dtype).values())
+def decoding_room(checkpoint: Checkpoint, load: Load | None, dtype: torch.dtype) -> int:
+    """Bytes of attention cache and activations of a model that decodes `load`; 0 where nothing is known of the family.
 
-
-def decoding(load: Load) -> Beside:
-    """Attention cache and activations of a model that decodes `load`; of an undeclared family nothing is known."""
-
-    def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
-        if checkpoint.family is None:
-            return {}
-        width = torch.float32 if dtype == torch.int8 else dtype
-        return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))}
-
-    return parts
+    Args:
+        load: what is decoded. If None, nothing.
+    """
+    if load is None or checkpoint.family is None:
+        return 0
+    width = torch.float32 if dtype == torch.int8 else dtype
+    return sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))
 
 
 @dataclass(frozen=True)
@@ -244,6 +239,7 @@ def fitting_dtype(
     devices: Devices,
     asked: str = "auto",
     *,
+    load: Load | None = None,
     beside: Beside = nothing,
     gradients: bool = False,
     only_runs: bool = False,
@@ -257,7 +253,8 @@ def fitting_dtype(
     Args:
         checkpoints: label -> checkpoint.
         asked: a type, or "auto": the first of `candidates` that fits.
-        beside: what is held beside the weights.
+        load: what the models decode.
+        beside: what is held beside the weights and what decoding takes.
         gradients, only_runs: as in `candidates`.
         memory: bytes within which the models run layer by layer: any size fits. If None, they are held whole.
         by_layer: as in `Shortage`.
@@ -268,16 +265,22 @@ def fitting_dtype(
         UsageError: no such type.
         MemoryShortError: one of them does not fit.
     """
+
+    def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
+        room = decoding_room(checkpoint, load, dtype)
+        held = {"decoding": room} if room else {}
+        return {WEIGHTS: _weights(checkpoint, dtype), **held, **beside(checkpoint, dtype)}
+
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
     if memory is not None:
         if asked == "auto":
-            _say_types(checkpoints, tried[0], tried[0], devices.first, 0, beside, say)
+            _say_types(checkpoints, tried[0], tried[0], devices.first, 0, parts, say)
         return tried[0]
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
         for dtype in tried:
             needs = {
-                label: Need(checkpoint, among, dtype, _parts(checkpoint, dtype, beside), free)
+                label: Need(checkpoint, among, dtype, parts(checkpoint, dtype), free)
                 for label, checkpoint in checkpoints.items()
             }
             is_last = dtype == tried[-1]  # what nothing else could take the place of may be as large as any
@@ -290,7 +293,7 @@ def fitting_dtype(
                 for need in needs.values()
             ):
                 if asked == "auto":
-                    _say_types(checkpoints, dtype, tried[0], devices.first, sum(free), beside, say)
+                    _say_types(checkpoints, dtype, tried[0], devices.first, sum(free), parts, say)
                 for label, need in needs.items():
                     say_spread(label, need, say)
                 return dtype
@@ -305,7 +308,7 @@ def need_of(
     process_group: ProcessGroup = ALONE,
 ) -> Need:
     """Return the memory that a model needs on the first device; on all of them, if the first does not hold it."""
-    parts = _parts(checkpoint, dtype, beside)
+    parts = {WEIGHTS: _weights(checkpoint, dtype), **beside(checkpoint, dtype)}
     need = Need(checkpoint, devices.alone, dtype, parts, _free(devices.alone, process_group))
     # The other GPUs are asked only then: to ask one takes some of its memory.
     if devices.others and not need.fits():
@@ -341,8 +344,8 @@ def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> 
     return min(process_group.all_gather(new_memory(device) // neighbours(device.type)))
 
 
-def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:
-    return {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype))), **beside(checkpoint, dtype)}
+def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    return weight_bytes(checkpoint, parse_dtype(str(dtype)))
 
 
 def _say_types(
@@ -351,7 +354,7 @@ def _say_types(
     best: torch.dtype,
     device: torch.device,
     free: int,
-    beside: Beside,
+    parts: Beside,
     say: Say,
 ) -> None:
     """A line for all models of which the same is to be said."""
@@ -361,7 +364,7 @@ def _say_types(
         if stored != dtype:
             reason = ""
             if dtype != best:
-                whole = bytes_text(sum(_parts(checkpoint, best, beside).values()))
+                whole = bytes_text(sum(parts(checkpoint, best).values()))
                 reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
             alike.setdefault((stored, reason), []).append(label)
     for (stored, reason), labels in alike.items():

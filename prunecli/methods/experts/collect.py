@@ -34,12 +34,10 @@ from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import (
-    Beside,
-    decoding,
+    decoding_room,
     dtype_name,
     fitting_dtype,
     need_of,
-    nothing,
     say_spread,
 )
 from prunecli.modules.machine import free_memory
@@ -140,17 +138,17 @@ def collect_gates(
         # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
     state = partial_run.begun()
-    beside: Beside = nothing
+    load = None
     if dtype == "auto":
         dtype = state.dtype or dtype
     if material.mode == "beam":
-        beside = decoding(DecodingOptions(options.beam, options.batch_tokens).load)
+        load = DecodingOptions(options.beam, options.batch_tokens).load
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     kind = fitting_dtype(
         opened,
         devices,
         dtype,
-        beside=beside,
+        load=load,
         memory=0 if refusal is None else None,  # any type fits layer by layer
         by_layer="--mode forced --memory" if material.mode == "beam" else "",
         process_group=process_group,
@@ -173,7 +171,7 @@ def collect_gates(
             memory,
             spill_directory,
             report,
-            room=sum(beside(checkpoint, kind).values()),
+            room=decoding_room(checkpoint, load, kind),
             output=False,
             process_group=process_group,
             snapshots=None if memory is None else partial_run.snapshots(state),

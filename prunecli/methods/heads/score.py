@@ -26,7 +26,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import AttentionLayer
 from prunecli.modules.devices import choose_devices
-from prunecli.modules.fitting import decoding, decoding_room, dtype_name, fitting_dtype, nothing
+from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged_below
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -92,18 +92,19 @@ def score_heads(
     selected = None if selecting is None else selecting.read(task, say)
     metric = chosen_metric(task, options.measure)
     devices = choose_devices(options.device)
-    is_gradient, load = options.metric == "gradient", options.decoding.load
+    is_gradient = options.metric == "gradient"
+    load = None if is_gradient else options.decoding.load
     dtype = fitting_dtype(
         dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
         devices,
         options.dtype,
-        beside=nothing if is_gradient else decoding(load),
+        load=load,
         gradients=is_gradient,
         memory=options.memory,
         by_layer="--memory" if is_gradient else "",
         say=say,
     )
-    run, room = RunReport(), 0 if is_gradient else decoding_room(checkpoint, load, dtype)
+    run, room = RunReport(), decoding_room(checkpoint, load, dtype)
     runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory, run, room=room)
     fields = {
         "kind": "head",
