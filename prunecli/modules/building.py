@@ -226,7 +226,7 @@ def assemble(
         model.set_submodule(names(mixture.name), module)
     dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
     skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
-    fit_model(model, checkpoint, layout, skeleton, names, dtype)
+    fit_model(model, checkpoint, layout, skeleton, names)
     tie_parameters(model)
     if device.type == "cpu":
         speed_up_linears(model)

@@ -158,7 +158,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
         def fit_found(model: Any) -> None:
             names = StockNames(checkpoint, model).place
-            fit_model(model, checkpoint, layout, skeleton, names, torch.get_default_dtype())
+            fit_model(model, checkpoint, layout, skeleton, names)
 
         stock = subclass(fitted(stock, fit_found), tie_weights=tie_parameters)
     mixture = None if family is None else family.mixture
@@ -187,7 +187,6 @@ def fit_model(
     layout: ModelLayout,
     skeleton: Skeleton,
     names: Names,
-    dtype: torch.dtype,
 ) -> None:
     """Give a model of a stock class, made on the meta device, the layers and embeddings of the checkpoint.
 
@@ -195,11 +194,10 @@ def fit_model(
         layout: of the checkpoint.
         skeleton: of the model.
         names: of tensors in the model.
-        dtype: of its floating tensors.
     """
     is_stock = layout.structure.embedding.is_stock
     if layout.tables is not None and not is_stock:
-        fit_embeddings(model, layout.tables, dtype, names)
+        fit_embeddings(model, layout.tables, names)
     aliases, ties = fit_layers(model, layout, skeleton, names), model.all_tied_weights_keys
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
     if not is_stock or any(alias in checkpoint.tensors for alias in layout.family.tied):

@@ -46,17 +46,11 @@ class GroupLinear(nn.Module):
     share one it is [1, inputs / g, outputs / g]. `bias` is [outputs].
     """
 
-    def __init__(
-        self,
-        layer: GroupLayer,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, layer: GroupLayer) -> None:
         super().__init__()
         self.layer = layer
-        self.weight = nn.Parameter(torch.empty(layer.weight_shape, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(layer.outputs, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(layer.weight_shape))
+        self.bias = nn.Parameter(torch.empty(layer.outputs))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -85,26 +79,14 @@ class DefineEmbedding(nn.Module):
         scale: what `forward` multiplies the rows by (sqrt(d_model) in NLLB); `rows` does not.
     """
 
-    def __init__(
-        self,
-        shape: UnitShape,
-        *,
-        padding_idx: int | None = None,
-        scale: float = 1.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, shape: UnitShape, *, padding_idx: int | None = None, scale: float = 1.0) -> None:
         super().__init__()
         self.shape = shape
         self.num_embeddings, self.embedding_dim = shape.vocabulary, shape.model_dim
         self.padding_idx, self.scale = padding_idx, scale
-        self.map = nn.Embedding(shape.vocabulary, shape.map_dim, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(GroupLinear(layer, device=device, dtype=dtype) for layer in shape.layers)
-        self.reduce = (
-            nn.Linear(shape.features, shape.model_dim, device=device, dtype=dtype)
-            if shape.reduction
-            else None
-        )
+        self.map = nn.Embedding(shape.vocabulary, shape.map_dim)
+        self.layers = nn.ModuleList(map(GroupLinear, shape.layers))
+        self.reduce = nn.Linear(shape.features, shape.model_dim) if shape.reduction else None
 
     @property
     def weight(self) -> Tensor:
@@ -181,30 +163,20 @@ class DefineOutput(nn.Module):
         bias: [V], or None.
     """
 
-    def __init__(
-        self,
-        shape: UnitShape,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, shape: UnitShape, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = shape.model_dim, shape.vocabulary
-        self.project = nn.Linear(shape.model_dim, shape.map_dim, bias=False, device=device, dtype=dtype)
-        self.weight = nn.Parameter(
-            torch.empty(shape.vocabulary, shape.map_dim, device=device, dtype=dtype).normal_(
-                std=shape.map_dim**-0.5
-            )
-        )
-        self.bias = nn.Parameter(torch.zeros(shape.vocabulary, device=device, dtype=dtype)) if bias else None
+        self.project = nn.Linear(shape.model_dim, shape.map_dim, bias=False)
+        self.weight = nn.Parameter(torch.empty(shape.vocabulary, shape.map_dim))
+        nn.init.normal_(self.weight, std=shape.map_dim**-0.5)
+        self.bias = nn.Parameter(torch.zeros(shape.vocabulary)) if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., m] -> [..., V]."""
         return functional.linear(self.project(hidden), self.weight, self.bias)
 
 
-def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: Names) -> None:
+def fit_embeddings(model: Any, tables: TokenTables, names: Names) -> None:
     """Make the token embeddings of a stock model, built on the meta device, those that `tables` describes.
 
     The unit stands in the place of every module that shares the input table: one module, whose Parameters are there
@@ -216,22 +188,21 @@ def fit_embeddings(model: Any, tables: TokenTables, dtype: torch.dtype, names: N
     if tables.unit is not None:
         places = [names(f"{alias}.weight").rpartition(".")[0] for alias in (tables.input, *tables.aliases)]
         places = [place for place in places if has_part(model, place)]
-        unit = DefineEmbedding(
-            tables.unit,
-            padding_idx=padding_id(model.config, tables),
-            scale=_scale(model.get_submodule(places[0]), dtype),
-            device="meta",
-            dtype=dtype,
-        )
+        stock: Any = model.get_submodule(places[0])
+        padding = padding_id(model.config, tables)
+        with torch.device("meta"):
+            unit = DefineEmbedding(tables.unit, padding_idx=padding, scale=_scale(stock))
+        unit.to(stock.weight.dtype)
         for place in places:
             model.set_submodule(place, unit)
     output = tables.change.output
     name = names(f"{tables.output}.weight").rpartition(".")[0]
     if output is not None and output.map_dim is not None and has_part(model, name):
-        stock: Any = model.get_submodule(name)
+        stock = model.get_submodule(name)
         shape = UnitShape(tables.vocabulary, output.map_dim, tables.model_dim, kind="projective")
-        made = DefineOutput(shape, bias=stock.bias is not None, device="meta", dtype=dtype)
-        model.set_submodule(name, made)
+        with torch.device("meta"):
+            made = DefineOutput(shape, bias=stock.bias is not None)
+        model.set_submodule(name, made.to(stock.weight.dtype))
 
 
 def require_replaceable(trial: Trial) -> None:
@@ -246,8 +217,8 @@ def require_replaceable(trial: Trial) -> None:
     shape = UnitShape(vocabulary, 2, width, kind="projective")
     with torch.random.fork_rng(devices=[]):  # random numbers of the caller stay as they are
         torch.manual_seed(0)
-        unit = DefineEmbedding(shape, scale=_scale(source, kind), dtype=kind)
-        output = DefineOutput(shape, dtype=kind)
+        unit = DefineEmbedding(shape, scale=_scale(source)).to(kind)
+        output = DefineOutput(shape).to(kind)
     shared = [name for name, part in model.named_modules() if getattr(part, "weight", None) is source.weight]
     with torch.no_grad():
         if head is not None:
@@ -273,10 +244,10 @@ def require_replaceable(trial: Trial) -> None:
         )
 
 
-def _scale(stock: Any, dtype: torch.dtype) -> float:
+def _scale(stock: Any) -> float:
     """The factor of the rows of a stock module. Gemma's is a buffer, not yet computed, and rounded as the rows are."""
     if (whole := getattr(stock, "scalar_embed_scale", None)) is not None:
-        return float(torch.tensor(whole, dtype=dtype, device="cpu"))
+        return float(torch.tensor(whole, dtype=stock.weight.dtype, device="cpu"))
     return float(getattr(stock, "embed_scale", 1.0))
 
 

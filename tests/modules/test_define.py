@@ -15,7 +15,7 @@ from tests.reference import define as reference
 
 def random_unit(shape: UnitShape, seed: int = 0, **options: object) -> DefineEmbedding:
     torch.manual_seed(seed)
-    unit = DefineEmbedding(shape, dtype=torch.float64, **options)
+    unit = DefineEmbedding(shape, **options).double()
     with torch.no_grad():
         for value in unit.parameters():
             value.copy_(torch.randn(value.shape) * 0.7)
@@ -92,7 +92,7 @@ def test_the_padding_row_is_zero_and_learns_nothing():
 
 def test_the_output_reads_the_map_table():
     shape = shape_of("define")
-    unit, output = random_unit(shape), DefineOutput(shape, bias=True, dtype=torch.float64)
+    unit, output = random_unit(shape), DefineOutput(shape, bias=True).double()
     output.weight = unit.map.weight
     hidden = torch.randn(2, 3, 9, dtype=torch.float64)
     with torch.no_grad():
