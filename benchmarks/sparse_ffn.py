@@ -71,7 +71,7 @@ def main() -> None:
 def make(dtype: torch.dtype) -> SparseFFN:
     """A sparse FFN with random weights."""
     torch.manual_seed(0)
-    return SparseFFN(D_MODEL, FFN_DIM, EXPERTS, dtype=dtype).eval()
+    return SparseFFN(D_MODEL, FFN_DIM, EXPERTS).to(dtype).eval()
 
 
 def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], object]]:

@@ -211,19 +211,18 @@ def assemble(
             model.set_submodule(names(layer.name), remade.to(dtype))
     for mixture in checkpoint.mixtures:  # each with its own number of experts
         stack = next(stack for stack in family.stacks if stack.side == mixture.side)
-        module = SparseFFN(
-            int(sizes.value("d_model")),
-            int(sizes.value(stack.ffn.width)),
-            mixture.num_experts,
-            top_k=mixture.top_k,
-            activation=str(sizes.value("activation_function")),
-            router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
-            token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
-            activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
-            device="meta",
-            dtype=dtype,
-        )
-        model.set_submodule(names(mixture.name), module)
+        with torch.device("meta"):
+            module = SparseFFN(
+                int(sizes.value("d_model")),
+                int(sizes.value(stack.ffn.width)),
+                mixture.num_experts,
+                top_k=mixture.top_k,
+                activation=str(sizes.value("activation_function")),
+                router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
+                token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
+                activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
+            )
+        model.set_submodule(names(mixture.name), module.to(dtype))
     dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
     skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
     fit_model(model, checkpoint, layout, skeleton, names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +121,6 @@ class SparseFFN(nn.Module):
         router_bias: whether the router has a bias.
         token_dropout: p: expert outputs are dropped with this probability in training, scaled by 1 - p otherwise.
         activation_dropout: dropout after the activation, in training.
-        device: where the parameters live.
-        dtype: of the experts; the router is always float32.
 
     Attributes:
         observer: called once per forward pass with the gates and the experts of the real tokens, see `route`.
@@ -144,8 +141,6 @@ class SparseFFN(nn.Module):
         router_bias: bool = False,
         token_dropout: float = 0.0,
         activation_dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         from transformers.activations import ACT2FN
 
@@ -153,13 +148,12 @@ class SparseFFN(nn.Module):
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
         self.act_fn = ACT2FN[activation]
-        options: dict[str, Any] = {"device": device, "dtype": dtype}
-        router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
+        router = Router(d_model, num_experts, bias=router_bias, dtype=torch.float32)
         self.router = nn.ModuleDict({"classifier": router})  # as the stock class names it
-        self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model, **options))
-        self.fc1_bias = nn.Parameter(torch.empty(num_experts, ffn_dim, **options))
-        self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
-        self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
+        self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model))
+        self.fc1_bias = nn.Parameter(torch.empty(num_experts, ffn_dim))
+        self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim))
+        self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model))
         self.observer: Callable[[Tensor, Tensor], None] | None = None
         self.runner: Callable[[Tensor, Groups], Tensor] | None = None
         self.reset_parameters()

@@ -20,7 +20,7 @@ EXPERTS = 6
 def test_of_experts_with_and_without_tokens(gpu, dtype, used):
     """Gradients of used experts are those of a float32 model on a CPU; those of the others are zero."""
     torch.manual_seed(0)
-    module = SparseFFN(32, 64, EXPERTS, dtype=dtype).train()
+    module = SparseFFN(32, 64, EXPERTS).to(dtype).train()
     choose_among(module, used)
     states = torch.randn(2, 7, 32).to(dtype)
     exact = SparseFFN(32, 64, EXPERTS).train()

@@ -39,7 +39,7 @@ def ours(waits: Counter[tuple[str, str]]) -> str:
 @pytest.mark.parametrize("padded", [False, True])
 def test_of_a_sparse_ffn(gpu, padded):
     torch.manual_seed(0)
-    module = SparseFFN(32, 64, 8, dtype=torch.bfloat16).eval()
+    module = SparseFFN(32, 64, 8).to(torch.bfloat16).eval()
     states = torch.randn(2, 20, 32).to(torch.bfloat16)
     real = torch.tensor([[1] * 20, [1] * 14 + [0] * 6]).bool()
     mask = real[:, None, None, :].expand(2, 1, 20, 20) if padded else None
@@ -62,7 +62,7 @@ def test_of_a_sparse_ffn(gpu, padded):
 def test_of_few_tokens(gpu, sequences, experts):
     """There are no waits: nothing is sent, and a CUDA graph can hold the step."""
     torch.manual_seed(0)
-    module = SparseFFN(64, 48, experts, token_dropout=0.2, dtype=torch.bfloat16).eval()
+    module = SparseFFN(64, 48, experts, token_dropout=0.2).to(torch.bfloat16).eval()
     states = torch.randn(sequences, 1, 64).to(torch.bfloat16)
     parts = (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
     stacked = [part.detach().double().numpy() for part in parts]

@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 def make(experts: int = 6, dtype: torch.dtype = torch.float32, **options: float) -> SparseFFN:
     torch.manual_seed(1)
-    return SparseFFN(8, 12, experts, dtype=dtype, **options).eval()
+    return SparseFFN(8, 12, experts, **options).to(dtype).eval()
 
 
 def expected(module: SparseFFN, tokens: torch.Tensor, token_dropout: float = 0.0) -> np.ndarray:
