@@ -40,7 +40,7 @@ from prunecli.model.skeleton import (
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.define import fit_embeddings
-from prunecli.modules.filling import chunk_for, read_into
+from prunecli.modules.filling import require_shape, tensors_of
 from prunecli.modules.saving import tie_parameters
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.modules.stock_names import StockNames
@@ -252,13 +252,9 @@ def fill_constants(model: Any, checkpoint: Checkpoint) -> None:
             continue
         names = [layer.expert_tensor(number, CONSTANT) for number in layer.constants]
         weight = module.down_proj
-        width = checkpoint.info(names[0]).shape[0]
-        if width not in weight.shape:
-            raise CheckpointError(f"{checkpoint.path}: {names[0]} is of another width than its layer")
-        values = torch.empty(len(names), width, dtype=weight.dtype)
-        staging = chunk_for(checkpoint, names)
-        for row, name in zip(values, names, strict=True):
-            read_into(row, checkpoint, name, staging)
+        for name in names:
+            require_shape(weight[0, 0] if module.is_transposed else weight[0, :, 0], checkpoint, name)
+        values = torch.stack([*tensors_of(checkpoint, names, weight.dtype)])
         places = torch.zeros(layer.num_experts, dtype=torch.int64)
         places[list(layer.computed)] = torch.arange(len(layer.computed))
         places[list(layer.constants)] = -1 - torch.arange(len(layer.constants))
