@@ -43,7 +43,7 @@ from torch.nn import functional
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.filling import chunk_for, read_into
+from prunecli.modules.filling import Staging, read_into
 from prunecli.modules.fitting import choose_dtype, dtype_name
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
@@ -318,7 +318,7 @@ def placing_seconds(model: Path, config: Mapping[str, Any], dtype: torch.dtype) 
     with open_model(model) as stored:
         run = as_run(stored, dtype)
         names = [name for name in run.tensors if name.startswith("model.layers.0.")]
-        staging = chunk_for(run, names)
+        staging = Staging()
         place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
         for _ in range(2):
             start = time.perf_counter()

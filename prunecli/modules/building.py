@@ -32,7 +32,7 @@ from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
     Destination,
-    chunk_for,
+    Staging,
     fill,
     missing_tensors,
     read_spec,
@@ -73,7 +73,7 @@ def build_model(
     where = module_devices(model, placed)
     if in_int8:
         read_int8_experts(model, checkpoint)
-    staging = chunk_for(checkpoint, (name for mixture in made.mixtures for name in mixture.names))
+    staging = Staging()
     for held in () if in_int8 else made.mixtures:
         for attribute, stacked in zip(held.parts, held.stacked, strict=True):
             filled = torch.empty_like(stacked, device=where.get(id(held.module), device))

@@ -38,13 +38,10 @@ class Staging:
 
     For a GPU there are two such rooms, in pinned memory: one is read into while the other is copied, and the host waits
     for neither but to read into it again. Copies are of the stream that is current, and values are cast there.
-
-    Args:
-        nbytes: the most that is read at a time; taken when it is first needed.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes, self._turn = nbytes, 0
+    def __init__(self) -> None:
+        self._turn = 0
         self._buffers: list[Tensor] = []
         self._copied: list[torch.cuda.Event | None] = [None, None]
         self._raw: Tensor | None = None
@@ -53,7 +50,7 @@ class Staging:
         """Return the part of the buffer into which the next `nbytes` are read."""
         is_gpu = device.type == "cuda"
         if not self._buffers:
-            made = [torch.empty(self._nbytes, dtype=torch.uint8) for _ in range(1 + is_gpu)]
+            made = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in range(1 + is_gpu)]
             self._buffers = [buffer.pin_memory() for buffer in made] if is_gpu else made
         self._turn = (self._turn + 1) % len(self._buffers)
         if (copied := self._copied[self._turn]) is not None:
@@ -141,11 +138,6 @@ class Destination:
         setattr(self.module, self.attribute, tensor)
 
 
-def chunk_for(checkpoint: TensorReader, names: Iterable[str]) -> Staging:
-    """Room for a chunk of any of these tensors, for `read_into`; to clear more would take longer than a small model."""
-    return Staging(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
-
-
 def read_into(
     tensor: Tensor, checkpoint: TensorReader, name: str, staging: Staging, entry: int | None = None
 ) -> None:
@@ -156,7 +148,7 @@ def read_into(
 
     Args:
         tensor: `[*shape of the checkpoint's]`.
-        staging: `chunk_for` it.
+        staging: room for what is not read into its place.
 
     Raises:
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
@@ -203,8 +195,7 @@ def tensors_of(
     Raises:
         CheckpointError: as `read_into`.
     """
-    names = list(names)
-    staging = chunk_for(checkpoint, names)
+    staging = Staging()
     for name in names:
         info = checkpoint.info(name)
         tensor = torch.empty(info.shape, dtype=dtype or DTYPES.get(info.dtype))
@@ -230,8 +221,7 @@ def fill(
     Raises:
         CheckpointError: as `read_into`.
     """
-    targets = list(targets)
-    staging = chunk_for(checkpoint, (target.name for target in targets))
+    staging = Staging()
     for target in targets:
         place = where.get(id(target.module), device)
         tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=place)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.filling import CHUNK_BYTES, Block, Staging, read_spec
+from prunecli.modules.filling import Block, Staging, read_spec
 from prunecli.modules.grouped import lone_threads
 
 MOST_READERS = 4
@@ -133,7 +133,7 @@ class Reader:
     @torch.no_grad()
     def _load(self, block: Block, buffer: Tensor) -> Loaded:
         """Read the tensors of `block` into `buffer`; returns both, and the bytes that they take in the checkpoint."""
-        staging = self._of_thread.__dict__.setdefault("staging", Staging(CHUNK_BYTES))
+        staging = self._of_thread.__dict__.setdefault("staging", Staging())
         tensors = []
         start = stored_bytes = 0
         with self._copies.into(buffer):
