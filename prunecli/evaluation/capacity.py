@@ -11,10 +11,9 @@ import torch
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
 from prunecli.methods.experts.options import (
     MARGIN,
-    at_ratios,
     fit_payload,
     margin_bytes,
-    nearest_ratio,
+    memory_fits,
     request_of,
 )
 from prunecli.methods.options import ExpertOptions
@@ -86,15 +85,15 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     ratio = None
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
-        ratio = nearest_ratio(checkpoint, budget, load, request, dtype=dtype)
+        ratio = memory_fits(checkpoint, budget, load, request, dtype=dtype)[0]
     for target, way in zip(targets, whole, strict=True):
         fits = []
-        if sparse and stock and (checkpoint.quantised or target == targets[0]):
-            fits = list(at_ratios(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target))
-        if ratio is not None and not way.fits:
-            known = target == ratio.dtype
-            nearest = ratio if known else nearest_ratio(checkpoint, budget, load, request, dtype=target)
-            fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
+        if sparse:
+            nearest, *fits = memory_fits(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target)
+            if not stock or not (checkpoint.quantised or target == targets[0]):
+                fits = []
+            if not way.fits:
+                fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         for fit in sorted(fits, key=lambda fit: fit.ratio):
             figures = {"weight_bytes": fit.dense + fit.experts, "needed_bytes": _memory_for(fit.total)}
             experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
@@ -245,7 +244,7 @@ def _prune_command(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         dtype = stored if itemsize(stored) == 2 else "BF16"
     budget = int(shortage.room / (1 - MARGIN))  # what decoding takes is counted in room
     request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
-    fit = nearest_ratio(checkpoint, budget, Load(1, 1, 1), request, dtype=dtype)
+    fit = memory_fits(checkpoint, budget, Load(1, 1, 1), request, dtype=dtype)[0]
     if not fit.fits or fit.keep == fit.held:
         return
     # Of quantised weights no other type can be written: they are decoded to it as the model is run.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, lcm
@@ -205,7 +206,6 @@ class MemoryFit:
         activations: encoder and scores.
         budget: the memory.
         load: the sentences that decode in the memory.
-        dtype: type of the weights, as in safetensors. If None, as stored.
     """
 
     ratio: float
@@ -217,7 +217,6 @@ class MemoryFit:
     activations: int
     budget: int
     load: Load
-    dtype: str | None
 
     @property
     def total(self) -> int:
@@ -238,12 +237,12 @@ class MemoryFit:
 def smallest_ratio(
     checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
 ) -> MemoryFit:
-    """`nearest_ratio`, if its model fits.
+    """The first of `memory_fits`, if its model fits.
 
     Raises:
         UsageError: not even the smallest model fits.
     """
-    found = nearest_ratio(checkpoint, budget_bytes, load, budget, dtype=dtype)
+    found = memory_fits(checkpoint, budget_bytes, load, budget, dtype=dtype)[0]
     if not found.fits:
         raise UsageError(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {budget.least} experts per layer the weights "
@@ -254,10 +253,19 @@ def smallest_ratio(
     return found
 
 
-def nearest_ratio(
-    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
-) -> MemoryFit:
-    """The smallest ratio whose model fits in `budget_bytes` while it decodes; if none fits, the largest ratio.
+def memory_fits(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    load: Load,
+    budget: Budget,
+    ratios: Iterable[float] = (),
+    *,
+    dtype: str | None = None,
+) -> list[MemoryFit]:
+    """The memory of a model without some of its experts.
+
+    First that of the smallest ratio whose model fits in `budget_bytes` while it decodes; if none fits, of the largest
+    ratio. Then that after `prune-experts --ratio`, for each of `ratios` that leaves the router enough experts.
 
     Args:
         checkpoint: only its headers are read.
@@ -270,39 +278,6 @@ def nearest_ratio(
     Raises:
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
-    axes, keeping = _keeping(checkpoint, budget_bytes, load, budget, dtype)
-    counts, free = range(held_in(axes) + 1), budget_bytes - margin_bytes(budget_bytes)
-    return keeping(
-        bisect_right(counts, free, lo=budget.lowest(axes) + 1, key=lambda most: keeping(most).total) - 1
-    )
-
-
-def at_ratios(
-    checkpoint: Checkpoint,
-    budget_bytes: int,
-    load: Load,
-    budget: Budget,
-    ratios: Iterable[float],
-    *,
-    dtype: str | None = None,
-) -> Iterator[MemoryFit]:
-    """The memory of a model after `prune-experts --ratio`, for each ratio that leaves the router enough experts.
-
-    Raises:
-        UnsupportedModelError: as `nearest_ratio`.
-    """
-    axes, keeping = _keeping(checkpoint, budget_bytes, load, budget, dtype)
-    for ratio in ratios:
-        try:
-            yield replace(keeping(held_in(axes) - Budget(ratio).removed(axes)), ratio=ratio)
-        except UsageError:
-            return
-
-
-def _keeping(
-    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, dtype: str | None
-) -> tuple[Sequence[Axis], Callable[[int], MemoryFit]]:
-    """The experts, and the function from the largest number of experts to keep to the memory of the model."""
     target = None if dtype is None else parse_dtype(dtype)
     layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
     sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
@@ -319,9 +294,15 @@ def _keeping(
         experts = sum(
             counts[part] * max(each[axis.name] for axis in own) for part, own in budget.parts(axes).items()
         )
-        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load, target)
+        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load)
 
-    return axes, keeping
+    free, lowest = budget_bytes - margin_bytes(budget_bytes), budget.lowest(axes) + 1
+    most = bisect_right(range(held + 1), free, lo=lowest, key=lambda most: keeping(most).total) - 1
+    found = [keeping(most)]
+    with suppress(UsageError):
+        for ratio in ratios:
+            found.append(replace(keeping(held - Budget(ratio).removed(axes)), ratio=ratio))
+    return found
 
 
 def margin_bytes(budget_bytes: int) -> int:
