@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import OnlyBias, has_part, module_name
 from prunecli.modules.building import assemble, complete
@@ -32,7 +33,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
         seed: of the weights.
 
     Raises:
-        CheckpointError: config.json says what cannot be.
+        CheckpointError: config.json says what cannot be, or a weight that nothing draws.
     """
     cpu = torch.device("cpu")
     model = assemble(checkpoint, cpu, torch.float32)
@@ -64,6 +65,8 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
             last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
     complete(EmptyModel(model, (), (), cpu, ""), checkpoint)
+    if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
+        raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
     return saving_as_stored(model, checkpoint, checkpoint.config)
 
 
