@@ -150,9 +150,8 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
 @pytest.mark.parametrize(
     ("number", "status", "existing"),
     [
-        (signal.SIGINT, 130, False),
         (signal.SIGINT, 130, True),
-        (signal.SIGTERM, 143, True),
+        (signal.SIGTERM, 143, False),
         (signal.SIGHUP, 129, True),
     ],
 )

@@ -213,15 +213,15 @@ finally:
     print(f"peak {peak_resident()}", file=sys.stderr)
 """
 WIDE = {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
     "num_hidden_layers": 12,
 }
 
 
 @pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])
 def test_the_whole_process_stays_within_it(command, memory_folder):
-    """A model of 192 MiB in float32, two or three of whose layers of 16 MiB are held; a mixture of 260 MiB."""
+    """A model of 108 MiB in float32, two or three of whose layers of 9 MiB are held; a mixture of 260 MiB."""
     if command == GATES:
         tiny_nllb_moe(memory_folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
     else:

@@ -160,10 +160,10 @@ class WrittenFiles(Method):
         with open_model(tmp_path / "once") as once, open_model(tmp_path / "twice") as twice:
             assert replace(once.structure, history=()) == replace(twice.structure, history=())
 
-    @pytest.mark.parametrize("shard_bytes", [10_000, 1_000_000])
     def test_two_runs_write_exactly_these_files_and_leave_the_input(
-        self, source: Path, tmp_path: Path, shard_bytes: int
+        self, case: str, source: Path, tmp_path: Path
     ) -> None:
+        shard_bytes = 10_000 if case == "nllb-moe" else 1_000_000
         before = stamped(source)
         out = written(source, self.reduce, tmp_path / "out", shard_bytes=shard_bytes)
         other = written(source, self.reduce, tmp_path / "other", shard_bytes=shard_bytes)

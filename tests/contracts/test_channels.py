@@ -69,7 +69,6 @@ def test_a_result_states_what_would_follow(tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
-        ("gemma", "something depends on their number"),  # embeddings times the root of the width
         ("minicpm3", "something depends on their number"),  # logits over the width
         ("bert", "other sizes go with their number"),  # heads narrow with the model
         ("voxtral", "other sizes go with their number"),  # sounds have a width of their own

@@ -1,4 +1,4 @@
-"""Factorised embeddings in every declared family: what they compute, how they are stored, opened, saved and cached."""
+"""Factorised embeddings: what they compute, how they are stored, opened, saved and cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.contracts.method_contract import (
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
 from tests.families.family import Family
-from tests.families.records import own_layouts
+from tests.families.records import own_branches, own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
 from tests.selections import kept_heads
@@ -117,6 +117,7 @@ class Factorising(Method):
         replaced(model, self.family, self.folder)
 
 
+@pytest.mark.parametrize("case", own_branches(CASES))
 class TestEveryFamily(Factorising, MethodContract):
     pass
 

@@ -21,6 +21,8 @@ from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny, stock_class
 from tests.tiny import config_of, write_plain_tokenizer
 
+SHARED = {"deepseek_v3": {"n_shared_experts": 2}}
+
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
     return [axis for axis in axes_of(checkpoint, "unit") if axis.keys]
@@ -45,7 +47,7 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
     from tests.reference.expert_units import squared_activations
 
-    source = save_tiny(tmp_path / "source", model_type)
+    source = save_tiny(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
     model = load_model(source, device="cpu", dtype="float32")
@@ -64,7 +66,7 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
 
 
 def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
-    source = save_tiny(tmp_path / "source", "deepseek_v3", n_shared_experts=2)
+    source = save_tiny(tmp_path / "source", "deepseek_v3", **SHARED["deepseek_v3"])
     model, ids, seen = load_model(source, device="cpu", dtype="float32"), torch.tensor([[5, 9, 12]]), {}
     with open_model(source) as checkpoint:
         axes = expert_axes(checkpoint)

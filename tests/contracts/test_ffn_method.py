@@ -1,4 +1,4 @@
-"""Sharing and dropping FFNs keeps the contract of methods, in every declared family."""
+"""Sharing and dropping FFNs keeps the contract of methods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.families import tiny_family
-from tests.families.records import CASES, own_layouts
+from tests.families.records import CASES, own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
@@ -176,7 +176,7 @@ def inputs_of(model: Any) -> dict[str, Any]:
     return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", own_branches(LAYOUTS))
 class TestEveryFamily(FfnSharing, MethodContract):
     pass
 

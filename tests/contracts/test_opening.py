@@ -42,7 +42,6 @@ SEQUENCE, TOKEN, ANSWER = "SequenceClassification", "TokenClassification", "Ques
 NLLB = _seq2seq("NllbMoeModel", "NllbMoeForConditionalGeneration")
 MARIAN = _seq2seq("MarianModel", "MarianMTModel")
 BART = _seq2seq("BartModel", "BartForConditionalGeneration")
-T5 = _seq2seq("T5Model", "T5ForConditionalGeneration")
 GPT2 = {"AutoModel": "GPT2Model", "AutoModelForCausalLM": "GPT2LMHeadModel"}
 BERT = _masked("Bert", "BertLMHeadModel")
 PRETRAINED = {
@@ -59,20 +58,16 @@ LLAMA, MISTRAL, QWEN2 = (
 PUBLISHED: tuple[tuple[str, str, dict[str, Any], dict[str, str]], ...] = (
     ("nllb-moe", "NllbMoeModel", {}, NLLB),
     ("marian", "MarianMTModel", {}, MARIAN),
-    ("bart", "BartModel", {}, BART),
     ("bart", "BartForConditionalGeneration", {}, BART),
     ("bart", "BartForSequenceClassification", CLASSIFIED, _task("Bart", SEQUENCE, **BART)),
-    ("t5", "T5ForConditionalGeneration", {}, T5),
     ("mt5", "MT5Model", {}, {"AutoModel": "MT5Model"}),
     ("bert", "BertModel", {}, {"AutoModel": "BertModel"}),
-    ("bert", "BertForMaskedLM", {}, BERT),
     ("bert", "BertForPreTraining", {}, PRETRAINED),
     ("bert", "BertForQuestionAnswering", {}, _task("Bert", ANSWER)),
     ("roberta", "RobertaForTokenClassification", CLASSIFIED, _task("Roberta", TOKEN)),
     ("roberta", "RobertaForMultipleChoice", {}, _task("Roberta", "MultipleChoice")),
     ("gpt2", "GPT2LMHeadModel", {}, GPT2),
     ("gpt2", "GPT2ForSequenceClassification", CLASSIFIED, _task("GPT2", SEQUENCE, **GPT2)),
-    ("llama", "LlamaModel", {}, {"AutoModel": "LlamaModel"}),
     ("llama", "LlamaModel", {"tie_word_embeddings": True}, LLAMA),
     ("llama", "LlamaForCausalLM", {}, LLAMA),
 )

@@ -27,7 +27,7 @@ from tests.contracts.method_contract import (
     logits_of,
 )
 from tests.families import tiny_family
-from tests.families.records import CASES
+from tests.families.records import CASES, own_branches
 from tests.methods.vocabulary.makers import CHAT, DOCUMENT, KINDS, SEEN
 from tests.tiny import config_of, tiny_nllb_moe
 
@@ -132,6 +132,7 @@ class TestFiles(Trimming, WrittenFiles):
     pass
 
 
+@pytest.mark.parametrize("case", own_branches(TRIMMED))
 def test_plain_transformers_opens_the_result(source, tmp_path):
     import torch
     import transformers

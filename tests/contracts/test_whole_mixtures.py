@@ -14,17 +14,19 @@ from prunecli.pipeline import apply
 from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
-from tests.tiny import change_config, config_of, write_plain_tokenizer
+from tests.families import cutting
+from tests.tiny import config_of, write_plain_tokenizer
 
 
 @pytest.fixture
 def source(tmp_path):
-    return save_tiny(tmp_path / "source", "qwen3_moe")
+    # Tokens are told from positions by their number.
+    path = save_tiny(tmp_path / "source", "qwen3_moe", max_position_embeddings=72)
+    write_plain_tokenizer(path)
+    return path
 
 
 def test_with_fewer_tokens(source, tmp_path):
-    write_plain_tokenizer(source)
-    change_config(source, max_position_embeddings=72)  # tokens are told from positions by their number
     with open_model(source) as checkpoint:
         assert apply(checkpoint, to_lines(checkpoint), tmp_path / "pruned").stock_support.is_stock
     assert config_of(tmp_path / "pruned")["vocab_size"] < 64
@@ -32,7 +34,6 @@ def test_with_fewer_tokens(source, tmp_path):
 
 
 def test_what_runs_the_model_finds_its_parts(source, tmp_path):
-    write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
     text.write_text("\n".join([f"{line} {more}" for line in LINES for more in LINES] * 3))
     output = tmp_path / "shallow"
@@ -50,6 +51,6 @@ def test_what_runs_the_model_finds_its_parts(source, tmp_path):
 
 
 def test_norms_over_all_heads_keep_them(tmp_path):
-    source = save_tiny(tmp_path, "olmoe")
-    with open_model(source) as checkpoint, pytest.raises(UnsupportedModelError, match="a norm over all"):
+    cutting.saved("olmo2", tmp_path)
+    with open_model(tmp_path) as checkpoint, pytest.raises(UnsupportedModelError, match="a norm over all"):
         plan_heads(checkpoint, HeadOptions(metric="random", uniform=True))

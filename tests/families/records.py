@@ -350,7 +350,17 @@ DISTINCT = ("nllb-moe", "bart", "t5", "bert", "gpt2", "llama", "phi3")
 """Experts; two stacks with biases; relative positions and no biases; norms behind; one fused and transposed
 projection; gates and shared keys; fused gates and queries. Every code path that depends on where tensors lie."""
 
+BRANCHES = (*DISTINCT, "marian", "pegasus", "mt5", "roberta", "bert-untied", "opt", "opt-narrow", "gemma2")
+"""And positions that are computed, an input table without scale, positions behind an offset, an output of its own,
+projections beside the tables, two norms more. Pruning heads, hidden units, layers and tokens is tested in every
+family; what shares or replaces the same parts is tested in these."""
+
 
 def own_layouts(cases: Iterable[str]) -> list[str]:
     """The cases whose tensors lie in different ways."""
     return [name for name in cases if name in DISTINCT]
+
+
+def own_branches(cases: Iterable[str]) -> list[str]:
+    """The cases that take different branches of the code."""
+    return [name for name in cases if name in BRANCHES]

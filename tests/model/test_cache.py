@@ -17,8 +17,6 @@ BATCH = 2
 WINDOWS = {
     "exaone_moe": {"sliding_window": 8},
     "gpt_oss": {"sliding_window": 8},
-    "cohere2_moe": {"sliding_window": 8},
-    "afmoe": {"sliding_window": 8},
     "mimo_v2_flash": {"sliding_window": 8},
     "llama4_text": {"attention_chunk_size": 8},
 }
@@ -49,7 +47,7 @@ def cached_bytes(model: Any, length: int) -> int:
 
 KINDS = (*WINDOWS, "qwen3_moe", "deepseek_v2", "deepseek_v3", "nemotron_h", "minimax", "granitemoehybrid")
 """Types that keep keys and values in different ways: windows, latent vectors, states."""
-STATES = ("qwen3_next", "kimi_linear", "lfm2_moe", "jamba")
+STATES = ("qwen3_next", "lfm2_moe", "jamba")
 """Those that keep some in float32, and more kinds of them than one."""
 
 

@@ -313,7 +313,6 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
         (KeyboardInterrupt(), False),
         (SystemExit(143), True),
         (OSError(28, "full"), False),
-        (ValueError(), False),
     ],
 )
 def test_what_an_end_leaves(source, error, kept):

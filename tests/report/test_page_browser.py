@@ -72,8 +72,7 @@ def wait_for(tab, condition: str) -> None:
     raise AssertionError(condition)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 420])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
 def test_every_chart_is_drawn_within_the_screen(page, browser, width, scheme):
     tab = browser.new_page()
     messages = []

@@ -133,7 +133,7 @@ def test_it_is_the_derivative_by_the_mask(subject):
         assert (found[name] > 0).all()
 
 
-@pytest.mark.parametrize("subject", own_layouts(FAMILIES), indirect=True)
+@pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
 @torch.no_grad()
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
     model = copy.deepcopy(subject.model).double()
@@ -155,11 +155,12 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
         assert found[layer.name].dtype == np.float64
 
 
-@pytest.mark.parametrize("per", ["example", "token"])
-def test_batches_change_nothing(subject, per):
-    together, alone = subject.score(1000, per), subject.score(1, per)
-    for name, values in together.items():
-        np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
+def test_batches_change_nothing(subject):
+    for per in ("example", "token"):
+        together, alone = subject.score(1000, per), subject.score(1, per)
+        for name, values in together.items():
+            np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
 
 
 def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):

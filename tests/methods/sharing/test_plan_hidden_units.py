@@ -15,8 +15,9 @@ from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "t5-gated", "gpt2", "llama"])
-@pytest.mark.parametrize("init", ["first", "mean", "concat"])
+@pytest.mark.parametrize(
+    ("case", "init"), [("m2m_100", "mean"), ("t5-gated", "first"), ("gpt2", "mean"), ("llama", "concat")]
+)
 def test_norms(case, init, tmp_path, monkeypatch):
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 100)
     layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def run(ffn: reference.Ffn, act: Any = np.tanh) -> np.ndarray:
     return ffn(X[:, : len(ffn.bias)], act)
 
 
-@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize(("case", "act"), zip(OWN_SHAPES, cycle(ACTIVATIONS)))
 def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
     """Exactly, whatever the activation; a gated FFN's too."""
     source = tiny(tmp_path / "source", case)
@@ -77,7 +78,7 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
         np.testing.assert_allclose(run(made[scale], function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("init", ["mean", "first", "last"])
+@pytest.mark.parametrize(("case", "init"), zip(OWN_SHAPES, cycle(["mean", "first", "last"])))
 def test_one_of_them_or_their_mean(case, init, tmp_path):
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
@@ -113,7 +114,7 @@ def test_new_units_repeat_with_the_seed(tmp_path):
     assert len(np.unique(found[0])) == found[0].size  # gate and up are drawn apart
 
 
-@pytest.mark.parametrize("init", ["mean", "concat", "last"])
+@pytest.mark.parametrize(("case", "init"), zip(OWN_SHAPES, cycle(["concat", "mean", "last"])))
 def test_narrower_keeps_the_best(case, init, tmp_path):
     width = 20 if case == "nllb-moe" else 30
     source = tiny(tmp_path / "source", case)
