@@ -97,16 +97,31 @@ def test_a_bar_shows_the_rate(monkeypatch, unit):
     assert unit != "bytes" or "8.0/8.0 MiB" in stream.getvalue()
 
 
-CODE = (
-    "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from prunecli.__main__ import main; main()"
-)
+CODE = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from prunecli.__main__ import main; {}main()"
 """Ctrl-C reaches those processes alone whose session the terminal controls."""
+COUNTING = """
+import time
+from prunecli.commands import console
+from prunecli.model import inventory
+
+def count(_):
+    console.note("Experts are counted one by one, which takes as long as a cup of tea.")
+    with console.progress()("counting experts", 6000, "experts") as advance:
+        while True:
+            advance(1)
+            time.sleep(0.02)
+
+inventory.take_inventory = count
+"""
+"""A command that takes long."""
 
 
 class Terminal:
     """A running command and its screen."""
 
-    def __init__(self, columns: int, folder: Path, arguments: str, **environment: str) -> None:
+    def __init__(
+        self, columns: int, folder: Path, arguments: str, code: str = "", **environment: str
+    ) -> None:
         self.screen = pyte.Screen(columns, 100)
         self.stream = pyte.ByteStream(self.screen)
         self.written = b""
@@ -116,7 +131,7 @@ class Terminal:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
         own = {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CODE, *arguments.split()],
+            [sys.executable, "-c", CODE.format(code), *arguments.split()],
             **dict.fromkeys(("stdin", "stdout", "stderr"), inner),
             cwd=folder,
             env={**kept, **own, **environment},
@@ -205,19 +220,17 @@ def test_an_error(tmp_path):
 
 
 NOTES = """\
-No --data given: using the demo's text, in qba_Latn,
-qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; give yours
-with --data.
-demo: stored as float16, computed in float32 on the CPU.
+Experts are counted one by one, which takes as long as a cup
+of tea.
 """
 
 
 def test_a_bar_that_ctrl_c_ends(tmp_path):
-    with closing(Terminal(60, tmp_path, "collect-gates demo")) as shown:
+    with closing(Terminal(60, tmp_path, "inspect demo", COUNTING)) as shown:
         shown.read(r"\d/s \d:\d\d:\d\d$")
         notes, bar = shown.text[: len(NOTES)], shown.text[len(NOTES) :]
         assert notes == NOTES
-        assert re.fullmatch(r"collecting gates [━╸╺ ]+ \d+/6000 sentences [\d,.]+/s \d:\d\d:\d\d", bar), bar
+        assert re.fullmatch(r"counting experts [━╸╺ ]+ \d+/6000 experts [\d,.]+/s \d:\d\d:\d\d", bar), bar
         os.write(shown.descriptor, b"\x03")
         shown.read()
         assert shown.text == f"{NOTES}Interrupted: no output is half-written."

@@ -1,3 +1,6 @@
+import io
+import subprocess
+
 import psutil
 import pytest
 import torch
@@ -262,12 +265,24 @@ def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
     assert found.described == "4 examples of pairs.tsv"
 
 
+def in_this_process(command, **options):
+    """Do what the new process would do."""
+    assert command[1:] == ["-m", latency.__name__]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options["input"])))
+        patch.setattr("sys.stdout", written := io.StringIO())
+        latency.main()
+    return subprocess.CompletedProcess(command, 0, written.getvalue().encode(), b"")
+
+
 @pytest.mark.parametrize("task", ["mlm", "embedding"])
 def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch, task):
     path = tmp_path / "full"
     sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
-    if task == "mlm":  # one real process is enough
+    if task == "mlm":
         monkeypatch.setattr(latency, "measure_cost", run_task)
+    else:  # what a process of its own does; that of a failure is real
+        monkeypatch.setattr(latency.subprocess, "run", in_this_process)
     before = torch.get_num_threads()
     options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
     payload = bench_latency({"full": path}, text, options).to_json()

@@ -16,6 +16,7 @@ from prunecli.modules.machine import (
     container_room,
     control_groups,
 )
+from tests.forked import ended, start
 
 
 def group(path: Path, limit: str) -> Path:
@@ -47,15 +48,16 @@ def test_the_smallest_bound_counts(tmp_path, monkeypatch):
     assert available_memory() == 30
 
 
-def test_a_limit_of_the_process():
+def test_a_limit_of_the_process(tmp_path):
     code = (
         "import resource; from prunecli.modules.machine import available_memory; "
         "import psutil; used = psutil.Process().memory_info().vms; "
         "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY)); "
         "print(available_memory())"
     )
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(made.stdout) <= 64 << 20
+    ((status, out, err),) = ended(start(tmp_path, code=code, processes=1))
+    assert status == 0, err
+    assert int(out) <= 64 << 20
 
 
 FREED = """
