@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from prunecli import __version__
+from prunecli import __version__, processes
 from prunecli.commands import app, console
 from prunecli.commands.command import command as command_of
 from prunecli.commands.command import function_of as command
@@ -27,10 +27,6 @@ from prunecli.tensors.transaction import refuse_target
 from tests.fuzz import rounds
 
 COMMANDS = [name for names in app.COMMANDS.values() for name in names]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "prunecli", *arguments], capture_output=True, text=True)
 
 
 def test_help_lists_every_command_and_imports_no_heavy_library():
@@ -48,17 +44,11 @@ def test_help_lists_every_command_and_imports_no_heavy_library():
             assert name in result.stdout
 
 
-def test_results_hold_the_command_line_that_was_called(tmp_path):
-    code = (
-        "from contextlib import suppress; from prunecli.commands.app import main; from prunecli import processes\n"
-        "with suppress(SystemExit): main(['inspect', '--json'])\n"
-        "assert not processes.COMMAND.get()\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, "--secret"], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert json.loads(result.stdout)["command"] == ["prunecli", "inspect", "--json"], result.stderr
-    assert result.returncode == 0, result.stderr
+def test_results_hold_the_command_line_that_was_called(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["prunecli", "--secret"])
+    result = rounds.run("inspect --json", tmp_path)
+    assert json.loads(result.out)["command"] == ["prunecli", "inspect", "--json"], result.err
+    assert not processes.COMMAND.get()
 
 
 @pytest.mark.parametrize("name", ["prune-experts", "evaluate", "finetune", "run"])
@@ -119,16 +109,14 @@ def test_a_name_that_leads_nowhere_is_said_first(line, tmp_path):
     assert re.match("Error: nowhere: no such (directory|file)", result.err), result.err
 
 
-def test_debug_shows_the_traceback_of_a_failure():
-    plain = run("inspect", "no-such-directory")
-    assert plain.returncode == 1
-    assert "Traceback" not in plain.stderr
-    assert "no-such-directory" in plain.stderr
-    for arguments in (
-        ("--debug", "inspect", "no-such-directory"),
-        ("inspect", "no-such-directory", "--debug"),
-    ):
-        assert "Traceback" in run(*arguments).stderr
+def test_debug_shows_the_traceback_of_a_failure(tmp_path):
+    plain = rounds.run("inspect no-such-directory", tmp_path)
+    assert plain.status == 1
+    assert "Traceback" not in plain.err
+    assert "no-such-directory" in plain.err
+    for line in ("--debug inspect no-such-directory", "inspect no-such-directory --debug"):
+        command = [sys.executable, "-m", "prunecli", *line.split()]
+        assert "Traceback" in subprocess.run(command, capture_output=True, text=True).stderr
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,6 @@ def test_from_scratch(folder):
     ).read_bytes()
 
 
-def test_a_mixture_from_scratch(folder):
-    (tiny_nllb_moe("like", experts=4) / "model.safetensors").unlink()
-    _run("--from-scratch", "like/config.json", *USUAL)
-    assert prunecli.load_model("out", device="cpu").config.model_type == "nllb-moe"
-
-
 @pytest.mark.parametrize(
     ("command", "choice"),
     [

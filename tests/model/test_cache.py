@@ -45,8 +45,8 @@ def cached_bytes(model: Any, length: int) -> int:
     return sum(tensor.nbytes for tensor in kept(cache, set()) if tensor.dim() > 1)
 
 
-KINDS = (*WINDOWS, "qwen3_moe", "deepseek_v2", "deepseek_v3", "nemotron_h", "minimax", "granitemoehybrid")
-"""Types that keep keys and values in different ways: windows, latent vectors, states."""
+KINDS = ("qwen3_moe", "deepseek_v2", "deepseek_v3", "nemotron_h", "minimax", "granitemoehybrid")
+"""Types that keep keys and values in different ways: whole, as latent vectors, as states."""
 STATES = ("qwen3_next", "lfm2_moe", "jamba")
 """Those that keep some in float32, and more kinds of them than one."""
 

@@ -23,11 +23,11 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.factorised import decided
-from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.families.records import BRANCHES, CASES, own_layouts
 from tests.ffn_layouts import tiny
 from tests.selections import kept_heads
 
-DRAWN = (*FAMILIES, "t5-gated", "bert-classifier")
+DRAWN = (*BRANCHES, "gemma3_text", "t5-gated", "bert-classifier")
 
 
 def without_heads(source: Checkpoint) -> Rewrite:

@@ -196,7 +196,8 @@ def test_without_validation_the_last_model_is_the_result(model, tmp_path):
     assert trained.log["steps"] == 3
 
 
-def test_chrf_chooses(model, tmp_path):
+def test_chrf_chooses(tmp_path):
+    model = tiny_family(tmp_path / "model", "m2m_100", max_position_embeddings=32)  # at which searches end
     trained = train(model, tmp_path / "state", options(steps=4, metric="chrf++"), translation(valid=2))
     scores = [row["chrf++"] for row in trained.log["validation"]]
     assert trained.log["best"]["chrf++"] == max(scores[1:])
@@ -309,10 +310,10 @@ def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     assert trained.log["tokens"] == (tokens if task == "mlm" else tokens + 50)
 
 
-@pytest.mark.parametrize("family", ["marian", "t5", "bert", "roberta"])
+@pytest.mark.parametrize("family", ["marian", "t5", "bert"])
 def test_families(tmp_path, family):
     model = tiny_family(tmp_path / "model", family)
-    data = replace(language_model(), task="mlm") if "bert" in family else None
+    data = replace(language_model(), task="mlm") if family == "bert" else None
     trained = train(model, tmp_path / "state", options(steps=2, dtype="float32"), data)
     with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)

@@ -20,7 +20,7 @@ SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_family(tmp_path / "model", "m2m_100", **CALM)
+    tiny_family(tmp_path / "model", "m2m_100", max_position_embeddings=32, **CALM)  # at which searches end
     (tmp_path / "data").mkdir()
     for split, count, seed in (("train", 40, 0), ("val", 3, 1)):
         for language, sentences in parallel(count, seed).sentences.items():
