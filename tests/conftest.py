@@ -23,7 +23,8 @@ os.environ.pop("COLUMNS", None)  # some shells export their own; messages would 
 CACHED = 64
 """Number of configs whose answers are kept."""
 
-settings.register_profile("prunecli", deadline=None)  # a busy machine is no fault of the code
+# A busy machine is no fault of the code. Each run draws other examples.
+settings.register_profile("prunecli", deadline=None, max_examples=40)
 settings.load_profile("prunecli")
 
 

@@ -52,13 +52,6 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
         assert text in result.stdout
 
 
-def test_the_same_statistics_make_the_same_bytes(workplace):
-    gates = str(write_gates(workplace / "gates.json"))
-    for name in ("a", "b"):
-        run(gates, "--plot", f"{name}.png", "-o", f"{name}.json", "--quiet")
-    assert (workplace / "a.png").read_bytes() == (workplace / "b.png").read_bytes()
-
-
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}

@@ -157,19 +157,6 @@ def test_a_found_family_is_counted_by_part(tmp_path, capsys):
     assert len(held["attentions"]) == len(held["ffns"]) == held["stacks"][0]["original_layers"]
 
 
-def test_the_smallest_ratio_that_fits(tiny, capsys):
-    load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
-    full = as_json(capsys, tiny, "--fit", "1GiB", *load)["fit"]
-    needed = sum(full[f"{part}_bytes"] for part in ("dense", "expert", "cache", "activation"))
-    budget = (
-        needed - full["expert_bytes"] // 2
-    ) * 10 // 9 + 10  # room for half of the experts, 10 % left free
-    fit = as_json(capsys, tiny, "--fit", budget, *load)["fit"]
-    assert (fit["ratio"], fit["keep"], fit["held"]) == (0.5, 16, 32)
-    assert run(tiny, "--fit", budget, *load, "--dtype", "float32") == 0
-    assert "--ratio 0.5 --dtype float32" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ import pytest
 from prunecli.commands.prune import (
     prune_experts,
 )
-from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
-from prunecli.methods.options import Strategy
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
@@ -115,18 +112,6 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
         assert shim_classes(pruned.config)
 
 
-@pytest.mark.parametrize(
-    ("metric", "strategy"), zip([*OF_GATES, *WITHOUT_STATISTICS], itertools.cycle(get_args(Strategy)))
-)
-def test_every_metric_and_strategy(metric, strategy, model, folder):
-    result = done(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
-    summary = json.loads(result.out)
-    assert sum(summary["held"].values()) == 64
-    assert sum(map(len, summary["kept"].values())) == 32
-    assert summary["parameters_after"] < summary["parameters_before"]
-    assert names(folder) == ["gates.json"]
-
-
 def test_a_printed_selection_can_be_applied_again(model, folder):
     options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min", 2)
     printed = run(model, *options, "--dry-run", "--json")
@@ -180,25 +165,6 @@ def test_fit_prints_the_arithmetic_and_fits(model, folder):
     assert "batch 1, beam 1, 2 tokens" in result.out
     with open_model(folder / "small") as made:
         assert made.total_bytes <= budget * 0.9
-
-
-def test_history_says_how_many_experts_were_kept(model, folder):
-    (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
-    made = {
-        "quota": ("--ratio", 0.8),  # 12 of 64 at most: 3 in each layer
-        "balance": ("--ratio", 0.7, "--balance", "3:1"),  # 19 at most: 6 and 2 in each layer
-        "ids": ("--keep", "ids.json"),
-        "each": ("--experts-per-layer", "9,3"),
-        "fit": ("--fit", "1GiB"),
-    }
-    for name, options in made.items():
-        done(model, *options, "-o", name)
-        with open_model(folder / name) as checkpoint:
-            step = checkpoint.structure.history[-1]
-        left = sum(map(len, kept(folder / name).values()))
-        assert step["experts"] == {"before": 64, "after": left}
-        assert "keep" not in step["arguments"]
-    assert sum(map(len, kept(folder / "balance").values())) == 16
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import DECODERS, ENCODERS, tiny_family
+from tests.families.records import own_branches
 from tests.running.layerwise.running import no_room
 from tests.tiny import tiny_nllb_moe
 
@@ -47,8 +48,8 @@ def assert_same(one: TextLosses, other: TextLosses) -> None:
     assert np.array_equal(one.tokens, other.tokens)
 
 
-@pytest.mark.parametrize("model_type", [*DECODERS, *ENCODERS])
-def test_every_family(model_type, tmp_path):
+@pytest.mark.parametrize("model_type", [*own_branches([*DECODERS, *ENCODERS]), "smollm3"])
+def test_families(model_type, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     found, work = layered(path, model_type)
     assert_same(found, whole(path, model_type))

@@ -14,8 +14,8 @@ FAIR = tuple(text.replace("sat on", "is at") if i % 3 == 0 else text for i, text
 BAD = tuple(text[::-1] for text in REFERENCES)
 
 
-@pytest.mark.parametrize("seed", [1, 12345])
-def test_p_values_are_those_of_the_slow_statement(seed):
+def test_p_values_are_those_of_the_slow_statement():
+    seed = 12345
     metrics = make_metrics(None)
     found = paired_bootstrap([GOOD, FAIR, BAD], REFERENCES, metrics, samples=40, seed=seed)
     for system, result in zip((FAIR, BAD), found[1:], strict=True):

@@ -112,7 +112,7 @@ def floats(dtype: str) -> st.SearchStrategy[float]:
     return chosen.map(lambda value: rounded(value, dtype)).filter(math.isfinite)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("wanted", TYPES)
 @pytest.mark.parametrize("given_type", TYPES)

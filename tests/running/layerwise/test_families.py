@@ -28,7 +28,7 @@ from tests.tiny import change_config, tiny_nllb_moe
     ("model_type", "memory"),
     [
         *((model_type, 4992) for model_type in MODEL_TYPES),  # in memory and in a file
-        *((model_type, memory) for model_type in ("bart", "gpt2") for memory in (1 << 20, 0)),
+        *(("gpt2", memory) for memory in (1 << 20, 0)),
     ],
 )
 def test_every_dense_family(model_type, memory, tmp_path):
@@ -57,7 +57,7 @@ def test_layers_that_hand_on_more_than_their_output(tmp_path):
         assert "measured with the whole model" in str(refused_by_layer(checkpoint))
 
 
-@pytest.mark.parametrize("memory", [1 << 20, 4992, 0], ids=["in memory", "in both", "in a file"])
+@pytest.mark.parametrize("memory", [1 << 20, 4992], ids=["in memory", "in both"])
 def test_a_mixture_of_experts(memory, tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
     found, _ = by_layer(path, memory)
@@ -80,7 +80,7 @@ def test_other_forms_of_a_family(case, changes, tmp_path):
     assert_same(found, in_memory(path))
 
 
-@pytest.mark.parametrize("computed", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("computed", ["float32", "bfloat16"])
 def test_types(computed, tmp_path):
     path = tiny_nllb_moe(tmp_path / "model", dtype="BF16")
     found, _ = by_layer(path, dtype=getattr(torch, computed))
