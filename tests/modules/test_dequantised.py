@@ -144,7 +144,6 @@ def is_expert(name: str) -> bool:
     [
         ("gpt_oss", "mxfp4", {"intermediate_size": 32}),
         ("deepseek_v3", "fp8", {"moe_intermediate_size": 32}),
-        ("mixtral", "fp8", {"intermediate_size": 32}),
     ],
 )
 def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):

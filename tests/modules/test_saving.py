@@ -37,18 +37,17 @@ def opened(request, tmp_path):
     return path, load_model(path, device="cpu")
 
 
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
-def test_saved_opens_with_the_same_logits(opened, tmp_path, options):
+def test_saved_opens_with_the_same_logits(opened, tmp_path):
     path, model = opened
     out = tmp_path / "out"
-    model.save_pretrained(out, **options)
+    model.save_pretrained(out, max_shard_size="20KB")
     with open_model(out) as made:
         made.check()
     assert torch.equal(logits(load_model(out, device="cpu")), logits(model))
     before, after = tensors(path), tensors(out)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert len(list(out.glob("*.safetensors"))) == (1 if not options else len(list(out.glob("model-*-of-*"))))
+    assert len(list(out.glob("*.safetensors"))) == len(list(out.glob("model-*-of-*"))) > 1
 
 
 def test_saved_opens_with_transformers(opened, tmp_path):
@@ -101,10 +100,9 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
     assert len({value.untyped_storage().data_ptr() for value in held}) == 8
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_run_and_save(opened, tmp_path, way):
+def test_copies_run_and_save(opened, tmp_path):
     _, model = opened
-    copied = way(model)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     assert type(copied) is type(model)
     assert copied.lm_head.weight is copied.model.shared.weight
     assert copied.lm_head.weight is not model.lm_head.weight
