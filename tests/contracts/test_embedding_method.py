@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from tests.opening import headed_class
 from tests.selections import kept_heads
 from tests.tiny import config_of
 
+Made = Callable[..., Path]
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
 
@@ -77,6 +80,18 @@ def family(case):
 @pytest.fixture
 def source(case, tmp_path):
     return tiny_family(tmp_path / "source", case)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What is only read: a factorised case, made once for the same options."""
+
+    @cache
+    def of(case: str, **options: Any) -> Path:
+        folder = tmp_path_factory.mktemp(case)
+        return factorised(tiny_family(folder / "source", case), folder / "out", **options)
+
+    return of
 
 
 class Factorising(Method):
@@ -131,33 +146,33 @@ class TestEverySide:
     @once_a_layout
     @pytest.mark.parametrize("side", ["input", "output"])
     def test_computes_with_the_rows_that_it_stands_for(
-        self, family: Family, source: Path, tmp_path: Path, side: str
+        self, case: str, family: Family, source: Path, made: Made, side: str
     ) -> None:
-        out = factorised(source, tmp_path / "out", side=side)
+        out = made(case, side=side)
         assert not torch.allclose(logits(out), logits(source), atol=1e-3)
         torch.testing.assert_close(
             logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
         )
 
     @both_sides_of_every_layout
-    def test_stores_nothing_twice(self, family: Family, source: Path, tmp_path: Path, side: str) -> None:
-        held = weights(factorised(source, tmp_path / "out", side=side))
+    def test_stores_nothing_twice(self, case: str, family: Family, made: Made, side: str) -> None:
+        held = weights(out := made(case, side=side))
         table, output = f"{family.input[0]}.weight", f"{family.output}.weight"
         assert (table in held) == (side == "output")
         assert (output in held) == (side != "both" or not family.tied)
         assert not any(name.startswith(family.input[1:]) for name in held)
-        with open_model(tmp_path / "out") as made:
-            made.check()
+        with open_model(out) as opened:
+            opened.check()
             own = [
                 name
-                for name in made.tensors
+                for name in opened.tensors
                 if name.startswith((f"{family.input[0]}.", f"{family.output}.pro"))
             ]
-            assert {made.layout.part(name) for name in own} == {"embeddings"}
+            assert {opened.layout.part(name) for name in own} == {"embeddings"}
 
     @both_sides_of_every_layout
-    def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
-        out = factorised(source, tmp_path / "out", side=side)
+    def test_saves_what_it_was_made_of(self, case: str, made: Made, tmp_path: Path, side: str) -> None:
+        out = made(case, side=side)
         model = load(out)
         expected = logits_of(model)
         model.tie_weights()
@@ -199,9 +214,8 @@ class TestVariants:
             made.check()
 
     @once_a_layout
-    def test_of_every_layout_can_be_cached(self, source: Path, tmp_path: Path) -> None:
-        options = {"shared_blocks": True, "reduction": False, "expand_dim": None}
-        out = factorised(source, tmp_path / "out", side="both", **options)
+    def test_of_every_layout_can_be_cached(self, case: str, made: Made, tmp_path: Path) -> None:
+        out = made(case, side="both", shared_blocks=True, reduction=False, expand_dim=None)
         torch.testing.assert_close(
             logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-3, atol=1e-4
         )
@@ -209,8 +223,8 @@ class TestVariants:
 
 class TestCaching:
     @a_unit_of_every_layout
-    def test_changes_no_logits(self, source: Path, tmp_path: Path, side: str) -> None:
-        out = factorised(source, tmp_path / "out", side=side)
+    def test_changes_no_logits(self, case: str, made: Made, source: Path, tmp_path: Path, side: str) -> None:
+        out = made(case, side=side)
         later = cached(out, tmp_path / "later")
         torch.testing.assert_close(logits(later), logits(out), rtol=1e-4, atol=1e-5)
         at_once = factorised(source, tmp_path / "at-once", side=side, cache=True)
@@ -243,8 +257,8 @@ class TestCaching:
 
 class TestOpening:
     @once_a_layout
-    def test_the_modules_are_one(self, family: Family, source: Path, tmp_path: Path) -> None:
-        model = load(factorised(source, tmp_path / "out", side="both"))
+    def test_the_modules_are_one(self, case: str, family: Family, made: Made) -> None:
+        model = load(made(case, side="both"))
         units = {id(model.get_submodule(name)) for name in family.input}
         assert len(units) == 1
         unit = model.get_submodule(family.input[0])
@@ -254,8 +268,8 @@ class TestOpening:
         assert (output.weight is unit.map.weight) == family.tied
 
     @once_a_layout
-    def test_every_part_is_trained(self, source: Path, tmp_path: Path) -> None:
-        model = load(factorised(source, tmp_path / "out", side="both"))
+    def test_every_part_is_trained(self, case: str, made: Made) -> None:
+        model = load(made(case, side="both"))
         ids = torch.tensor([[5, 6, 7, 8]])
         targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         model(input_ids=ids, **targets).logits.square().mean().backward()
@@ -269,10 +283,10 @@ class TestOpening:
             assert model.get_parameter(name).grad.abs().sum() > 0, name
 
     @once_a_layout
-    def test_with_transformers(self, family: Family, source: Path, tmp_path: Path) -> None:
+    def test_with_transformers(self, case: str, made: Made) -> None:
         import transformers
 
-        out = factorised(source, tmp_path / "out")
+        out = made(case, side="both")
         auto = headed_class(config_of(out))
         theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
         assert torch.equal(logits_of(theirs), logits(out))
@@ -333,13 +347,15 @@ class TestOtherMethods:
         assert config_of(one)["prunecli"]["embedding"] == config_of(two)["prunecli"]["embedding"]
 
     @both_sides_of_every_layout
-    def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:
+    def test_tokens_are_cut_from_the_map_table(
+        self, case: str, made: Made, tmp_path: Path, side: str
+    ) -> None:
         kept = [*range(5), *range(8, 40)]
 
         def fewer(opened: Checkpoint) -> Rewrite:
             return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
 
-        out = factorised(source, tmp_path / "out", side=side)
+        out = made(case, side=side)
         less = written(out, fewer, tmp_path / "less")
         whole, part = load(out), load(less)
         ids = torch.tensor([[0, 5, 6, 20, 2]])
