@@ -59,9 +59,6 @@ class Real:
         return torch.cuda.max_memory_allocated(self.device)
 
 
-Gpu = Pretend | Real
-
-
 @pytest.fixture(params=["real", *CARDS])
 def gpu(request, monkeypatch):
     """Each in turn; what is called within its block is counted."""

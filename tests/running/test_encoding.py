@@ -217,7 +217,6 @@ LINES = ("the tin", "the hen")
 PAIR = ("eng_Latn", "fra_Latn")
 TEXT = ParallelText("t", {"eng_Latn": ("the tin", "the"), "fra_Latn": ("ten", "hen")})
 LABELLED = LabelledText(Path("t"), ("LABEL_0", "LABEL_1"), LINES, None, (1, 2))
-Make = Callable[..., tuple[Any, Any]]
 
 
 @pytest.fixture(scope="module")
