@@ -351,9 +351,9 @@ DISTINCT = ("nllb-moe", "bart", "t5", "bert", "gpt2", "llama", "phi3")
 projection; gates and shared keys; fused gates and queries. Every code path that depends on where tensors lie."""
 
 BRANCHES = (*DISTINCT, "marian", "pegasus", "mt5", "roberta", "bert-untied", "opt", "opt-narrow", "gemma2")
-"""And positions that are computed, an input table without scale, positions behind an offset, an output of its own,
-projections beside the tables, two norms more. Pruning heads, hidden units and tokens is tested in every family; what
-shares or replaces the same parts is tested in these."""
+"""And computed positions, gates beside relative positions, positions behind an offset, an output of its own,
+projections beside the tables, two norms more. Pruning heads and hidden units is tested in every family; what shares,
+removes or replaces the same parts is tested in these."""
 
 
 def own_layouts(cases: Iterable[str]) -> list[str]:

@@ -57,7 +57,6 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm": ("XLMWithLMHeadModel", _XLM),
-    "flaubert": ("FlaubertWithLMHeadModel", _XLM),
     "modernvbert": ("ModernVBertForMaskedLM", _SEEING),  # its vocabulary is in an inner config
     "ultravbert": ("UltraVBertForMaskedLM", _SEEING),
 }

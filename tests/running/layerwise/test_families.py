@@ -11,6 +11,7 @@ from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.families import MODEL_TYPES, tiny, tiny_family
+from tests.families.records import own_branches
 from tests.ffn_layouts import OWN_SHAPES
 from tests.running.layerwise.running import (
     CPU,
@@ -27,11 +28,12 @@ from tests.tiny import change_config, tiny_nllb_moe
 @pytest.mark.parametrize(
     ("model_type", "memory"),
     [
-        *((model_type, 4992) for model_type in MODEL_TYPES),  # in memory and in a file
+        # In memory and in a file.
+        *((model_type, 4992) for model_type in (*own_branches(MODEL_TYPES), "smollm3", "gemma3_text")),
         *(("gpt2", memory) for memory in (1 << 20, 0)),
     ],
 )
-def test_every_dense_family(model_type, memory, tmp_path):
+def test_dense_families(model_type, memory, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
     found, _ = by_layer(path, memory)
     assert_same(found, in_memory(path))

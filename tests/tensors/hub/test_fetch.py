@@ -131,8 +131,10 @@ def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, of
     assert commit_of(HubName("org/tiny")) == MAIN_COMMIT
 
 
-@pytest.mark.parametrize("offline", [True, False])
-@pytest.mark.parametrize("lacking", ["all", "config.json", "model-00002-of-00003.safetensors"])
+@pytest.mark.parametrize(
+    ("lacking", "offline"),
+    [("all", True), ("config.json", True), ("model-00002-of-00003.safetensors", False)],
+)
 def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
     model, hub, tmp_path, monkeypatch, offline, lacking
 ):
