@@ -84,7 +84,7 @@ def source(case, tmp_path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """What is only read: a factorised case, made once for the same options."""
+    """Factorised cases that are only read; each is made once for the same options."""
 
     @cache
     def of(case: str, **options: Any) -> Path:
