@@ -62,9 +62,7 @@ def folder(tmp_path, monkeypatch, hub):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name", ["inspect", "collect-gates", "prune-experts", "trim-vocabulary", "evaluate", "compare-models"]
-)
+@pytest.mark.parametrize("name", ["inspect", "collect-gates", "prune-experts", "trim-vocabulary"])
 def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
     command, options = COMMANDS[name]
     found = done(command, "org/tiny", *options)

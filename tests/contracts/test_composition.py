@@ -38,8 +38,15 @@ ORDERS = (
     ("attention", "heads", "layers", "embeddings", "cache", "experts", "vocabulary", "widths", "ffns"),
 )
 TRAINED = (
-    ("experts", "heads", "ffns", "embeddings", "finetune"),
-    ("vocabulary", "widths", "ffns", "attention", "finetune", "layers", "embeddings", "experts", "heads"),
+    "vocabulary",
+    "widths",
+    "ffns",
+    "attention",
+    "finetune",
+    "layers",
+    "embeddings",
+    "experts",
+    "heads",
 )
 COMMANDS = {
     "experts": "prune-experts",
@@ -192,12 +199,9 @@ class TestReductions:
             )
 
 
-@pytest.mark.parametrize(
-    ("case", "order"),
-    [("nllb-moe", TRAINED[1]), ("m2m_100", TRAINED[0]), ("qwen2", TRAINED[1])],
-)
-def test_reductions_and_training_compose(case, order, tmp_path):
-    wanted = order_of(case, order)
+@pytest.mark.parametrize("case", ["nllb-moe", "qwen2"])
+def test_reductions_and_training_compose(case, tmp_path):
+    wanted = order_of(case, TRAINED)
     *_, last = composed(case, wanted, tmp_path / "made")
     check(last, wanted)
 

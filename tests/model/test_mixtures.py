@@ -57,7 +57,7 @@ def same(_tensors: Tensors) -> None:
 
 
 def test_what_is_not_declared_is_found(saved):
-    with open_model(saved("phimoe")) as checkpoint:
+    with open_model(saved("gpt_oss")) as checkpoint:
         before = checkpoint.resolved.family.stacks
         (stack,) = checkpoint.layout.family.stacks
         assert (before, stack.layers) == ((), "model.layers.{layer}")
