@@ -107,7 +107,7 @@ def _dividing(values: Mapping[str, Any], scale: int) -> int:
 
 
 def _narrower(value: Any, scale: int) -> Any:
-    """What lists say of the frequencies of a head, of one `scale` times narrower: factors, or lengths of sections."""
+    """A list about the frequencies of a head, for a head `scale` times narrower: factors, or lengths of sections."""
     if not isinstance(value, list) or not value:
         return value
     if any(isinstance(one, float) for one in value):
