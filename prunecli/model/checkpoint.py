@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _BARE = re.compile(r"(h|layers?|blocks?|encoder|decoder|embeddings|wte|(word|tok)_embeddings|embed_tokens)\.")
 """Beginning of the names of a base model's tensors."""
 _BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
-"""End of a tensor's name -> types that it has as a buffer; the last is the mask of an attention."""
+"""End of a tensor's name -> types that it has as a buffer, which MRA still stores; the last is an attention's mask."""
 
 
 class Checkpoint(TensorReader):
@@ -349,7 +349,7 @@ class Checkpoint(TensorReader):
         tensors = {
             with_new_ending(name, BERT_RENAMED): at
             for name, at in self._by_stored_name.items()
-            if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ())
+            if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ()) or self.model_type == "mra"
         }
         names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
         if "model_type" not in self.config or depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):

@@ -102,7 +102,8 @@ class Found:
         model = self.skeleton.model
         output = model.get_output_embeddings()
         names = [name for name, one in model.named_modules() if isinstance(one, Embedding) or one is output]
-        stored = [self.skeleton.stored_name(f"{name}.weight") for name in names]
+        weights = [f"{name}.weight" for name in names if f"{name}.weight" in self.skeleton.shapes]
+        stored = map(self.skeleton.stored_name, weights)  # MusicGen has a list of output layers
         return [name.removesuffix(".weight") for name in stored if not layer_of(name)]
 
     def ignores(self, name: str) -> bool:

@@ -146,10 +146,12 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
 
 def _head_widths(values: Mapping[str, Any]) -> list[float]:
     """Width of a head of each kind, where it follows from the number of heads and the hidden size."""
-    if any(key.endswith(HEAD_WIDTHS) for key, _ in numbers(values)):
-        return []
-    counts = head_counts(values).items()
-    return [size / count for key, count in counts if count > 0 and (size := hidden_beside(values, key))]
+    stating = {key.rpartition(".")[0] for key, _ in numbers(values) if key.endswith(HEAD_WIDTHS)}
+    return [
+        size / count
+        for key, count in head_counts(values).items()
+        if count > 0 and key.rpartition(".")[0] not in stating and (size := hidden_beside(values, key))
+    ]
 
 
 def random_model(skeleton: Skeleton, dtype: Any) -> Any:

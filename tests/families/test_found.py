@@ -428,6 +428,13 @@ def test_a_config_without_a_type_opens(tmp_path):
         checkpoint.require_architecture()
 
 
+def test_a_list_of_output_layers_is_no_embedding(tmp_path):
+    cutting.saved("musicgen", tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        assert any("embed_tokens" in name for name in checkpoint.require_architecture().found.embeddings)
+        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+
+
 def test_older_names_of_norms(tmp_path):
     model = cutting.saved("electra", tmp_path / "model", "masked")
     path = tmp_path / "model" / "model.safetensors"
