@@ -135,8 +135,11 @@ def collect(
     named = {source.get("fingerprint") for source in sources}
     named |= {model.fingerprint for result in data.documents.values() for model in result.models}
     missing = named - {entry.fingerprint for entry in data.checkpoints}
-    entries = (_entry(name, path) for name, path in (elsewhere or {}).items())
-    data.elsewhere.extend(entry for entry in entries if entry.fingerprint in missing)
+    for name, path in (elsewhere or {}).items():
+        with open_model(path) as checkpoint:
+            is_missing = checkpoint.fingerprint in missing
+        if is_missing:  # to read a found family takes seconds
+            data.elsewhere.append(_entry(name, path))
     return data
 
 
