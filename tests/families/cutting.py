@@ -296,8 +296,11 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
                     told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
                 except PruneError as error:
                     told[f"uneven {kind}"] = str(error)
-        if checkpoint.mixtures:
-            told["expert"] = experts_apart(model, checkpoint, directory / "experts")
+        try:
+            if checkpoint.mixtures:
+                told["expert"] = experts_apart(model, checkpoint, directory / "experts")
+        except PruneError as error:
+            told["expert"] = str(error)
         for treatment, part in product(("share", "drop"), ("ffn", "attention")):
             try:
                 told[f"{treatment} {part}"] = treated_apart(
