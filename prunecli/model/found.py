@@ -326,8 +326,9 @@ def _last_with_images(values: Mapping[str, Any]) -> int:
 
 def _has_one_each(structure: Structure, units: UnitKeys, carriers: Carriers) -> bool:
     """Whether one key/value head was left in each attention: its query heads, which look like heads now, stay."""
-    left = [len(axis.kept) for axis in structure.of_kind("head").values()]
-    return left == [1] * len({*owners(carriers).values()}) and units.held > 1
+    attentions = {*owners(carriers).values()}
+    left = [len(axis.kept) for name, axis in structure.of_kind("head").items() if name in attentions]
+    return left == [1] * len(attentions) and units.held > 1
 
 
 def _tied(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]:

@@ -45,7 +45,6 @@ FOUND: dict[str, set[str]] = {
     "umt5": BOTH,
     "qwen3_5_text": {*BOTH, "channel"},
     "lfm2": {"layer", "head", "uneven head"},
-    "qwen3_moe": {"layer", "head", "uneven head", "expert unit", "channel"},
     "deepseek_v3": {*BOTH, "expert unit", "channel"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
@@ -432,6 +431,18 @@ def test_a_model_with_a_list_of_output_layers_is_found(tmp_path):
     cutting.saved("musicgen", tmp_path)
     with open_model(tmp_path) as checkpoint:
         assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+
+
+def test_single_heads_of_one_stack_stay_when_the_other_loses_heads(tmp_path):
+    """T5Gemma's decoder keeps one key/value head in each attention first; its query heads look like heads then."""
+    cutting.saved("t5gemma", tmp_path / "model")
+    for source, output, kinds in (("model", "once", ["head"]), ("once", "twice", ["unit", "head"])):
+        with open_model(tmp_path / source) as checkpoint:
+            found = cutting.axes_found(checkpoint)
+            axes = [axis for kind in kinds for axis in found[kind]]
+            kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
+            apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / output)
+    load_model(tmp_path / "twice")
 
 
 def test_older_names_of_norms(tmp_path):
