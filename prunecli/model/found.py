@@ -180,11 +180,11 @@ class Found:
         Raises:
             UnsupportedModelError: it is not what the copy computes that skips the others.
         """
+        last = _last_with_images(self.skeleton.effective)
         for stack in self.layers:
             own = kept.get(stack.key, range(stack.depth))
             if len(own) == stack.depth:
                 continue
-            last = _last_with_images(self.skeleton.effective)
             if not {*range(last + 1)} <= {*own}:
                 raise UnsupportedModelError(
                     f"the model adds features of images to the hidden states by the numbers of the layers 0 to {last}",

@@ -358,7 +358,7 @@ def channel_keys(skeleton: Skeleton) -> Iterator[UnitKeys]:
     heads = {count for name, count in head_counts(values).items() if not is_key_value(name)}
     for key, size in numbers(values):
         if _last(key) in HIDDEN:
-            within = key[: -len(_last(key))]
+            within = outer(key)
             stated = (own for count in heads for own in _head_widths(within, size, count))
             # Twice as many: some classes refuse a size that the heads do not divide.
             tried = (_width(skeleton, UnitKeys({key: 1}, size, {}, own), size) for own in ({}, *stated))
@@ -394,16 +394,20 @@ def is_key_value(key: str) -> bool:
     return bool(_KEY_VALUE.search(_last(key)))
 
 
+def outer(key: str) -> str:
+    """The beginning of a key that names the config that it lies in: "text_config.", or "" at the top."""
+    return key[: -len(_last(key))]
+
+
 def hidden_beside(values: Mapping[str, Any], key: str) -> int:
     """The hidden size of the config that a key lies in; 0: it states none."""
-    within = key[: -len(_last(key))]
-    return next((size for name in HIDDEN if type(size := value_of(values, within + name)) is int), 0)
+    sizes = (value_of(values, outer(key) + name) for name in HIDDEN)
+    return next((size for size in sizes if type(size) is int), 0)
 
 
 def shared_keys(counts: Iterable[str], key: str) -> list[str]:
     """The keys that count the heads of keys and values beside the one that counts those of queries."""
-    within = key[: -len(_last(key))]
-    return [one for one in counts if is_key_value(one) and one[: -len(_last(one))] == within]
+    return [one for one in counts if is_key_value(one) and outer(one) == outer(key)]
 
 
 def head_keys(skeleton: Skeleton) -> list[UnitKeys]:
@@ -430,9 +434,7 @@ def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
 
     Heads of a state-space part beside the attention stay: other sizes follow from their number.
     """
-    first = next(iter(units.keys))
-    within = first[: -len(_last(first))]
-    values = skeleton.effective
+    within, values = outer(next(iter(units.keys))), skeleton.effective
     sizes = {within + name: value_of(values, within + name) for name in (*HIDDEN, "dim")}
     sizes = {name: size for name, size in sizes.items() if type(size) is int}
     if any(size % units.held for size in sizes.values()):
@@ -447,7 +449,7 @@ def with_scaled(units: UnitKeys, skeleton: Skeleton) -> UnitKeys:
 def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) -> UnitKeys | None:
     """The heads under these keys, if with `left` of them the tensors lose as large a part of one dimension each."""
     first, each = next(iter(keys.items()))
-    within, hidden = first[: -len(_last(first))], hidden_beside(skeleton.effective, first)
+    within, hidden = outer(first), hidden_beside(skeleton.effective, first)
     for stated in ({}, *_head_widths(within, hidden, each * held)):
         # A class that does not read the key makes the same of it as of none.
         if any(not skeleton.reads(key, width + 1) for key, width in stated.items()):

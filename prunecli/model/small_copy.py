@@ -20,6 +20,7 @@ from prunecli.model.probe import (
     hidden_beside,
     is_key_value,
     numbers,
+    outer,
     shared_keys,
 )
 from prunecli.model.skeleton import Skeleton
@@ -64,11 +65,8 @@ def _with_few_heads(values: Mapping[str, Any]) -> dict[str, Any]:
         few = next(number for number in (4, 2, held) if held % number == 0)
         heads = few * (2 if queries // held % 2 == 0 else queries // held)
         changes |= {key: heads, **dict.fromkeys(shared, few)}
-        within = key[: len(key) - len(key.rpartition(".")[2])]
-        sizes = {name: value_of(values, within + name) for name in HIDDEN}
-        changes |= {
-            within + name: size * heads // queries for name, size in sizes.items() if type(size) is int
-        }
+        sizes = {outer(key) + name: value_of(values, outer(key) + name) for name in HIDDEN}
+        changes |= {name: size * heads // queries for name, size in sizes.items() if type(size) is int}
     widths = {
         key: max(value // 8, 16) for key, value in numbers(values) if WIDTH.search(key.rpartition(".")[2])
     }
@@ -146,11 +144,11 @@ def _divided(values: Mapping[str, Any]) -> list[bool]:
 
 def _head_widths(values: Mapping[str, Any]) -> list[float]:
     """Width of a head of each kind, where it follows from the number of heads and the hidden size."""
-    stating = {key.rpartition(".")[0] for key, _ in numbers(values) if key.endswith(HEAD_WIDTHS)}
+    stating = {outer(key) for key, _ in numbers(values) if key.endswith(HEAD_WIDTHS)}
     return [
         size / count
         for key, count in head_counts(values).items()
-        if count > 0 and key.rpartition(".")[0] not in stating and (size := hidden_beside(values, key))
+        if count > 0 and outer(key) not in stating and (size := hidden_beside(values, key))
     ]
 
 
