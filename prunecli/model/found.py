@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -192,8 +191,8 @@ class Found:
                 )
             try:
                 trial = Trial.of(self.skeleton, self.layers, whole=True)
-                small = next(one for one in trial.stacks if one.key == stack.key) if trial else None
-                apart = trial.of_layers(small, own) if trial and small else inf
+                small = next(one for one in trial.stacks if one.key == stack.key)
+                apart = trial.of_layers(small, own)
             except Exception as error:  # as above
                 raise UnsupportedModelError(
                     f"a small copy of the model cannot lose these layers ({kind_and_reason(error)})",

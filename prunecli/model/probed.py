@@ -183,24 +183,22 @@ def probed(checkpoint: Checkpoint) -> Probed:
     whole = skeleton_of(checkpoint)
     where = f'{checkpoint.path}: the model family "{checkpoint.model_type}" is not supported'
     try:
-        found = _asked(whole.model_class, whole.config_class, dumps(whole.config))
+        return _asked(whole.model_class, whole.config_class, dumps(whole.config))
     except Exception as error:  # of any kind: what a class makes of its config
-        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})") from error
-    if found is None:
         if (taken := whole.model_class.main_input_name) != "input_ids":
-            raise UnsupportedModelError(f"{where}: it takes {taken}, not tokens", "Give a model of text.")
-        raise UnsupportedModelError(f"{where}: no small copy of it can be made", REMEDY)
-    return found
+            raise UnsupportedModelError(
+                f"{where}: it takes {taken}, not tokens", "Give a model of text."
+            ) from error
+        raise UnsupportedModelError(f"{where} ({kind_and_reason(error)})", REMEDY) from error
 
 
 @lru_cache(maxsize=8)  # a command opens a model, and its result, several times
-def _asked(model_class: Any, config_class: Any, config: str) -> Probed | None:
+def _asked(model_class: Any, config_class: Any, config: str) -> Probed:
     whole = known_skeleton(model_class, config_class, config)
     many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
     skeleton = (whole.changed(many) if many else None) or whole
     layers = layer_keys(skeleton)
-    trial = Trial.of(skeleton, layers)
-    return None if trial is None else Probed(whole, skeleton, layers, trial)
+    return Probed(whole, skeleton, layers, Trial.of(skeleton, layers))
 
 
 def _tried(

@@ -70,37 +70,38 @@ class Trial:
     cached: bool
 
     @classmethod
-    def of(cls, skeleton: Skeleton, layers: Sequence[LayerKey], *, whole: bool = False) -> Trial | None:
-        """The smallest one of this config that answers; None: there is none.
+    def of(cls, skeleton: Skeleton, layers: Sequence[LayerKey], *, whole: bool = False) -> Trial:
+        """The smallest one of this config that answers.
 
         Args:
             layers: of the model.
             whole: whether it has all layers; else some of each stack.
+
+        Raises:
+            ValueError: every config of smaller sizes makes a large model, or none at all.
+            Exception: of any kind: why the class cannot run the last one.
         """
+        import torch
+
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
-        for made in smaller_skeletons(short):
-            if (trial := cls._answering(made)) is not None:
-                return trial
-        return None
-
-    @classmethod
-    def _answering(cls, skeleton: Skeleton) -> Trial | None:
-        """The model of this skeleton, the same one for all that need it at a time; None: its class cannot run it."""
-        import torch
-
-        # A model and its result often have the same small copy, whose answers take seconds.
-        key = skeleton.model_class, skeleton.config_class, repr(skeleton.config)
-        if (known := _KNOWN.get(key)) is not None:
-            return known
-        for dtype, cached in product((torch.float64, torch.float32), (True, False)):
-            with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
-                trial = cls(skeleton, random_model(skeleton, dtype), cached).reopened()
+        failure: Exception = ValueError("no small copy of it can be made")
+        ways = [*product((torch.float64, torch.float32), (True, False))]
+        for made, (dtype, cached) in ((made, way) for made in smaller_skeletons(short) for way in ways):
+            # A model and its result often have the same small copy, whose answers take seconds.
+            key = made.model_class, made.config_class, repr(made.config)
+            if (known := _KNOWN.get(key)) is not None:
+                return known
+            try:
+                trial = cls(made, random_model(made, dtype), cached).reopened()
                 trial.logits(trial.model)
+            except Exception as error:  # of any kind: what a class makes of sizes that it does not like
+                failure = error
+            else:
                 _KNOWN[key] = trial
                 return trial
-        return None
+        raise failure
 
     def reopened(self) -> Trial:
         """A trial of the model that the class opens: some make the row of the padding token zero on opening."""

@@ -515,9 +515,7 @@ def test_parts_for_images_shrink_as_their_heads_allow():
 
 def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.PreTrainedConfig) -> None:
     skeleton = Skeleton(model_class, type(config), config.to_dict())
-    trial = Trial.of(skeleton, layer_keys(skeleton))
-    assert trial is not None
-    assert trial.modules
+    assert Trial.of(skeleton, layer_keys(skeleton)).modules
 
 
 def test_labels_are_no_layers(tmp_path):
