@@ -98,6 +98,7 @@ def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
 
 
 def test_as_many_experts_stay_as_the_attention_beside_them_has_heads(tmp_path):
+    pytest.importorskip("transformers", minversion="5.23")  # has the class
     config_class = transformers.MistralLarge4Config
     model = tiny.drawn(
         transformers.MistralLarge4ForConditionalGeneration, config_class(**tiny.values_of(config_class))

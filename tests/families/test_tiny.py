@@ -31,5 +31,6 @@ def test_a_tiny_model_of_each_kind_has_varied_finite_logits(model_type):
 
 
 def test_exceptions_are_of_types_that_transformers_names():
+    pytest.importorskip("transformers", minversion="5.23")  # has them all
     named = {name for names in tiny.HEADS.values() for name in names}
     assert {*tiny.OVERRIDES, *tiny.CANNOT} <= named

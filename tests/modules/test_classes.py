@@ -88,6 +88,8 @@ def loss_of(model: Path, task: str) -> float:
 
 @pytest.mark.parametrize("model_type", CAUSAL)
 def test_the_loss_is_that_of_each_text_alone(model_type, tmp_path):
+    if model_type == "internlm3":
+        pytest.importorskip("transformers", minversion="5.23")  # has the type
     source = saved(tmp_path / "model", model_type, *CAUSAL[model_type])
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()

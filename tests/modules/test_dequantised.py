@@ -149,6 +149,8 @@ def is_expert(name: str) -> bool:
 def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     import transformers
 
+    if scheme == "mxfp4":
+        pytest.importorskip("transformers", minversion="5.23")  # earlier ones decode it to bfloat16
     model = tiny_mixture(model_type, hidden_size=32, **sizes)
     model.save_pretrained(tmp_path / "source")
     quantise(tmp_path / "source", tmp_path / "stored", tmp_path / "plain", scheme, is_expert)
