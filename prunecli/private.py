@@ -30,7 +30,14 @@ PACKED_ROWS = 32
 
 def model_from_config(model_class: Any, config: Any, **options: Any) -> Any:
     """A model of any class of transformers, without pretrained weights. `from_config` exists on Auto classes only."""
-    return model_class._from_config(config, **options)
+    from transformers.integrations import deepspeed
+
+    # With ZeRO-3, transformers would shard the model here, and draw its weights.
+    sharding, deepspeed._hf_deepspeed_config_weak_ref = deepspeed._hf_deepspeed_config_weak_ref, None
+    try:
+        return model_class._from_config(config, **options)
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = sharding
 
 
 def with_special_floats(config_class: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.integrations import deepspeed
 
 import prunecli
 from prunecli import private
@@ -65,6 +66,24 @@ def test_is_hf_initialized():
             private.keep_value(layer.weight)
         private.init_weights(model, layer)
         assert torch.equal(layer.weight, before) == marked
+
+
+def test_hf_deepspeed_config_weak_ref():
+    """Beside a config of ZeRO-3, a model on the meta device is made as without, and the config stays."""
+
+    class Sharding:
+        def is_zero3(self) -> bool:
+            return True
+
+    sharding = Sharding()
+    deepspeed.set_hf_deepspeed_config(sharding)
+    try:
+        with torch.device("meta"):
+            model = private.model_from_config(transformers.LlamaForCausalLM, config())
+        assert deepspeed.is_deepspeed_zero3_enabled()
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+    assert model.lm_head.weight.is_meta
 
 
 def test_attn_implementation():

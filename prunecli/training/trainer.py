@@ -171,6 +171,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         )
         self.remove_callback(PrinterCallback)
         self.is_sharded = bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        if self.is_deepspeed_enabled:  # else ZeRO-3 does not hand out whole weights
+            zero = self.accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero["stage3_gather_16bit_weights_on_model_save"] = True
         if self.is_sharded:
             if options.metric == "chrf++":
                 raise UsageError(
