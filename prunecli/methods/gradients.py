@@ -5,6 +5,11 @@ are linear in that part, so that dL/dxi is the sum of w dL/dw over these weights
 input. The score of a unit is I = E |dL(x)/dxi|, the mean over the examples x of a text: one forward and one backward
 pass, for all axes together.
 
+Gradients of the tokens in a window of plain text mostly cancel out, and there are few windows. So the score of a hidden
+unit of a causal language model is E (dL/dxi)^2 over all tokens, with a mask xi for each: the diagonal of the Fisher
+information (2204.09656, 3.2), and HEAPr's score of units of experts (2509.22299) but for its factor 1/2. Where several
+modules read the activations, or none that can be watched, xi is a mask for the whole window.
+
 The score of a channel of the residual stream is measured in the same pass: the sum of |y| over all tokens of an example
 and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
 """
@@ -18,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,21 +33,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import PruneError, UnsupportedModelError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
+from prunecli.modules.devices import choose_devices
+from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling
+from prunecli.modules.stock_experts import expert_modules, own_experts
 from prunecli.modules.stock_names import StockNames
+from prunecli.private import can_replace_experts
 from prunecli.progress import Progress, silent
-from prunecli.results.unit_scores import Per
+from prunecli.results.unit_scores import Per, Scores, scores_of
 from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
+from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
-from prunecli.running.runner import Runner, frozen
+from prunecli.running.runner import REHEARSING, Runner, frozen
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 
@@ -54,33 +67,44 @@ Take = Callable[[Tensor], None]
 
 @dataclass
 class _Sums:
-    """Sums over examples, or their tokens, of |dL/dxi| for the units of each axis.
+    """Sums over examples, or their tokens, of |dL/dxi|, or of its square, for the units of each axis.
 
     Attributes:
         per: what the absolute value is taken of.
+        squared: axes whose squares are summed.
+        at_once: those of them whose squares are taken of what is added: tokens of all layers would not fit in memory.
         rows: examples in the present batch.
         present: name of an axis -> `[examples, tokens or 1, units]` of dL/dxi of the present batch.
         sums: name of an axis -> `[units]`, without the present batch.
     """
 
     per: Per
+    squared: set[str]
+    at_once: set[str]
     rows: int = 1
     present: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, gradients: Tensor) -> None:
         """Add `[tokens, units]`, or `[units]` of an only example: a module may be run several times in a pass."""
+        if name in self.at_once:
+            self._sum(name, gradients)
+            return
         of_tokens = gradients.reshape(self.rows, -1, gradients.shape[-1])
         own = of_tokens if self.per == "token" else of_tokens.sum(dim=1, keepdim=True)
         self.present[name] = self.present[name] + own if name in self.present else own
 
     def flush(self, rows: int = 1) -> None:
-        """Take the absolute values of the present batch, before one of `rows` examples begins."""
+        """Take the values of the present batch, before one of `rows` examples begins."""
         for name, own in self.present.items():
-            added = own.abs().flatten(0, 1).sum(dim=0, dtype=torch.float64)
-            self.sums[name] = self.sums[name] + added if name in self.sums else added
+            self._sum(name, own)
         self.present.clear()
         self.rows = rows
+
+    def _sum(self, name: str, gradients: Tensor) -> None:
+        values = gradients.square() if name in self.squared else gradients.abs()
+        added = values.reshape(-1, values.shape[-1]).sum(dim=0, dtype=torch.float64)
+        self.sums[name] = self.sums[name] + added if name in self.sums else added
 
 
 def gradient_sums(
@@ -91,19 +115,22 @@ def gradient_sums(
     progress: Progress = silent,
     *,
     per: Per = "example",
+    fisher: bool = False,
     losses_of: Losses = example_losses,
 ) -> dict[str, NDArray[np.float64]]:
     """Sum over examples x of |dL(x)/dxi_u| for every unit u of some axes, see the module.
 
     L(x) is the example's mean token loss. Per token the absolute value is taken at each position, as in the code that
-    the paper's authors released, and the sum is over the positions of all examples. Padding adds nothing: no loss
-    depends on it.
+    the paper's authors released, and the sum is over the positions of all examples. Padding adds
+    nothing: no loss depends on it.
 
     Args:
-        runner: runs the checkpoint's model in float32 or bfloat16 (float16 loses small gradients). Layer by layer:
-            heads, hidden units of FFNs, and the layers of models without experts.
-        axes: of any kinds but tokens. With experts, their hidden units or channels, batches hold one example each.
+        runner: runs the checkpoint's model in float32 or bfloat16 (float16 loses small gradients). Layer by layer
+            neither experts nor channels are scored.
+        axes: of any kinds but tokens. With experts or channels batches hold one example each, and with the hidden units
+            of experts that only the model's class can run.
         batches: name of a text, for messages -> its batches.
+        fisher: whether squares over tokens are summed for hidden units.
         losses_of: L(x) of each example of a batch.
 
     Returns:
@@ -115,7 +142,9 @@ def gradient_sums(
         UnsupportedModelError: transformers stores the units' weights otherwise than the checkpoint.
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    model, named, sums = runner.model, {axis.name: axis for axis in axes}, _Sums(per)
+    model, named = runner.model, {axis.name: axis for axis in axes}
+    readers = {axis.name: len(outputs(axis.carriers)) for axis in axes if axis.kind == "unit" and fisher}
+    sums = _Sums(per, {*readers}, {name for name, count in readers.items() if count == 1})
 
     def losses(model: Any, batch: Batch) -> Tensor:
         sums.flush(len(batch.indices))
@@ -124,8 +153,15 @@ def gradient_sums(
     names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
+        seen = _watch_experts(checkpoint, model, named, sums.add, hooks)
         watched = (
-            _inputs(names, model, named, sums.add, hooks),
+            _inputs(
+                names,
+                model,
+                {name: axis for name, axis in named.items() if name not in seen},
+                sums.add,
+                hooks,
+            ),
             _experts(names, checkpoint, model, named, sums.add),
         )
         for parameter, take in chain(*watched):
@@ -156,6 +192,27 @@ def gradient_sums(
     return found
 
 
+def measure_gradients(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    axes: Mapping[Kind, Sequence[Axis]],
+    options: RunOptions,
+    memory: int | None = None,
+    spill_directory: Path | None = None,
+    progress: Progress = silent,
+) -> dict[Kind, Scores]:
+    """Load the model of a checkpoint and score the units of each kind, see `gradient_fields`.
+
+    Args:
+        memory, spill_directory: of a run layer by layer, see `make_runner`.
+    """
+    devices = choose_devices(options.device)
+    dtype = fitting_dtype({str(checkpoint.path): checkpoint}, devices, gradients=True, memory=memory)
+    runner = make_runner(checkpoint, devices, dtype, memory, spill_directory)
+    fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
+    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
+
+
 def gradient_fields(
     checkpoint: Checkpoint,
     runner: Runner,
@@ -176,25 +233,29 @@ def gradient_fields(
     losses_of = example_losses if pooling is None else partial(random_projections, pooling)
     by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
     every = [axis for own in axes.values() for axis in own]
-    sums = gradient_sums(runner, checkpoint, every, by_text, progress, per=per, losses_of=losses_of)
+    fisher = data.task == "lm"
+    sums = gradient_sums(
+        runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
+    )
     batches = [batch for of_text in by_text.values() for batch in of_text]
     examples = sum(len(batch.indices) for batch in batches)
 
-    def count(axis: Axis) -> int:
+    def count(axis: Axis, per: Per) -> int:
         mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
         masks = (batch.inputs.get(mask, batch.inputs["attention_mask"]) for batch in batches)
         return examples if per == "example" else sum(int(own.sum()) for own in masks)
 
+    pers: dict[Kind, Per] = {kind: "token" if fisher and kind == "unit" else per for kind in axes}
     return {
         kind: {
             "kind": kind,
             "method": NORMS if kind == "channel" else GRADIENT,
             "task": data.task,
             "examples": examples,
-            "per": per,
+            "per": pers[kind],
             "ids": {axis.name: axis.ids for axis in own},
             "values": {axis.name: sums[axis.name].tolist() for axis in own},
-            "counts": {axis.name: count(axis) for axis in own},
+            "counts": {axis.name: count(axis, pers[kind]) for axis in own},
         }
         for kind, own in axes.items()
     }
@@ -285,6 +346,30 @@ def _of_unit(add: Add, name: str, number: int, units: int, products: Tensor) -> 
     add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
 
 
+def _watch_experts(
+    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+) -> set[str]:
+    """Watch the activations in experts that prunecli can run; return the names of the axes that these are of."""
+    of_experts = [axis for axis in axes.values() if axis.kind == "unit" and axis.keys]
+    if not (of_experts and expert_modules(model) and can_replace_experts(model)):
+        return set()
+    places = units_of_experts(checkpoint, of_experts)
+
+    def note(number: int, expert: int, hidden: Tensor, *_: Tensor) -> None:
+        if not hidden.requires_grad:  # nothing below has units that are watched: the graph begins here
+            hidden.requires_grad_()
+        held = [hidden.detach()]
+
+        def multiply(gradient: Tensor) -> None:
+            add(places[number, expert], held.pop().float() * gradient)
+
+        hidden.register_hook(multiply)  # type: ignore[no-untyped-call]
+
+    for number, module in enumerate(hooks.enter_context(own_experts(model)).values()):
+        module.watcher = partial(note, number)
+    return {*places.values()}
+
+
 def _watch_layers(
     checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> None:
@@ -293,6 +378,8 @@ def _watch_layers(
     def compute(name: str, number: int, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
         before = given[0] if given else options["hidden_states"]
         output = forward(*given, **options)
+        if REHEARSING.get():
+            return output
         made: Any = states_of(output)
         if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
             made = made.detach().requires_grad_()

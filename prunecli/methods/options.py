@@ -38,7 +38,7 @@ EffectMetric = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
 """The score that changes when a head is masked."""
 Normalize = Literal["per-layer", "none"]
 """How importances of heads are compared between layers."""
-UnitMetric = Literal["activation", "activation-norm", "norms", "random"]
+UnitMetric = Literal["activation", "activation-norm", "gradient", "norms", "random"]
 """What hidden units are ranked by."""
 LayerMetric = Literal["cosine", "cka", "perplexity", "embedding", "random", "last"]
 """What layers are ranked by."""
@@ -262,13 +262,14 @@ class NarrowOptions(UnitOptions):
     KIND = "unit"
     UNITS = "hidden units"
     AMOUNTS = ("ratio", "count", "width")
-    METHODS = ("activation", "activation-norm")
+    METHODS = ("activation", "activation-norm", "gradient")
 
     width: int | None = option(None, "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
     metric: UnitMetric | None = selection_option(
         None,
-        "activation: root mean square on text; activation-norm: the same times the norm of the output weights; norms: "
-        "of all weights, without text; random. Default: that of --scores, or activation-norm.",
+        "activation: root mean square on text; activation-norm: the same times the norm of the output weights; "
+        "gradient: how much the loss depends on the unit; norms: of all weights, without text; random. Default: that "
+        "of --scores, or activation-norm.",
         recorded=False,
     )
     side: Side | None = selection_option(

@@ -106,6 +106,19 @@ def observed(
     return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
 
 
+def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
+    """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
+    mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    return {
+        (number, expert): axis.name
+        for number, layer in enumerate(mixtures)
+        for axis in axes
+        for expert in range(layer.num_experts)
+        if layer.expert_prefix.format(expert=expert) == axis.module
+        or not {*layer.stacked_tensors}.isdisjoint(axis.carriers)
+    }
+
+
 def squares(checkpoint: Checkpoint, expression: Expression, dim: int) -> Array:
     """Sums of a tensor's squared values over all dimensions but `dim`, float64; the values are read block by block."""
     found = []

@@ -176,7 +176,11 @@ def by_expert(
     Args:
         shared_out: whether each thread takes the next expert, the largest first; else they come one by one.
     """
-    outputs, spans = torch.empty_like(rows), expert_spans(groups.sizes)
+    spans = expert_spans(groups.sizes)
+    if rows.requires_grad and spans:  # the gradient of a slice would be as large as all rows
+        parts = torch.split(rows, [end - start for _, start, end in spans])
+        return torch.cat([run(span, part) for span, part in zip(spans, parts, strict=True)])
+    outputs = torch.empty_like(rows)
 
     def fill(span: Span) -> None:
         _, start, end = span

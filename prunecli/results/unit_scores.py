@@ -182,7 +182,8 @@ class Scores(Document):
         per: unit of `counts`: examples, tokens, or tokens that the model predicts.
         ids: name of an axis -> ids of its units, as in `Axis.ids`.
         values: name of an axis -> `[units]`. Of heads by gradient: sum of |Att_h(x)^T dL(x)/dAtt_h(x)|. Of hidden
-            units: sum of the squared activations. Of layers: sum of the cosines of the states before and after it
+            units: sum of the squared activations, or by gradient as of heads, of language models squared for each
+            token. Of layers: sum of the cosines of the states before and after it
             (cosine), or of a text's vectors with and without it (embedding); sum of the losses without it less those
             of the whole model (perplexity); 1 - CKA (cka). Of heads by ablation: the score without the head; by
             all-but-one: the score with this head alone in its layer.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
@@ -30,6 +31,9 @@ Pass = Callable[[], Any]
 and more: it must do the same each time, and use no cache of keys and values."""
 
 Advance = Callable[[float], None]
+
+REHEARSING = ContextVar("REHEARSING", default=False)
+"""Whether layers are run for gradients that another pass through them computes too: observers leave these out."""
 
 BATCHES_APART = 4
 """Batches of each of several processes from one exchange of what they saw to the next."""

@@ -18,7 +18,7 @@ from prunecli.methods.experts.options import layers_of, of_language_model, reque
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.activations import measure_activations
 from prunecli.methods.ffn.narrow import GROUPED, plan_widths
-from prunecli.methods.gradients import GRADIENT, NORMS, gradient_fields
+from prunecli.methods.gradients import GRADIENT, NORMS, measure_gradients
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
@@ -37,12 +37,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import head_counts
 from prunecli.model.stock import stock_support, uniform_heads
-from prunecli.modules.devices import choose_devices
-from prunecli.modules.fitting import fitting_dtype
 from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import Scores, scores_of
-from prunecli.running.layerwise.runner import make_runner
+from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
@@ -166,8 +163,6 @@ class Levers:
             options = LayerOptions(ratio=share, **self._ranked("layers", metric))
             return plan_layers(self.checkpoint, options)
 
-        if self._by_layer and self.checkpoint.mixtures:
-            raise UsageError("With `memory`, the layers of a mixture of experts are not scored.")
         other = "embedding" if self.data.task == "embedding" else "cosine"
         metrics = self._metrics(other)
         return Lever("layers", axes, _shares(count, range(count - most, count)), metrics, select)
@@ -187,8 +182,7 @@ class Levers:
     def _units(self) -> Lever:
         axes = self._unit_axes()
         if not axes:
-            unscored = " With `memory`, hidden units of experts are not scored." if self._by_layer else ""
-            raise UsageError(f"The model has no FFN that could get narrower.{unscored}")
+            raise UsageError("The model has no FFN that could get narrower.")
         width, of_experts = min(len(axis.ids) for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
 
@@ -206,12 +200,9 @@ class Levers:
         return Lever("units", axes, _shares(steps, range(1, steps)), metrics, select)
 
     def _unit_axes(self) -> tuple[Axis, ...]:
-        """Hidden units of the experts, or of dense FFNs if the experts have none that can go, or run one by one."""
+        """Hidden units of the experts, or of dense FFNs if the experts have none that can go."""
         every = axes_of(self.checkpoint, "unit")
-        of_experts = tuple(axis for axis in every if axis.keys)
-        if self._by_layer:
-            return tuple(axis for axis in every if not axis.keys)
-        return of_experts or every
+        return tuple(axis for axis in every if axis.keys) or every
 
     def _experts(self) -> Lever:
         self.checkpoint.require_mixtures()
@@ -303,13 +294,10 @@ class Levers:
 
     def _score_all(self) -> dict[tuple[str, str], Scores]:
         """Score the units of all levers in one pass: name of the lever and metric -> scores."""
-        checkpoint, options, devices = self.checkpoint, self.options, choose_devices(self.options.device)
-        dtype = fitting_dtype(
-            {str(checkpoint.path): checkpoint}, devices, gradients=True, memory=options.memory
-        )
-        runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory)
-        fields = gradient_fields(checkpoint, runner, self.data, self._scored, progress=self.progress)
-        return {(f"{kind}s", own["method"]): scores_of(checkpoint, **own) for kind, own in fields.items()}
+        options = self.options
+        place = RunOptions(device=options.device), options.memory, options.spill_directory, self.progress
+        found = measure_gradients(self.checkpoint, self.data, self._scored, *place)
+        return {(f"{kind}s", scores.method): scores for kind, scores in found.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

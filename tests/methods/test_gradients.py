@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.gradients import gradient_fields
+from prunecli.methods.gradients import gradient_fields, gradient_sums
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
@@ -31,7 +31,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
-from tests.reference.masks import mask_gradients
+from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 
 LINES = ("the hen then", "ten tins on it", "a hen")
@@ -84,11 +84,8 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
     scores = score_units(checkpoint, InMemory(model), data, kinds)
     assert {*scores} == {*kinds}
     axes = {axis.name: axis for kind in kinds for axis in axes_of(checkpoint, kind)}
-    inputs = {
-        name: (f"{axis.module}{OUTPUTS[case][axis.kind]}", len(axis.ids))
-        for name, axis in axes.items()
-        if axis.kind in OUTPUTS[case]
-    }
+    mixed = {name: axis for name, axis in axes.items() if axis.kind in OUTPUTS[case]}
+    by_token = {name for name, axis in mixed.items() if axis.kind == "unit" and not is_pair}
     stacks = {}
     for layer in checkpoint.layout.layers:
         stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
@@ -98,8 +95,17 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
         for name, axis in axes.items()
         if axis.kind == "expert"
     }
-    tokenizer, total = load_tokenizer(path), {}
+    tokenizer, total, tokens = load_tokenizer(path), {}, 0
     for line in LINES:
+        length = tokens_of(tokenizer, line).shape[1]
+        tokens += length
+        inputs = {
+            name: (
+                f"{axis.module}{OUTPUTS[case][axis.kind]}",
+                (length, len(axis.ids)) if name in by_token else (len(axis.ids),),
+            )
+            for name, axis in mixed.items()
+        }
 
         def loss(run, line=line):
             if is_pair:
@@ -111,12 +117,36 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
             return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
 
         for name, own in mask_gradients(model, loss, inputs, stacks, experts).items():
-            total[name] = total.get(name, 0) + own.abs().numpy()
+            values = own.square().sum(dim=0) if name in by_token else own.abs()
+            total[name] = total.get(name, 0) + values.numpy()
     for kind in kinds:
         for name, own in scores[kind].means().items():
             if is_pair and kind == "expert":  # the reference leaves out the output's bias
                 continue
-            np.testing.assert_allclose(own, total[name] / len(LINES), rtol=2e-3, atol=1e-7, err_msg=name)
+            count = tokens if name in by_token else len(LINES)
+            np.testing.assert_allclose(own, total[name] / count, rtol=2e-3, atol=1e-7, err_msg=name)
+
+
+def test_units_of_experts_are_scored_by_the_gradients_of_each_token(tmp_path):
+    path = made("qwen3_moe", tmp_path / "model")
+    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    data = Dataset("lm", PlainText((Path("text"),), LINES))
+    scores = score_units(checkpoint, InMemory(model), data, ["unit"])["unit"].means()
+    plain, total, tokens = load_model(path, dtype="float32", device="cpu"), 0.0, 0
+    plain.set_experts_implementation("eager")
+    modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
+    for line in LINES:
+        ids = tokens_of(load_tokenizer(path), line)
+        tokens += ids.shape[1]
+
+        def loss(run, ids=ids):
+            return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
+
+        total = total + torch.stack(expert_mask_squares(plain, loss, modules)).numpy()
+    for layer, own in zip(checkpoint.mixtures, total / tokens, strict=True):
+        for expert, expected in enumerate(own):
+            name = f"{layer.expert_prefix.format(expert=expert)}.units"
+            np.testing.assert_allclose(scores[name], expected, rtol=2e-3, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox", "nllb-moe", "qwen3_moe"])
@@ -127,14 +157,14 @@ def test_layer_by_layer_scores_are_the_same(case, tmp_path):
     pairs = ParallelText("val", dict.fromkeys(languages, LINES))
     lines = Dataset("lm", PlainText((Path("text"),), LINES))
     data = Dataset("translation", pairs, (languages,)) if is_pair else lines
-    kinds = {"nllb-moe": ("head", "unit"), "qwen3_moe": ("head",)}.get(case, ("head", "unit", "layer"))
+    kinds = ("head", "unit", "layer")
     wanted, found = (
         score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
         for memory in (None, 2 << 30)
     )
     for kind in kinds:
         for name, own in wanted[kind].values.items():
-            assert np.asarray(own).any(), name
+            assert np.asarray(own).any() or ".experts." in name, name  # some experts get no token
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
 
 
@@ -153,13 +183,14 @@ def slope(model: Any, ids: torch.Tensor, scale: Callable[[Any, float], None]) ->
 
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
-    """Two shared experts side by side, a stack of experts, two readers: by differences of the loss."""
+    """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
     path = made(case, tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
-    scores = score_units(checkpoint, InMemory(model), data, ("unit",))["unit"].values
     names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
     every = axes_of(checkpoint, "unit")
+    batches = task_batches(load_tokenizer(path), model, data, 1, None)
+    scores = gradient_sums(InMemory(model), checkpoint, every, batches)
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
         for unit in np.argsort(scores[axis.name])[-2:]:

@@ -14,29 +14,29 @@ from torch.func import functional_call
 def mask_gradients(
     model: nn.Module,
     loss: Callable[[Callable[..., Any]], Tensor],
-    inputs: Mapping[str, tuple[str, int]],
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]],
     layers: Mapping[str, Sequence[str]] | None = None,
     experts: Mapping[str, str] | None = None,
 ) -> dict[str, Tensor]:
-    """Name -> `[units]` of dL/dxi at xi = 1.
+    """Name -> dL/dxi at xi = 1, `[units]`, of inputs perhaps `[tokens, units]`.
 
     Args:
         loss: from a function that runs the model to the loss of one example.
-        inputs: name -> module whose inputs are those of so many units side by side, each of which xi multiplies.
+        inputs: name -> module whose inputs are those of units side by side, and the shape of xi, which multiplies each.
         layers: name -> modules of a stack; xi multiplies what a layer adds to its input.
         experts: name -> parameter with the output weights of all experts, of which xi multiplies each.
     """
-    masks = {name: torch.ones(units, requires_grad=True) for name, (_, units) in inputs.items()}
+    masks = {name: torch.ones(shape, requires_grad=True) for name, (_, shape) in inputs.items()}
     masks |= {name: torch.ones(len(own), requires_grad=True) for name, own in (layers or {}).items()}
     parameters = dict(model.named_parameters())
     masks |= {
         name: torch.ones(len(parameters[own]), requires_grad=True) for name, own in (experts or {}).items()
     }
     with ExitStack() as hooks:
-        for name, (module, units) in inputs.items():
+        for name, (module, shape) in inputs.items():
 
-            def multiply(_: Any, given: Any, name: str = name, units: int = units) -> Any:
-                wide = masks[name].repeat_interleave(given[0].shape[-1] // units)
+            def multiply(_: Any, given: Any, name: str = name, units: int = shape[-1]) -> Any:
+                wide = masks[name].repeat_interleave(given[0].shape[-1] // units, dim=-1)
                 return (given[0] * wide, *given[1:])
 
             hooks.callback(model.get_submodule(module).register_forward_pre_hook(multiply).remove)
@@ -63,3 +63,39 @@ def mask_gradients(
         name: torch.zeros_like(mask) if own is None else own
         for (name, mask), own in zip(masks.items(), found, strict=True)
     }
+
+
+def expert_mask_squares(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], modules: Sequence[str]
+) -> list[Tensor]:
+    """For each module of gated experts `[experts, units]` of sums over tokens of (dL/dxi)^2.
+
+    A mask xi multiplies one unit's activation for one token.
+
+    Args:
+        loss: from the model to the loss of one example.
+        modules: names of modules with stacked `gate_up_proj` and `down_proj`.
+    """
+    masks: list[Tensor] = []
+    with ExitStack() as undone:
+        for name in modules:
+            module: Any = model.get_submodule(name)
+
+            def run(rows: Tensor, chosen: Tensor, weights: Tensor, module: Any = module) -> Tensor:
+                width = module.down_proj.shape[-1]
+                mask = torch.ones(len(rows), module.num_experts, width, requires_grad=True)
+                masks.append(mask)
+                outputs = []
+                for token, row in enumerate(rows):
+                    output = torch.zeros_like(row)
+                    for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
+                        gate, up = (module.gate_up_proj[expert] @ row).chunk(2)
+                        hidden = module.act_fn(gate) * up * mask[token, expert]
+                        output = output + weight * (module.down_proj[expert] @ hidden)
+                    outputs.append(output)
+                return torch.stack(outputs)
+
+            module.forward = run
+            undone.callback(delattr, module, "forward")
+        found = torch.autograd.grad(loss(model), masks)
+    return [own.square().sum(dim=0) for own in found]

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError
 from prunecli.methods.sharing.plan import output_layer
-from prunecli.methods.units import TextRun, observed
+from prunecli.methods.units import TextRun, observed, units_of_experts
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import FfnLayer
@@ -122,21 +122,9 @@ class ExpertUnitObserver(UnitObserver):
     def __init__(self, checkpoint: Checkpoint, axes: Sequence[Axis]) -> None:
         super().__init__()
         self._checkpoint = checkpoint
-        self._always = {axis.name: axis for axis in axes}
-        self._axes: dict[Hashable, str] = {}
-        mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-        for number, layer in enumerate(mixtures):
-            stacked = {*layer.stacked_tensors}
-            for axis in axes:
-                experts = [
-                    expert
-                    for expert in range(layer.num_experts)
-                    if layer.expert_prefix.format(expert=expert) == axis.module
-                    or not stacked.isdisjoint(axis.carriers)
-                ]
-                self._axes |= {(number, expert): axis.name for expert in experts}
-                if experts:
-                    self._always.pop(axis.name, None)
+        self._axes: dict[Any, str] = units_of_experts(checkpoint, axes)
+        routed = {*self._axes.values()}
+        self._always = {axis.name: axis for axis in axes if axis.name not in routed}
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:

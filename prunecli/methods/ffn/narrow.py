@@ -18,10 +18,11 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import FfnLayer
 from prunecli.model.probe import outputs
-from prunecli.results.unit_scores import Array
+from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, selection_of_file
 from prunecli.tensors.stream import Copy
+from prunecli.text.choice import Dataset
 
 NORMS_WARNING = (
     "Warning: norms looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 18.5 to 1,676,926 "
@@ -66,6 +67,8 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
 
         experts = axes if options.experts else ()
         measure = partial(measure_activations, checkpoint, metric=metric, experts=experts)
+        if metric == "gradient":
+            measure = partial(_measure_gradients, checkpoint, axes)
         scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
@@ -82,6 +85,12 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     of = f" of each {owner}" if options.uniform else " of all FFNs together"
     by_share = not options.uniform
     return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
+
+
+def _measure_gradients(checkpoint: Checkpoint, axes: Sequence[Axis], data: Dataset, run: TextRun) -> Scores:
+    from prunecli.methods.gradients import measure_gradients  # imports torch
+
+    return measure_gradients(checkpoint, data, {"unit": axes}, run.running, progress=run.progress)["unit"]
 
 
 def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:

@@ -25,7 +25,7 @@ from prunecli.modules.grouped import Groups
 from prunecli.modules.stages import Mixture, Stage
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
 from prunecli.running.layerwise.states import Stored, leaves
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.runner import REHEARSING, Pass, ignored
 
 
 @dataclass
@@ -142,6 +142,7 @@ class Gradients(LayerPasses):
             self._reader.want(mixture.block(number))
         self.want(self.current - 1)
         sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
+        watcher = getattr(mixture.module, "watcher", None) or ignored
         for expert, tensors in self.experts(wanted):
             place = self._device, tensors[0].dtype
             for one in sent:
@@ -149,7 +150,7 @@ class Gradients(LayerPasses):
                 if start == end:
                     continue
                 rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
-                made = mixture.run(rows, tensors, ignored)
+                made = mixture.run(rows, tensors, partial(watcher, expert))
                 gradient = self._states.rows(one.gradients, start, end).to(*place)
                 (found,) = torch.autograd.grad(made, rows, gradient)
                 self._states.write(one.gradients, start, found)
@@ -164,8 +165,10 @@ class Gradients(LayerPasses):
             stored.append(self._states.put(rows.detach().to(mixture.dtype)))
             return outputs
 
+        token = REHEARSING.set(True)
         with swapped(mixture.module, "runner", answer):
             pairs, _ = self._paired(stage, one)
+        REHEARSING.reset(token)
         gradient = torch.zeros_like(outputs)
         if pairs:
             made, given = zip(*pairs, strict=True)
