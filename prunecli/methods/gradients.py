@@ -16,7 +16,6 @@ and all norms of the stream, y being the norm's output on the channel (2407.1467
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -121,8 +120,8 @@ def gradient_sums(
     """Sum over examples x of |dL(x)/dxi_u| for every unit u of some axes, see the module.
 
     L(x) is the example's mean token loss. Per token the absolute value is taken at each position, as in the code that
-    the paper's authors released, and the sum is over the positions of all examples. Padding adds
-    nothing: no loss depends on it.
+    the paper's authors released, and the sum is over the positions of all examples. Padding adds nothing: no loss
+    depends on it.
 
     Args:
         runner: runs the checkpoint's model in float32 or bfloat16 (float16 loses small gradients). Layer by layer
@@ -142,7 +141,7 @@ def gradient_sums(
         UnsupportedModelError: transformers stores the units' weights otherwise than the checkpoint.
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    model, named = runner.model, {axis.name: axis for axis in axes}
+    model, every = runner.model, {axis.name: axis for axis in axes}
     readers = {axis.name: len(outputs(axis.carriers)) for axis in axes if axis.kind == "unit" and fisher}
     sums = _Sums(per, {*readers}, {name for name, count in readers.items() if count == 1})
 
@@ -153,15 +152,10 @@ def gradient_sums(
     names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
-        seen = _watch_experts(checkpoint, model, named, sums.add, hooks)
+        seen = _watch_experts(checkpoint, model, every, sums.add, hooks)
+        named = {name: axis for name, axis in every.items() if name not in seen}
         watched = (
-            _inputs(
-                names,
-                model,
-                {name: axis for name, axis in named.items() if name not in seen},
-                sums.add,
-                hooks,
-            ),
+            _inputs(names, model, named, sums.add, hooks),
             _experts(names, checkpoint, model, named, sums.add),
         )
         for parameter, take in chain(*watched):
@@ -181,7 +175,7 @@ def gradient_sums(
             "gradients of its own",
             "Rank them by another metric, such as activations, or at random.",
         )
-    for name, axis in named.items():
+    for name, axis in every.items():
         # Where no gradient came, no loss depends on the units.
         found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))
         if not np.isfinite(found[name]).all():
@@ -267,20 +261,15 @@ def _inputs(
     """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
-            carrier, count, expert = axis.carriers[tensor], len(axis.ids), None
-            if names is None:
-                place = module_name(model, tensor)
-            elif (stacked := names.stacked(tensor)) is None:
-                place = names.place(tensor)
-            else:
-                place, expert = stacked[0], int(re.findall(r"\.(?:expert_)?(\d+)\.", tensor)[-1])
+            carrier, count = axis.carriers[tensor], len(axis.ids)
+            place = module_name(model, tensor) if names is None else names.place(tensor)
             owner, _, attribute = place.rpartition(".")
             parameter = model.get_parameter(place)
             if attribute == "weight" and parameter.dim() == 2:
                 hook = partial(_note_input, add, axis.name, carrier, count)
                 hooks.callback(model.get_submodule(owner).register_forward_pre_hook(hook).remove)
             else:
-                yield parameter, partial(_by_unit, add, axis.name, carrier, count, expert)
+                yield parameter, partial(_by_unit, add, axis.name, carrier, count)
 
 
 def _note_input(
@@ -301,9 +290,8 @@ def _note_input(
     return (values, *rest)
 
 
-def _by_unit(add: Add, name: str, carrier: Carrier, units: int, expert: int | None, products: Tensor) -> None:
-    own = products if expert is None else products[expert]
-    add(name, _unit_sums(own.movedim(carrier.dim, -1).flatten(0, -2).sum(dim=0), carrier, units))
+def _by_unit(add: Add, name: str, carrier: Carrier, units: int, products: Tensor) -> None:
+    add(name, _unit_sums(products.movedim(carrier.dim, -1).flatten(0, -2).sum(dim=0), carrier, units))
 
 
 def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
@@ -334,7 +322,7 @@ def _experts(
         axis, count = axis_name(layer.name, "expert"), len(layer.experts)
         for name, number in of_experts.items():
             take = (
-                partial(_by_unit, add, axis, Carrier(0), count, None)
+                partial(_by_unit, add, axis, Carrier(0), count)
                 if number is None
                 else partial(_of_unit, add, axis, number, count)
             )

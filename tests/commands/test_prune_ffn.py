@@ -45,7 +45,7 @@ def test_without_options_the_defaults_are_said(models):
 def test_json_of_a_dry_run(score, per_layer, models):
     if per_layer and score == "random":
         return
-    text = ("--text", "text.txt") if score.startswith("activation") else ()
+    text = () if score in ("norms", "random") else ("--text", "text.txt")
     more = (*text, *(("--uneven",) if per_layer else ()))
     shown = json.loads(
         done(models["llama"], "--metric", score, "--ratio", "50%", *more, "--dry-run", "--json").out

@@ -103,7 +103,7 @@ def test_an_interrupted_search_is_resumed(model, monkeypatch):
     monkeypatch.setattr(module, "apply", broken)
     assert run(*given).status != 0
     monkeypatch.setattr(module, "apply", apply)
-    monkeypatch.setattr(levers, "gradient_fields", None)  # the scores are there
+    monkeypatch.setattr(levers, "measure_gradients", None)  # the scores are there
     result = done(*given)
     assert "Resuming an unfinished run" in result.err
     assert not list(Path().glob("*unfinished*"))
