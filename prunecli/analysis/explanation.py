@@ -27,12 +27,12 @@ _LOST = f"Copy {FILE} from the result that prunecli wrote; save_pretrained leave
 
 
 FORMS = (
-    "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; layer 4; token ▁house; "
-    "channel 9"
+    "expert 7 of layer 3; head 2 of decoder cross-attention layer 1; unit 5 of layer 0; unit 5 of expert 7 of layer 3; "
+    "layer 4; token ▁house; channel 9"
 )
 _WORD = re.compile(
-    r"(?P<part>expert|head|unit|channel)s? +(?P<number>\d{1,15})(?!\S)|layers? +(?P<layer>\d{1,15})(?!\S)"
-    r"|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
+    r"\bof +experts? +(?P<expert>\d{1,15})(?!\S)|(?P<part>expert|head|unit|channel)s? +(?P<number>\d{1,15})(?!\S)"
+    r"|layers? +(?P<layer>\d{1,15})(?!\S)|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
 )
 """A part of a question, or a word between its parts."""
 
@@ -48,6 +48,7 @@ class Question:
         side: side of the stack. If None, all.
         kind: attention of a head: `cross`, `self`. If None, all.
         layer: number of the layer in the original model. If None, all.
+        expert: number of the expert that a hidden unit is in. If None, all, and FFNs.
         words: the question as it was asked.
     """
 
@@ -57,6 +58,7 @@ class Question:
     side: str | None = None
     kind: str | None = None
     layer: int | None = None
+    expert: int | None = None
     words: str = field(default="", compare=False)
 
 
@@ -73,7 +75,7 @@ def parse_question(words: Sequence[str]) -> Question:
     asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
     for found in _WORD.finditer(asked):
         new = {name: value for name, value in found.groupdict().items() if value is not None}
-        if fields.keys() & new.keys():
+        if fields.keys() & new.keys() or ("expert" in new and fields.get("part") != "unit"):
             raise UsageError(f"{text!r}: two of one kind", f"Ask for one part: {FORMS}.")
         fields |= new
     unknown = _WORD.sub(" ", asked).split()
@@ -81,7 +83,9 @@ def parse_question(words: Sequence[str]) -> Question:
         raise UsageError(
             f"{text!r}: {' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}."
         )
-    fields |= {name: int(fields[name]) for name in ("number", "layer") if name in fields} | {"words": text}
+    fields |= {name: int(fields[name]) for name in ("number", "layer", "expert") if name in fields} | {
+        "words": text
+    }
     return Question(**fields) if "part" in fields else Question("layer", fields.pop("layer"), **fields)
 
 
@@ -214,7 +218,8 @@ class Explained:
         elif name in self.structure.shared:
             yield f"{name} is that of {self.structure.shared[name]} by now."
         elif (now, layer) != (number, place.layer):
-            yield f"In the result it is {part} {now} of {side} layer {layer}."
+            owner = f"{_owner(place)} of " if part == "unit" and _owner(place) else ""
+            yield f"In the result it is {part} {now} of {owner}{side} layer {layer}."
 
     def _merging(self, first: int, end: int) -> list[int]:
         """Numbers of the steps, from `first` to before `end`, that made new FFNs."""
@@ -258,6 +263,8 @@ def _position(question: Question, place: Ranked) -> int | None:
                 return labels.index(name)
         return place.place_of(int(text)) if text.isdecimal() and len(text) < 12 else None
     if question.side not in (None, place.side) or question.layer not in (None, place.layer):
+        return None
+    if question.expert is not None and _owner(place) != f"expert {question.expert}":
         return None
     if question.kind is not None and (question.kind == "cross") != (place.attention == "cross"):
         return None
@@ -343,16 +350,14 @@ def place_name(decision: Decision, place: Ranked) -> str:
     where = f"{place.side} layer {place.layer}"
     if place.attention == "cross":
         where += f", {KIND_NAMES['cross']}"
-    if owner := _owner(decision, place):
+    if decision.part == "unit" and (owner := _owner(place)):
         where += f", {owner}"
     group = place.cut.rpartition(", ")[2]
     return f"{where}, {group}" if group.startswith("group ") else where
 
 
-def _owner(decision: Decision, place: Ranked) -> str:
+def _owner(place: Ranked) -> str:
     """The experts whose hidden units an axis holds: "expert 7", "the experts"; "" for a dense FFN."""
-    if decision.part != "unit":
-        return ""
     module = module_of(place.name).rpartition(".")
     if "shared" in module[2]:
         return "the shared experts"
@@ -371,7 +376,7 @@ def component_name(decision: Decision, place: Ranked, at: int) -> str:
         return f"{place.side.capitalize()} layer {number}"
     if place.layer is None:
         return f"{decision.part.capitalize()} {number}"
-    of = f"{_owner(decision, place) or 'the FFN'} of " if decision.part == "unit" else ""
+    of = f"{_owner(place) or 'the FFN'} of " if decision.part == "unit" else ""
     if decision.part == "head":
         of = f"the {'cross-attention' if place.attention == 'cross' else 'self-attention'} of "
     return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {place.layer}"

@@ -123,6 +123,7 @@ def test_a_file_of_another_history_is_refused(thrice):
         ("head 2 of decoder cross-attention layer 1", Question("head", 2, "", "decoder", "cross", 1)),
         ("head 2 of layer 1, self-attention", Question("head", 2, "", None, "self", 1)),
         ("unit 5 of layer 0 of the encoder", Question("unit", 5, side="encoder", layer=0)),
+        ("unit 5 of expert 7 of layer 3", Question("unit", 5, layer=3, expert=7)),
         ("layer 4", Question("layer", 4)),
         ("decoder layer 4", Question("layer", 4, side="decoder")),
         ("token ▁house", Question("token", text="▁house")),
