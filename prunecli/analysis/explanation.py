@@ -32,7 +32,8 @@ FORMS = (
 )
 _WORD = re.compile(
     r"\bof +experts? +(?P<expert>\d{1,15})(?!\S)|(?P<part>expert|head|unit|channel)s? +(?P<number>\d{1,15})(?!\S)"
-    r"|layers? +(?P<layer>\d{1,15})(?!\S)|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
+    r"|layers? +(?P<layer>\d{1,15})(?!\S)|\b(?P<side>encoder|decoder)\b|\b(?P<kind>cross|self)\b"
+    r"|(?:\b|-)(?:of|the|ffn|attention|in|its)\b"
 )
 """A part of a question, or a word between its parts."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from prunecli.analysis.explanation import explain
 from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.activations import ExpertUnitObserver
