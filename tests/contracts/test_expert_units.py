@@ -117,8 +117,8 @@ def test_the_command(tmp_path):
     assert "model.layers.0.mlp.experts" in found.out
     assert ".experts.0 " not in found.out
     assert config_of(tmp_path / "out")["moe_intermediate_size"] == 8
-    said = [answer.text for answer in explain(tmp_path / "out", "unit 5 of expert 3 of layer 1")]
-    assert said[0].startswith("Unit 5 of expert 3 of decoder layer 1 was ")
+    said = [answer.text for answer in explain(tmp_path / "out", "unit 5 of expert 3 of layer 2")]
+    assert said[0].startswith("Unit 5 of expert 3 of decoder layer 2 was ")
 
 
 def test_widths_are_those_that_transformers_runs(tmp_path):
