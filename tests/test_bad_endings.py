@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,18 @@ def test_signals_in_the_middle(number, status, existing, source, tmp_path):
     assert "Traceback" not in errors
     assert names(tmp_path) == (["in", "out"] if existing else ["in"])
     assert (digests(source), digests(out)) == (before, old)
+
+
+def test_a_third_one_ends_it_at_once(source, tmp_path):
+    """Reads that never come back, as from a network that is gone, would keep it."""
+    with start(source, tmp_path / "out", SLOW.replace("0.2", "60")) as process:
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        process.communicate(timeout=20)
+    assert process.returncode in (130, -signal.SIGINT)  # the other one when Python itself has begun to end
+    pruned(source, tmp_path / "out")
+    assert names(tmp_path) == ["in", "out"]
 
 
 SMALL_DISK = """
