@@ -107,27 +107,10 @@ class Reference:
             DataError: a loss is not finite.
             CheckpointError, OutputError: as `runner` does.
         """
-        model = self._model if self._head is None else self._head.model
-        if model is not None:
-            kept = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-            return self._run(runner, what, progress, self._first, kept + LOGITS_BYTES)
-        found = self._run(runner, what, progress, None)
-        assert self._head is not None
-        if len(self._held) == len(self.batches):
-            self._head.keep_head()
-        else:
-            self._model, self._head = runner.model, None
-        return found
-
-    def _run(
-        self,
-        runner: Runner,
-        what: str,
-        progress: Progress,
-        first: Callable[[Batch, Tensor], LogitsOf] | None,
-        beside: int = 0,
-    ) -> Compared:
-        """Sums of one model's values; with `first` compared with that model's logits, else its states are stored."""
+        model, beside = self._model if self._head is None else self._head.model, 0
+        is_first = model is None
+        if not is_first:
+            beside = LOGITS_BYTES + sum(weight.nbytes for weight in model.parameters())
         count = sum(len(batch.indices) for batch in self.batches)
         longest = max(batch.labels.shape[1] for batch in self.batches)
         # The label at place t has t + 1 tokens before it.
@@ -143,13 +126,13 @@ class Reference:
             mask = batch.labels != IGNORED
             targets, kept = batch.labels[mask].to(runner.device), mask.to(runner.device)
             logits = Logits(runner.model, batch.arguments(runner.model), kept, by_states=True)
-            reference = None if first is None else first(batch, kept)
+            reference = None if is_first else self._first(batch, kept)
 
             def block(number: int, place: slice) -> Tensor:
                 p = None if reference is None else reference(number, place)
                 return _values(p, logits.block(number), targets[place])
 
-            return torch.cat(logits.each(block), dim=1), mask, logits if first is None else None
+            return torch.cat(logits.each(block), dim=1), mask, logits if is_first else None
 
         def finish(batch: Batch, made: tuple[Tensor, Tensor, Logits | None]) -> int:
             values, mask, logits = made
@@ -171,6 +154,10 @@ class Reference:
             return int(batch.inputs["attention_mask"].sum())
 
         run_forward(runner, self.batches, forward, finish, (what, None, "tokens"), progress, beside=beside)
+        if is_first and len(self._held) < len(self.batches):
+            self._model, self._head = runner.model, None
+        elif is_first and self._head is not None:
+            self._head.keep_head()
         return found
 
     def _first(self, batch: Batch, kept: Tensor) -> LogitsOf:
@@ -239,7 +226,8 @@ class CausalLanguageModel(ModelTask):
                 "`continuations` compares checkpoints, one was given", "Name the one to compare with first."
             )
         self.comparable = {self.first} if others else set()
-        tokens = load_tokenizer(self.opened[self.first].path).get_vocab() if others else {}
+        self.tokenizer = load_tokenizer(self.opened[self.first].path)
+        tokens = self.tokenizer.get_vocab()
         for label in others:
             if load_tokenizer(self.opened[label].path).get_vocab() == tokens:
                 self.comparable.add(label)
@@ -247,9 +235,8 @@ class CausalLanguageModel(ModelTask):
                 self._say_not_compared(label, "its tokenizer has other tokens")
         self.reference: Reference | None = None
         self.windows: list[Window] = []
-        self.prompts: dict[str, list[str]] = {}
+        self.prompts: dict[str, list[Ids]] = {}
         self.continued: dict[str, dict[str, list[list[int]]]] = {}
-        self.outputs: dict[str, dict[str, list[str]]] = {}
 
     def kept_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
         """The first model's head, which is kept for the others (see `Reference`)."""
@@ -339,22 +326,21 @@ class CausalLanguageModel(ModelTask):
         self, label: str, model: Any, tokenizer: Any, windows: Sequence[Window]
     ) -> dict[str, dict[str, float]]:
         """Continue prompts of each name of texts; return name ("": all texts) -> agreement with the first model."""
-        options, prompts = self.options.decoding, dict[str, list[Ids]]()
+        options = self.options.decoding
         for name, rows in (self.text.by_name or {"": [*range(len(self.text))]}).items():
             chosen = set(rows)
             texts = [window.ids for window in windows if window.text in chosen]
-            prompts[name] = choose_prompts(texts, self.options.continuations)
-        with self.progress(f"{label}: continuing", sum(map(len, prompts.values())), "prompts") as advance:
+            self.prompts[name] = choose_prompts(texts, self.options.continuations)
+        total = sum(map(len, self.prompts.values()))
+        with self.progress(f"{label}: continuing", total, "prompts") as advance:
             made = {
                 name: continue_greedily(
                     model, tokenizer, own, options.batch_tokens, options.max_new_tokens, advance
                 )
-                for name, own in prompts.items()
+                for name, own in self.prompts.items()
             }
         self.continued[label] = made
-        self.outputs[label] = {name: tokenizer.batch_decode(own) for name, own in made.items()}
         if label == self.first:
-            self.prompts = {name: tokenizer.batch_decode(own) for name, own in prompts.items()}
             return {}
         first = self.continued[self.first]
         both = {name: (first[name], own) for name, own in made.items()}
@@ -366,12 +352,22 @@ class CausalLanguageModel(ModelTask):
         found = []
         for name, prompts in self.prompts.items():
             for row, prompt in enumerate(prompts):
-                first, *others = (continued[name][row] for continued in self.continued.values())
+                made = {label: continued[name][row] for label, continued in self.continued.items()}
+                first, *others = made.values()
                 alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
-                outputs = {label: own[name][row] for label, own in self.outputs.items()}
-                found.append((alike, {"text": name or None, "source": prompt, "outputs": outputs}))
+                found.append((alike, name, prompt, made))
         found = sorted(found, key=lambda one: one[0])[: self.options.examples]
-        return {**super().fields(), "examples": [example for _, example in found]}
+        # Tokenizers of one vocabulary: the first one reads the tokens of all.
+        decode = self.tokenizer.decode
+        examples = [
+            {
+                "text": name or None,
+                "source": decode(prompt),
+                "outputs": {label: decode(ids) for label, ids in made.items()},
+            }
+            for _, name, prompt, made in found
+        ]
+        return {**super().fields(), "examples": examples}
 
     def _say_not_compared(self, label: str, reason: str) -> None:
         """Say that a model is not compared with the first; refuse it if an option asks for the comparison."""
