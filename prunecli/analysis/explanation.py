@@ -135,11 +135,6 @@ class Explained:
         structure = Structure.from_json(config[KEY], str(directory / "config.json"))
         return cls(directory, structure, read_decisions(directory, structure.history))
 
-    @property
-    def history(self) -> Sequence[Mapping[str, Any]]:
-        """The steps, oldest first."""
-        return self.structure.history
-
     def answers(self, question: Question) -> list[Answer]:
         """The decision of each step on the unit, axis by axis, and where the unit is now.
 
@@ -205,7 +200,7 @@ class Explained:
                 if part == "token"
                 else f"In the result it is {side} layer {now}."
             )
-        merged = part == "unit" and self._merging((decision.step or 0) + 1, len(self.history))
+        merged = part == "unit" and self._merging((decision.step or 0) + 1, len(self.structure.history))
         if place.layer is None or merged:
             return
         layers = self.structure.units(side, "layer", place.layer + 1).kept
@@ -227,7 +222,7 @@ class Explained:
         return [step for step in range(first, end) if self._command(step) == SHARE_FFN]
 
     def _command(self, step: int) -> str:
-        return str(self.history[step].get("command", "?"))
+        return str(self.structure.history[step].get("command", "?"))
 
     def _refusal(self, question: Question) -> DataError:
         """The error that no decision is about a unit, and what can be asked for."""
@@ -359,12 +354,13 @@ def place_name(decision: Decision, place: Ranked) -> str:
 
 def _owner(place: Ranked) -> str:
     """The experts whose hidden units an axis holds: "expert 7", "the experts"; "" for a dense FFN."""
-    module = module_of(place.name).rpartition(".")
-    if "shared" in module[2]:
+    parent, _, last = module_of(place.name).rpartition(".")
+    number = last.removeprefix("expert_")
+    if "shared" in last:
         return "the shared experts"
-    if module[2].removeprefix("expert_").isdecimal() and module[0].endswith("experts"):
-        return f"expert {module[2].removeprefix('expert_')}"
-    return "the experts" if module[2].endswith("experts") else ""
+    if number.isdecimal() and parent.endswith("experts"):
+        return f"expert {number}"
+    return "the experts" if last.endswith("experts") else ""
 
 
 def component_name(decision: Decision, place: Ranked, at: int) -> str:

@@ -1,32 +1,299 @@
-"""Measure the quality of checkpoints on the same text, and compare them with the first."""
+"""Measure the quality of checkpoints on the same text, translation above all, and compare them with the first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.scoring import LEAST, SPM_MISSING, spm_file
+from prunecli.evaluation.scoring import (
+    LEAST,
+    SPM_MISSING,
+    Scores,
+    Test,
+    bootstrap_of_means,
+    comet_scores,
+    grouped_means,
+    make_metrics,
+    means,
+    paired_bootstrap,
+    require_comet,
+    rounded,
+    score,
+    spm_file,
+)
 from prunecli.evaluation.tasks import Classification, Embedding, MaskedLanguageModel, Task
-from prunecli.evaluation.translation import TranslationTask
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
-from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
+from prunecli.modules.devices import choose_device
+from prunecli.modules.fitting import COMPUTE, decoding_room
+from prunecli.modules.loading import load_for_decoding
+from prunecli.progress import Progress, Say, foretelling, silent, unsaid
+from prunecli.results.document import Json, header, sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.layerwise.runner import RunReport
-from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
+from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.parallel import ParallelText
+from prunecli.text.files import lines_sha256
+from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
 from prunecli.text.tasks import TaskName, task_of, task_of_all
+from prunecli.text.tokens import language_id, languages, load_tokenizer
+
+EXAMPLE_CANDIDATES = 200
+"""Sentences of all pairs among which the examples are chosen, spread evenly."""
+
+
+class TranslationTask(Task):
+    """Translates each pair with each checkpoint; scores every pair, and tests it against the first checkpoint.
+
+    Finished translations of a checkpoint and pair are stored in `partial` until the result is written. Several
+    processes share the batches; the first scores. An interrupted run keeps the dtype that it began with.
+    """
+
+    def prepare(self) -> None:
+        """Check what would fail after the work, and find the translations of an interrupted run."""
+        options, data = self.options, self.data
+        assert isinstance(data.text, ParallelText)
+        self.text, self.names = data.text, {pair_name(*pair): pair for pair in data.pairs}
+        self.groups: dict[str, str] = {}
+        if options.groups is not None:
+            self.groups = groups_of(chain(*data.pairs), read_groups(options.groups), options.groups)
+        with self.process_group.in_step():
+            for _, _, path in self._hypothesis_paths() if self.process_group.is_main else ():
+                if path.exists():  # missing directories will be made
+                    refuse_unwritable(path, force=self.force)
+        if options.comet is not None and self.process_group.is_main:
+            require_comet()
+        spm = spm_file(options.spm)
+        if spm is None:
+            self.say(SPM_MISSING)
+        self.metrics = make_metrics(spm)
+        partial = None if self.output is None else partial_path(self.output)
+        self.partial = Store(partial, "prunecli.translations/1")
+        if self.partial.records:
+            self.say(f"Going on from {partial}, which an interrupted run left behind.")
+        self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
+        models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
+        self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
+        dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
+        earlier = self.process_group.broadcast(dtypes.get(self.run_key))
+        if earlier in COMPUTE and options.dtype == "auto":  # a damaged file may name another type
+            self.say(f"Computed in {earlier}, as before the interruption.")
+            self.options = options.model_copy(update={"dtype": earlier})
+
+    def needs(self) -> dict[str, Any]:
+        """See `Task`: what decoding takes."""
+        load = self.options.decoding.load
+        return {"load": load, "only_runs": True, "process_group": self.process_group}
+
+    def __post_init__(self) -> None:
+        """See `Task`; then announce the length of the work."""
+        super().__post_init__()
+        count = len(self.text)
+        self.keys = {
+            label: {name: self._key(label, pair) for name, pair in self.names.items()}
+            for label in self.opened
+        }
+        left = sum(self._finished(key) is None for key in {*chain(*map(dict.values, self.keys.values()))})
+        counts = ((len(self.opened), "checkpoint"), (len(self.names), "pair"), (count, "sentence"))
+        what = " x ".join(counted(number, unit) for number, unit in counts)
+        fewer = "`max_sentences` and `pairs` take fewer"
+        self.progress = foretelling(self.progress, left * count, self.say, what, fewer)
+
+    def _key(self, label: str, pair: tuple[str, str]) -> str:
+        """Hash of everything that the translations of a checkpoint and pair depend on."""
+        checkpoint, options = self.opened[label], self.options
+        return digest(
+            {
+                "fingerprint": checkpoint.fingerprint,
+                "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
+                "config": checkpoint.config,
+                "pair": pair,
+                "sentences": lines_sha256(self.text.sentences[pair[0]]),
+                "decoding": asdict(options.decoding),
+                "device": options.device,
+                "dtype": options.dtype,
+            }
+        )
+
+    def _finished(self, key: str) -> list[Translation] | None:
+        """The translations under `key` of an interrupted run; None if some of the text are missing."""
+        rows = self.partial.records.get(key, {"translations": []})["translations"]
+        return [Translation(*row) for row in rows] if len(rows) == len(self.text) else None
+
+    def measure(self, label: str) -> None:
+        """Translate the pairs that are not in `partial`."""
+        checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
+        keys = self.keys[label]
+        found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        left = [name for name, done in found.items() if done is None]
+        if left:
+            tokenizer = load_tokenizer(checkpoint.path)
+            if languages(tokenizer):
+                for language in {*chain(*(self.names[name] for name in left))}:
+                    language_id(tokenizer, language)  # refused before the model is loaded
+            room = decoding_room(checkpoint, options.decoding.load, COMPUTE[options.dtype])
+            model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype, room=room)
+            with self.progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
+                for name in left:
+                    pair = self.names[name]
+                    sentences = text.sentences[pair[0]]
+                    done = translate(model, tokenizer, sentences, pair, options.decoding, advance, group)
+                    if group.is_main:
+                        record = {"run": self.run_key, "dtype": options.dtype, "translations": done}
+                        self.partial.put(keys[name], record)
+                    found[name] = done
+            del model
+            gc.collect()  # before the next checkpoint is loaded
+        self.translations[label] = {name: done for name, done in found.items() if done is not None}
+
+    def fields(self) -> Json:
+        """See `Task`."""
+        options, labels = self.options, list(self.opened)
+        compare, resamples = len(labels) > 1 and options.samples > 0, (options.samples, options.seed)
+        scores: dict[str, list[Scores]] = {label: [] for label in labels}
+        tests: dict[str, list[dict[str, Test]]] = {label: [] for label in labels}
+        comet = self._comet()
+        with self.progress("scoring", len(self.names), "pairs") as advance:
+            for name, pair in self.names.items():
+                references = self.text.sentences[pair[1]]
+                outputs = [self.translations[label][name] for label in labels]
+                if compare:
+                    systems = [[made.text for made in own] for own in outputs]
+                    tested = paired_bootstrap(systems, references, self.metrics, *resamples)
+                    for label, by_metric in zip(labels, tested, strict=True):
+                        tests[label].append(by_metric)
+                for label, own in zip(labels, outputs, strict=True):
+                    scores[label].append(score(own, references, self.metrics))
+                if comet:
+                    values = {label: own[name] for label, own in comet.items()}
+                    for label, of_sentences in values.items():
+                        scores[label][-1]["comet"] = float(of_sentences.mean())
+                    of_means = bootstrap_of_means([*values.values()], *resamples) if compare else []
+                    for label, test in zip(labels, of_means, strict=False):
+                        tests[label][-1]["comet"] = test
+                advance(1)
+        metrics = [*self.metrics, *(["comet"] if comet else [])]
+        columns = [*metrics, "length_ratio", "over_generated"]
+        pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
+        frames = {label: pd.DataFrame(own, columns=columns, index=pairs) for label, own in scores.items()}
+        results: list[Json] = []
+        for label, frame in frames.items():
+            rows: list[Json] = [rounded(own, 4) for own in frame.to_dict("records")]
+            for row, by_metric in zip(rows, tests[label], strict=False):
+                row["bootstrap"] = {metric: rounded(test, 4) for metric, test in by_metric.items()}
+            first = None if label == labels[0] else frames[labels[0]]
+            mean = means(frame, first if len(rows) > 1 else None)
+            mean.pop("pairs")
+            if compare and first is not None:
+                p_values = [[by_metric[one]["p_value"] for one in metrics] for by_metric in tests[label]]
+                certain = (frame - first)[metrics].where(np.array(p_values) < options.level)
+                counts = {"worse": (certain < 0).sum(), "better": (certain > 0).sum()}
+                mean["significant"] = {
+                    metric: {name: int(count[metric]) for name, count in counts.items()} for metric in metrics
+                }
+            results.append(
+                {
+                    "checkpoint": label,
+                    "dtype": options.dtype,
+                    "mean": mean,
+                    "pairs": dict(zip(self.names, rows, strict=True)),
+                    **grouped_means(frame, self.groups, first),
+                    **sizes(self.opened[label]),
+                }
+            )
+        signatures = {name: str(metric.get_signature()) for name, metric in self.metrics.items()}
+        if comet:
+            signatures["comet"] = f"model:{options.comet}|scale:100"
+        significance = {
+            "test": "paired bootstrap",
+            "samples": options.samples,
+            "seed": options.seed,
+            "level": options.level,
+            "baseline": labels[0],
+        }
+        return {
+            "data": {"split": self.text.split, "sentences": len(self.text), "sha256": self.text.sha256},
+            "pairs": list(self.names),
+            "decoding": asdict(options.decoding),
+            **({"groups": self.groups} if self.groups else {}),
+            "signatures": signatures,
+            "significance": significance if compare else None,
+            "results": results,
+            "examples": self._examples(),
+        }
+
+    def _comet(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Label -> pair -> COMET of each sentence, from one run of the program; empty without --comet."""
+        if self.options.comet is None:
+            return {}
+
+        sides = [[line for pair in self.data.pairs for line in self.text.sentences[pair[i]]] for i in (0, 1)]
+        systems = {
+            label: [made.text for name in self.names for made in own[name]]
+            for label, own in self.translations.items()
+        }
+        total = len(systems) * len(sides[0])
+        with self.progress("COMET", total, "sentences") as advance:
+            gpu = choose_device(self.options.device).type == "cuda"
+            found = comet_scores(self.options.comet, sides[0], sides[1], systems, gpu=gpu)
+            advance(total)
+        count = len(self.names)
+        return {
+            label: dict(zip(self.names, np.split(own, count), strict=True)) for label, own in found.items()
+        }
+
+    def _examples(self) -> list[Json]:
+        """The sentences where the other outputs are least like those of the first checkpoint, by chrF++.
+
+        The outputs of a single checkpoint are compared with the references.
+        """
+        metric, (first, *others) = self.metrics["chrf++"], self.translations.values()
+        rows, found = list(product(self.names, range(len(self.text)))), []
+        for name, index in rows[:: -(-len(rows) // EXAMPLE_CANDIDATES)]:
+            source, reference = (self.text.sentences[language][index] for language in self.names[name])
+            right = first[name][index].text if others else reference
+            alike = sum(
+                metric.sentence_score(own[name][index].text, [right]).score for own in others or [first]
+            )
+            outputs = {label: own[name][index].text for label, own in self.translations.items()}
+            example = {"pair": name, "source": source, "reference": reference, "outputs": outputs}
+            found.append((alike, example))
+        return [example for _, example in sorted(found, key=lambda one: one[0])[: self.options.examples]]
+
+    def save(self, evaluation: Evaluation) -> None:
+        """Write the translations, then the result; the stored translations are no longer needed."""
+        for label, name, path in self._hypothesis_paths():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One line each: the file stays aligned with the source whatever the model returned.
+            lines = [" ".join(made.text.split("\n")) for made in self.translations[label][name]]
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        super().save(evaluation)
+        self.partial.remove()
+
+    def _hypothesis_paths(self) -> Iterator[tuple[str, str, Path]]:
+        """Label, pair, and file of the translations DIR/LABEL/SPLIT.PAIR.hyp; nothing without --hypotheses."""
+        if (folder := self.options.hypotheses) is not None:
+            for label, name in product(self.opened, self.names):
+                own = folder / label.strip("/").replace("/", "_")
+                yield label, name, own / f"{self.text.split}.{name}.hyp"
+
 
 TASK_CLASSES: Mapping[TaskName, type[Task]] = {
     "translation": TranslationTask,
@@ -94,14 +361,8 @@ def evaluate(
                 f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
             )
             data = replace(data, pairs=kept)
-    if task == "translation":
-        if options.most_translations is not None:
-            data = _at_most(options.most_translations, len(paths), data, say)
-        for path in directories:  # a missing checkpoint is reported before missing scores
-            read_config(path)
-        options = options.model_copy(update={"spm": spm_file(options.spm)})
-        if options.spm is None:
-            say(SPM_MISSING)
+    if task == "translation" and options.most_translations is not None:
+        data = _at_most(options.most_translations, len(paths), data, say)
     try:
         with processes.together() as group:
             with group.in_step():
@@ -114,7 +375,8 @@ def evaluate(
                     measured.measure(label)
             if not group.is_main:
                 return None
-            head = header(Evaluation.FORMAT, [*opened.values()], measured.seed)
+            seed = options.seed if task in ("translation", "mlm") else None
+            head = header(Evaluation.FORMAT, [*opened.values()], seed)
             evaluation = Evaluation.model_validate({**head, "task": task, **measured.fields()})
             measured.save(evaluation)
             return evaluation

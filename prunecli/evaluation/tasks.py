@@ -57,7 +57,6 @@ class Task(ABC):
         opened: label -> checkpoint.
         output: file for the result, replaced with `force`; None: nothing is written.
         report: called with the label and statistics of each checkpoint that was run layer by layer.
-        seed: seed that the result depends on, if any.
     """
 
     opened: Mapping[str, Checkpoint]
@@ -69,7 +68,6 @@ class Task(ABC):
     report: Callable[[str, RunReport], None]
     output: Path | None
     force: bool
-    seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a model is loaded, and choose one dtype for all models.
@@ -78,14 +76,18 @@ class Task(ABC):
             PruneError: a checkpoint, text or option that cannot be used.
         """
         self.prepare()
-        self.options = self.options.model_copy(update={"dtype": self.choose_dtype()})
+        options = self.options
+        dtype = fitting_dtype(
+            self.opened, choose_devices(options.device), options.dtype, say=self.say, **self.needs()
+        )
+        self.options = options.model_copy(update={"dtype": dtype_name(dtype)})
 
     def prepare(self) -> None:  # noqa: B027 (nothing to check by default)
         """Check the options of the task."""
 
     @abstractmethod
-    def choose_dtype(self) -> str:
-        """The type that all models are computed in."""
+    def needs(self) -> dict[str, Any]:
+        """The arguments of `fitting_dtype` that say what a run holds besides the weights."""
 
     @abstractmethod
     def measure(self, label: str) -> None:
@@ -150,24 +152,19 @@ class ModelTask(Task):
         """Bytes that are kept from earlier models while a checkpoint runs, by name."""
         return {}
 
-    def choose_dtype(self) -> str:
-        """The type of all models: any size fits layer by layer, else the type that fits in memory."""
+    def needs(self) -> dict[str, Any]:
+        """See `Task`; any size fits layer by layer."""
 
-        options, memory = self.options, self.options.memory
+        memory = self.options.memory
         for checkpoint in self.opened.values() if memory is not None else ():
             if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
                 raise refused
-        dtype = fitting_dtype(
-            self.opened,
-            choose_devices(options.device),
-            options.dtype,
-            beside=self.kept_bytes,
-            only_runs=memory is None,
-            memory=memory,
-            by_layer="--memory" if self.by_layer else "",
-            say=self.say,
-        )
-        return dtype_name(dtype)
+        return {
+            "beside": self.kept_bytes,
+            "only_runs": memory is None,
+            "memory": memory,
+            "by_layer": "--memory" if self.by_layer else "",
+        }
 
     def measure(self, label: str) -> None:
         """See `Task`."""
@@ -227,10 +224,6 @@ class MaskedLanguageModel(ModelTask):
 
     test = (T_TEST, "loss")
     by_layer = True
-
-    def prepare(self) -> None:
-        """See `Task`."""
-        self.seed = self.options.seed
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
@@ -449,10 +442,8 @@ def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:
     step = max(1, BLOCK // len(others))
     for start in range(0, len(ones), step):
         near = ones[start : start + step] @ others.T
-        rows = np.arange(len(near))
-        own = near[rows, start + rows].copy()
-        near[rows, start + rows] = -np.inf
-        found[start : start + step] = own > near.max(axis=1, initial=-np.inf)
+        own = near.diagonal(start)[:, None]
+        found[start : start + step] = (near >= own).sum(axis=1) == 1
     return found
 
 

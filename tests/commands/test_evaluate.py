@@ -61,7 +61,7 @@ def test_two_checkpoints_side_by_side(folder):
 
 
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
-    from prunecli.evaluation import translation as module
+    from prunecli.evaluation import evaluate as module
 
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
@@ -217,7 +217,7 @@ def test_the_table_has_the_json_s_values(folder):
 def test_tables_and_groups_are_refused_before_the_work(folder, monkeypatch, arguments, error, message):
     (folder / "old.csv").write_text("mine")
     (folder / "few.tsv").write_text("eng_Latn\thigh\n")
-    monkeypatch.setattr("prunecli.evaluation.translation.translate", None)
+    monkeypatch.setattr("prunecli.evaluation.evaluate.translate", None)
     with pytest.raises(error, match=message):
         _run("full", *ALL, *arguments, *QUICK)
     assert (folder / "old.csv").read_text() == "mine"

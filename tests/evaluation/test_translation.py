@@ -8,7 +8,7 @@ import torch
 
 from prunecli import progress
 from prunecli.errors import OutputError
-from prunecli.evaluation import translation as module
+from prunecli.evaluation import evaluate as module
 from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
@@ -63,7 +63,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
             for label, own in systems.items()
         }
 
-    monkeypatch.setattr("prunecli.evaluation.translation.comet_scores", comet_scores)
+    monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
     payload = evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
