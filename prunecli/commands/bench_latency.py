@@ -6,23 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import (
-    ALL,
-    CHECKPOINTS,
-    DEMO,
-    TASK,
-    DemoName,
-    checkpoints_or_demo,
-    demo_text,
-    reads_whole,
-    texts_or_demo,
-)
-from prunecli.commands.command import OutputOptions, command, plot_option, result_option
+from prunecli.commands.checkpoints import ModelsOptions, checkpoints_or_demo
+from prunecli.commands.command import command, plot_option, result_option
 from prunecli.evaluation.options import LatencyOptions, labels_for
-from prunecli.options import CheckpointPath, text_option
 from prunecli.tensors.quantities import counted
-from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import TaskName
+from prunecli.text.files import TextFile
 
 if TYPE_CHECKING:
     from prunecli.results.latency import Latency
@@ -31,16 +19,11 @@ MANY = 4
 """With more checkpoints than this in the folder, and none named, less is measured of each."""
 
 
-class BenchLatency(OutputOptions, TextChoice, LatencyOptions):
+class BenchLatency(ModelsOptions, LatencyOptions):
     """Options of the command."""
 
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "langs", "max_sentences"})
 
-    checkpoints: tuple[CheckpointPath, ...] = CHECKPOINTS
-    split: str = text_option("test", "Split of --data.", recorded=False)
-    task: TaskName | None = TASK
-    demo_model: DemoName = DEMO
-    everything: bool = ALL
     output: Path = result_option("latency.json")
     plot: Path | None = plot_option("Draw the speed against batch size")
 
@@ -66,14 +49,7 @@ def bench_latency(options: BenchLatency) -> None:
             f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
             "and peak memory, takes about a minute; --all measures everything."
         )
-    files = () if options.files else texts_or_demo(None, options.demo_model, "test", named)
-    options = options.model_copy(
-        update={
-            "files": options.files or tuple(file.path for file in files),
-            "whole_files": reads_whole(options, is_demo=bool(files)),
-            "demo": demo_text(named),
-        }
-    )
+    options = options.with_text([TextFile(path) for path in options.files])
     latency = run(labels, options, options, console.progress(), console.note, task=options.task)
     options.finish(latency, lambda: _show(latency))
 

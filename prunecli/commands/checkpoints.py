@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from prunecli import demo as bundled
 from prunecli.commands import console
+from prunecli.commands.command import OutputOptions
 from prunecli.errors import UsageError
-from prunecli.options import argument, option, text_option
-from prunecli.text.files import TextFile, is_hub_data, parse_hub_data
+from prunecli.options import CheckpointPath, argument, option, text_option
+from prunecli.text.choice import TextChoice
+from prunecli.text.files import TextFile, given_names, is_hub_data, parse_hub_data
+from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.running.layerwise.runner import RunReport
-    from prunecli.text.choice import TextChoice
 
-    Texts = TypeVar("Texts", bound=TextChoice)
+Texts = TypeVar("Texts", bound=TextChoice)
 
 DemoName = Literal["translation", "lm"]
 
@@ -29,13 +33,6 @@ CHECKPOINT = argument(
     role="checkpoint",
 )
 """Field `checkpoint` of commands for one model."""
-CHECKPOINTS = argument(
-    (),
-    "Directories or hub models (org/name), baseline first.",
-    "CHECKPOINT",
-    role="checkpoint",
-)
-"""Field `checkpoints` of commands for several models."""
 DEMO = text_option(
     "translation",
     "Bundled model and text: translation, or lm, a language model.",
@@ -45,13 +42,32 @@ DEMO = text_option(
 """Field `demo_model` of commands for both kinds of model."""
 TASK = option(None, "Task. Default: that of the model.", recorded=False)
 """Field `task`."""
-ALL = text_option(
-    False,
-    "Without checkpoints: read all of the demo's text.",
-    flag="--all",
-    recorded=False,
-)
-"""Field `everything`."""
+
+
+class ModelsOptions(OutputOptions, TextChoice):
+    """Options of the commands that measure several models on the same text."""
+
+    checkpoints: tuple[CheckpointPath, ...] = argument(
+        (), "Directories or hub models (org/name), baseline first.", "CHECKPOINT", role="checkpoint"
+    )
+    split: str = text_option("test", "Split of --data.", recorded=False)
+    task: TaskName | None = TASK
+    demo_model: DemoName = DEMO
+    everything: bool = text_option(
+        False, "Without checkpoints: read all of the demo's text.", flag="--all", recorded=False
+    )
+
+    def with_text(self, given: Sequence[TextFile]) -> Self:
+        """The options with the files `given`, or else with the demo's text for its own models."""
+        files = texts_or_demo(given, self.demo_model, "test", self.checkpoints)
+        return self.model_copy(
+            update={
+                "files": tuple(file.path for file in files),
+                "names": given_names(files),
+                "whole_files": reads_whole(self, is_demo=bool(files) and not given),
+                "demo": demo_text(self.checkpoints),
+            }
+        )
 
 
 def checkpoint_directory(given: Path) -> Path:

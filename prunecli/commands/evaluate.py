@@ -9,25 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
-    ALL,
-    CHECKPOINTS,
-    DEMO,
-    TASK,
-    DemoName,
+    ModelsOptions,
     ask_huge_pages,
     checkpoints_or_demo,
-    demo_text,
-    reads_whole,
     report_run,
-    texts_or_demo,
 )
-from prunecli.commands.command import OutputOptions, command, plot_option, result_option
+from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, labels_for
-from prunecli.options import CheckpointPath, option, text_option
-from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
-from prunecli.text.files import given_names
-from prunecli.text.tasks import TaskName
+from prunecli.options import option
+from prunecli.text.choice import NAMED_TEXT, NamedText
 
 if TYPE_CHECKING:
     from prunecli.report.charts import Picture
@@ -56,18 +47,13 @@ DRAWN = {
 """Task -> score -> the title of its panel."""
 
 
-class Evaluate(OutputOptions, TextChoice, EvaluationOptions):
+class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files"})
 
-    checkpoints: tuple[CheckpointPath, ...] = CHECKPOINTS
     text: tuple[NamedText, ...] = NAMED_TEXT
-    split: str = text_option("test", "Split of --data.", recorded=False)
-    task: TaskName | None = TASK
     all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")
-    demo_model: DemoName = DEMO
-    everything: bool = ALL
     output: Path = result_option("evaluation.json")
     plot: Path | None = plot_option("Also draw the scores against the fraction removed")
 
@@ -88,16 +74,8 @@ def evaluate(options: Evaluate) -> None:
 
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
-    files = texts_or_demo(options.text, options.demo_model, "test", named)
-    options = options.model_copy(
-        update={
-            "files": tuple(file.path for file in files),
-            "names": given_names(files),
-            "whole_files": reads_whole(options, is_demo=bool(files) and not options.text),
-            "demo": demo_text(named),
-            "most_translations": None if is_limitless else ABOUT_A_MINUTE,
-        }
-    )
+    limit = {"most_translations": None if is_limitless else ABOUT_A_MINUTE}
+    options = options.with_text(options.text).model_copy(update=limit)
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
     labels = labels_for(checkpoints_or_demo(named, options.demo_model))

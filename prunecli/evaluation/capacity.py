@@ -86,14 +86,12 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
         ratio = memory_fits(checkpoint, budget, load, request, dtype=dtype)[0]
-    for target, way in zip(targets, whole, strict=True):
-        fits = []
-        if sparse:
-            nearest, *fits = memory_fits(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target)
-            if not stock or not (checkpoint.quantised or target == targets[0]):
-                fits = []
-            if not way.fits:
-                fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
+    for target, way in zip(targets, whole, strict=True) if sparse else ():
+        nearest, *fits = memory_fits(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target)
+        if not stock or not (checkpoint.quantised or target == targets[0]):
+            fits = []
+        if not way.fits:
+            fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         for fit in sorted(fits, key=lambda fit: fit.ratio):
             figures = {"weight_bytes": fit.dense + fit.experts, "needed_bytes": _memory_for(fit.total)}
             experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}

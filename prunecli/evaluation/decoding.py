@@ -13,7 +13,7 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
 from prunecli.modules.logits import vocabulary_size
-from prunecli.private import reorders_own_cache
+from prunecli.private import pytree, reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.encoding import length_limit, max_positions, padding_id, require_task
 from prunecli.running.runner import Advance, ignored
@@ -184,21 +184,17 @@ def sound_settings(model: Any) -> Iterator[None]:
             if (
                 size is not None
                 and key.endswith(_OF_TOKENS)
-                and any(type(one) is not int or not 0 <= one < size for one in _leaves(value))
+                and any(
+                    type(one) is not int or not 0 <= one < size
+                    for one in pytree().tree_leaves(value)
+                    if not isinstance(one, float | None)  # a bias
+                )
             ):
                 raise CheckpointError(
                     f"generation_config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
                     "Correct the value.",
                 ) from error
         raise
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _leaves(part)
-    elif value is not None and not isinstance(value, float):  # a bias
-        yield value
 
 
 def beam_cache(model: Any) -> dict[str, Any]:

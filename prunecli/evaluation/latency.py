@@ -292,7 +292,7 @@ def model_sizes(model: Any) -> dict[str, int]:
     copies = (module.weight for module in model.modules() if getattr(module, "is_copy", False))
     return {
         "parameters": sum(p.numel() for p in parameters) - sum(p.numel() for p in copies),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "parameter_bytes": sum(p.nbytes for p in parameters),
     }
 
 

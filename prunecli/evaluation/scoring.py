@@ -243,11 +243,6 @@ Test = dict[str, float]
 """
 
 
-def _test(p_value: float | None, mean: float, ci95: float) -> Test:
-    row = {"mean": mean, "ci95": ci95}
-    return row if p_value is None else {"p_value": p_value, **row}
-
-
 def too_few(examples: int, what: str) -> str | None:
     """The message that replaces a test on too few examples; None if there are enough."""
     if examples >= LEAST:
@@ -284,10 +279,10 @@ def paired_bootstrap(
             test = PairedTest(named, {name: metric}, [list(references)], "bs", n_samples=samples, n_jobs=1)
             _, results = test()[1].values()
             for found, result in zip(tests, results, strict=True):
-                p_value = None if result.p_value is None else float(result.p_value)
-                if p_value is not None and result.score == results[0].score:
-                    p_value = 1.0
-                found[name] = _test(p_value, float(result.mean), float(result.ci))
+                own = found[name] = Test()
+                if result.p_value is not None:
+                    own["p_value"] = 1.0 if result.score == results[0].score else float(result.p_value)
+                own |= {"mean": float(result.mean), "ci95": float(result.ci)}
     return tests
 
 
@@ -302,13 +297,13 @@ def bootstrap_of_means(systems: Sequence[NDArray[np.float64]], samples: int, see
     found: list[Test] = []
     baseline = systems[0][drawn].mean(axis=1)
     for values in systems:
-        p_value, means = None, values[drawn].mean(axis=1)
+        own, means = Test(), values[drawn].mean(axis=1)
         if found:
             difference, differences = values.mean() - systems[0].mean(), means - baseline
             larger = np.abs(differences - differences.mean()) > abs(difference)
-            p_value = 1.0 if difference == 0 else float((larger.sum() + 1) / (samples + 1))
+            own["p_value"] = 1.0 if difference == 0 else float((larger.sum() + 1) / (samples + 1))
         low, high = np.quantile(means, [0.025, 0.975])
-        found.append(_test(p_value, float(means.mean()), float(high - low) / 2))
+        found.append(own | {"mean": float(means.mean()), "ci95": float(high - low) / 2})
     return found
 
 
