@@ -68,9 +68,14 @@ def compare_by_language(
     about = _about(Languages, statistics, files, options, languages)
     similarity = layers = None
     if pairs:
-        similarity = _similarity(
-            pairs, statistics.axes, _select(statistics, options, pairs, strategy, metric)
-        )
+        kept, relations, listed = _select(statistics, options, pairs, strategy, metric), {}, {}
+        for side in SIDES:
+            axes = [axis for axis in statistics.axes if axis.side == side]
+            matrix = jaccard_matrix(_selected(axes, kept))
+            relations[side] = spread_by_relation([split_pair(pair) for pair in pairs], matrix)
+            if len(pairs) <= MOST_PAIRS:
+                listed[side] = np.round(matrix, 6).tolist()
+        similarity = Similarities(relations=relations, **listed)
         kept = _select(statistics, options, pairs, "global-threshold", layer_metric)
         counts = np.array([[len(ids) for ids in own.values()] for own in kept])
         layers = _experts_per_layer(statistics.layers, pairs, counts, about.get("groups"), layer_metric)
@@ -135,17 +140,6 @@ def _select(
 def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> Bools:
     """`[pairs or texts, experts of all axes]`: whether an expert is selected."""
     return np.array([np.concatenate([np.isin(axis.ids, own[axis.name]) for axis in axes]) for own in kept])
-
-
-def _similarity(pairs: Sequence[str], axes: Sequence[Axis], kept: Sequence[Kept]) -> Similarities:
-    """Jaccard similarities of the experts that the pairs select, by side; without matrices for many pairs."""
-    relations, listed = {}, {}
-    for side in SIDES:
-        matrix = jaccard_matrix(_selected([axis for axis in axes if side_of(axis.name) == side], kept))
-        relations[side] = spread_by_relation([split_pair(pair) for pair in pairs], matrix)
-        if len(pairs) <= MOST_PAIRS:
-            listed[side] = np.round(matrix, 6).tolist()
-    return Similarities(relations=relations, **listed)
 
 
 def _tree(statistics: GateStatistics, options: LanguageOptions, metric: str, side: str) -> Tree | None:
@@ -241,7 +235,6 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
 Pair = tuple[str, str]
 Node: TypeAlias = Mapping[str, Any] | str
 """A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
-LinkageMethod = Literal["ward", "average", "complete", "single"]
 
 
 def jaccard_matrix(selected: Bools) -> Floats:
@@ -288,7 +281,7 @@ def feature_vector(values: Sequence[Floats]) -> Floats:
 
 def cluster(
     vectors: Mapping[str, Floats],
-    method: LinkageMethod = "ward",
+    method: str = "ward",
     kind: Literal["languages", "texts"] = "languages",
 ) -> Tree | None:
     """Hierarchical clustering by Euclidean distance; None for fewer than two vectors.

@@ -2,43 +2,243 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from prunecli.analysis.representations import (
-    Component,
+from prunecli.analysis.measures import (
     Features,
-    components,
     linear_cka,
     local_neighbourhood_similarity,
     neighbour_count,
-    represent,
 )
-from prunecli.errors import DataError, UsageError
+from prunecli.architectures.records import Side
+from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
+from prunecli.model.patchwork import module_name
 from prunecli.modules.devices import choose_device
 from prunecli.modules.drawing import random_model
+from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, silent
 from prunecli.results.similarity import Similarity, ends_of
+from prunecli.running.batches import TokenObserver, run_forward
 from prunecli.running.encoding import text_examples, translation_examples
-from prunecli.running.examples import Examples
-from prunecli.running.runner import InMemory
+from prunecli.running.examples import Batch, Examples
+from prunecli.running.runner import Advance, InMemory, ignored
 from prunecli.text.choice import Pairs, Text, columns
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import load_tokenizer
+
+Kind = Literal["self", "cross", "ffn"]
+SHORT = {"self": "sa", "cross": "ca", "ffn": "ffn"}
+"""Kind -> what Figure 1 of 2309.01826 calls it."""
+Key = tuple[Side, int, Kind]
+"""Which component of a model it is, whatever the family calls it."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component of a model.
+
+    Attributes:
+        name: of the attention, as in `Structure`, or `FfnLayer.own_name`.
+        side: of which stack.
+        layer: its number in the stack.
+        kind: self-attention, cross-attention or FFN.
+        block: name of its layer.
+        output: name of the module whose output is added to the residual stream.
+        removed: the checkpoint holds no such component.
+    """
+
+    name: str
+    side: Side
+    layer: int
+    kind: Kind
+    block: str
+    output: str
+    removed: bool = False
+
+    @property
+    def key(self) -> Key:
+        """Key of the corresponding component in another model."""
+        return self.side, self.layer, self.kind
+
+    @property
+    def label(self) -> str:
+        """Label of Figure 1: "0.sa" is the self-attention of the first layer."""
+        return f"{self.layer}.{SHORT[self.kind]}"
+
+
+def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
+    """Every component, the encoder's first, in the order in which a token goes through them.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
+    """
+    found = []
+    for layer in checkpoint.layout.layers:
+        block, ffn, spec = layer.name, layer.ffn, layer.ffn.stack.ffn
+        where = layer.side, layer.number
+        for one in layer.attentions:
+            output = f"{block}.{one.spec.residual or one.spec.output}"
+            found.append(Component(one.name, *where, one.spec.kind, block, output, one.removed))
+        if not (spec.name or spec.tensors):
+            continue  # of a found family whose FFN no key sizes
+        # Where an FFN is no module, its last linear layer makes its output.
+        last = "" if spec.name else f".{spec.tensors[-1].name.rpartition('.')[0]}"
+        inner = spec.residual or spec.module
+        output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
+        found.append(Component(ffn.own_name, *where, "ffn", block, output, ffn.removed))
+    return tuple(found)
+
+
+def represent(
+    runner: InMemory,
+    components: Sequence[Component],
+    batches: Sequence[Batch],
+    directory: Path,
+    advance: Advance = ignored,
+) -> dict[Component, Features]:
+    """Run a model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
+
+    An output is what the component adds to the residual stream. Every token that the model reads counts, special
+    tokens too; padding does not. The decoder reads the reference (forced decoding). Memory is that of the model and
+    of one batch: the means go to files, 4 x components x sentences x width bytes.
+
+    Args:
+        runner: of a model with the components of its checkpoint; removed ones are left out.
+        batches: their `indices` are 0 to n - 1, each once.
+        directory: an empty directory, for the files. They live as long as it does.
+        advance: called with the number of sentences done.
+
+    Returns:
+        Each component that the model has -> its outputs.
+
+    Raises:
+        DataError: a representation is NaN or infinite; the message names the component and the sentence.
+        UnsupportedModelError: the model has no component, or one gave no output.
+        OutputError: the disk is full.
+    """
+    present = tuple(component for component in components if not component.removed)
+    if not present:
+        raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
+    observer, headless = ComponentObserver(present), runner.model.base_model  # logits are not needed
+    sentences = sum(len(batch.indices) for batch in batches)
+    found: dict[Component, Features] = {}
+
+    def forward(batch: Batch) -> None:
+        observer.begin(batch, runner.device)
+        headless(**batch.arguments(headless))
+
+    def finish(batch: Batch, _output: None) -> int:
+        means = observer.take()
+        for component in present:
+            if component not in means:
+                raise UnsupportedModelError(f"{component.name}: the model does not run it")
+            rows = means[component].cpu().numpy()
+            finite = np.isfinite(rows).all(axis=1)
+            if not finite.all():
+                sentence = batch.indices[int(np.argmin(finite))] + 1
+                raise DataError(
+                    f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
+                    "The weights are damaged, or overflow the type: try `dtype=float32`.",
+                )
+            if component not in found:
+                found[component] = _file(directory / str(len(found)), sentences, rows.shape[1])
+            found[component][list(batch.indices)] = rows
+        advance(len(batch.indices))
+        return 0
+
+    with observer.watching(runner.model):
+        run_forward(runner, batches, forward, finish)
+    return found
+
+
+class ComponentObserver(TokenObserver):
+    """Takes the token means of components' outputs.
+
+    Several layers may share one module: an output belongs to the layer that is running.
+    """
+
+    def __init__(self, components: Sequence[Component]) -> None:
+        self._components = components
+        self._means: dict[Component, Tensor] = {}
+        self._block = ""
+
+    def hooks(self, model: nn.Module) -> Iterator[RemovableHandle]:
+        """See `TokenObserver`."""
+        sharing: dict[nn.Module, dict[str, Component]] = defaultdict(dict)
+        for component in self._components:
+            sharing[model.get_submodule(module_name(model, component.output))][component.block] = component
+        for block in dict.fromkeys(component.block for component in self._components):
+            layer = model.get_submodule(module_name(model, block))
+            yield layer.register_forward_pre_hook(partial(self._enter, block))
+        for module, own in sharing.items():
+            yield module.register_forward_hook(partial(self._leave, own))
+
+    def take(self) -> dict[Component, Tensor]:
+        """Each component that has run since the last call -> `[batch, width]` float32."""
+        means, self._means = self._means, {}
+        return means
+
+    def _enter(self, block: str, _module: nn.Module, _inputs: Any) -> None:
+        self._block = block
+
+    def _leave(self, own: Mapping[str, Component], _module: nn.Module, _inputs: Any, output: Any) -> None:
+        component = own[self._block]
+        outputs = states_of(output)
+        mask = self.mask.to(outputs.device)
+        if outputs.ndim == 2 and len(outputs) == mask.numel():  # OPT's FFNs take all tokens in one dimension
+            outputs = outputs.view(*mask.shape, -1)
+        if outputs.shape[:-1] != mask.shape:
+            raise UnsupportedModelError(
+                f"{component.name}: its output has the shape {list(outputs.shape)}, for "
+                f"{list(mask.shape)} tokens"
+            )
+        # At once, so that one output at a time is held.
+        total = outputs.float().masked_fill(~mask[..., None], 0).sum(dim=1)
+        self._means[component] = total / mask.sum(dim=1, keepdim=True)
+
+
+def _file(path: Path, sentences: int, width: int) -> Features:
+    """A file that is mapped into memory; its place on the disk is taken at once.
+
+    Raises:
+        OutputError: the disk is full. A write to a mapping without a place would end the process.
+    """
+    found = np.memmap(path, np.float32, "w+", shape=(sentences, width))
+    with path.open("rb+") as file:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, found.nbytes)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise OutputError(
+                    f"{path.parent}: no space left for the outputs of the components",
+                    "Free some, name another directory in TMPDIR, or compare on fewer pairs or sentences.",
+                ) from error
+    return found
+
 
 Outputs = Mapping[Component, Features]
 """Component of a model -> its outputs."""

@@ -230,13 +230,9 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         way, _ = layers_in(checkpoint, shortage.free, torch.device(shortage.device), COMPUTE[shortage.dtype])
         if way.needed_bytes <= memory:
             yield f"{shortage.by_layer} {option_size(memory)}"
-    yield from _prune_command(checkpoint, shortage)
-
-
-def _prune_command(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
-    """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
     if not checkpoint.mixtures or checkpoint.has_constants:
         return
+    # The smallest ratio of experts to remove, in 16 bits where the weights are not trained.
     stored, dtype = stored_dtype(checkpoint), parse_dtype(shortage.dtype)
     if dtype == "F32" and not shortage.trains:
         dtype = stored if itemsize(stored) == 2 else "BF16"

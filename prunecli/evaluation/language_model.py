@@ -10,7 +10,7 @@ not take each last hidden state by itself, the whole model is kept and run again
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, takewhile
 from pathlib import Path
@@ -49,9 +49,6 @@ LOGITS_BYTES = 2 * 4 * BLOCK_VALUES
 
 ROWS = 32
 """Positions whose divergence is computed at a time: little memory compared with two blocks of logits."""
-
-LogitsOf = Callable[[int, slice], Tensor]
-"""Number of a block and its place among the positions -> logits `[positions, vocabulary]`."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +123,17 @@ class Reference:
             mask = batch.labels != IGNORED
             targets, kept = batch.labels[mask].to(runner.device), mask.to(runner.device)
             logits = Logits(runner.model, batch.arguments(runner.model), kept, by_states=True)
-            reference = None if is_first else self._first(batch, kept)
+            if self._model is not None:
+                whole = Logits(self._model, batch.arguments(self._model), kept, by_states=True)
+            elif not is_first:
+                states = self._states.get(self._held[batch.indices]).to(kept.device)
 
             def block(number: int, place: slice) -> Tensor:
-                p = None if reference is None else reference(number, place)
+                p = None
+                if self._model is not None:
+                    p = whole.block(number)
+                elif self._head is not None and not is_first:
+                    p = self._head.of_states(states[place])
                 return _values(p, logits.block(number), targets[place])
 
             return torch.cat(logits.each(block), dim=1), mask, logits if is_first else None
@@ -159,14 +163,6 @@ class Reference:
         elif is_first and self._head is not None:
             self._head.keep_head()
         return found
-
-    def _first(self, batch: Batch, kept: Tensor) -> LogitsOf:
-        """The first model's logits at a batch's positions."""
-        if self._head is None:
-            logits = Logits(self._model, batch.arguments(self._model), kept, by_states=True)
-            return lambda number, _place: logits.block(number)
-        head, states = self._head, self._states.get(self._held[batch.indices]).to(kept.device)
-        return lambda _number, place: head.of_states(states[place])
 
 
 def _values(first: Tensor | None, other: Tensor, targets: Tensor) -> Tensor:

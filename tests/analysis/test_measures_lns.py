@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.analysis.representations import local_neighbourhood_similarity, neighbour_count
+from prunecli.analysis.measures import local_neighbourhood_similarity, neighbour_count
 from prunecli.errors import UsageError
-from tests.analysis.test_representations_cka import random_features
+from tests.analysis.test_measures_cka import random_features
 from tests.reference import similarity as reference
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.analysis.representations import Component, Features, components, represent
+from prunecli.analysis.model_similarity import Component, Features, components, represent
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.analysis.representations import constant, linear_cka
+from prunecli.analysis.measures import constant, linear_cka
 from tests.reference import similarity as reference
 
 
