@@ -196,11 +196,6 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def picked(values: Json, names: Iterable[str]) -> Row:
-    """Select the values that are present."""
-    return {name: values[name] for name in names if name in values}
-
-
 def scalars(values: Json) -> Row:
     """The values that fill one cell: no lists, no objects."""
     return {name: value for name, value in values.items() if not isinstance(value, Mapping | list | tuple)}

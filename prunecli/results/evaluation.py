@@ -24,7 +24,6 @@ from prunecli.results.document import (
     maybe,
     millions,
     numbers,
-    picked,
     scalars,
 )
 from prunecli.tensors.quantities import counted
@@ -50,7 +49,6 @@ SPREAD = {"mean": "+.1f", "std": ".1f", "lowest": "+.1f", "highest": "+.1f"}
 LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
 """Scores of which less is better."""
 GROUPS = {"source": "source_group", "target": "target_group"}
-MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
 
 
 class _Span(TypedDict):
@@ -282,12 +280,11 @@ class Evaluation(Document):
         """
         found: Tables = {name: [] for name in TABLES}
         for result in self.results:
-            name, fields = {"checkpoint": result.checkpoint}, result.to_json()
-            about = {**name, **picked(fields, MODEL)}
+            name, about = {"checkpoint": result.checkpoint}, scalars(result.to_json())
             if self.task == "translation":
                 found["mean"].append({**about, "pairs": len(result.pairs), **_scores(result.mean)})
             else:
-                found["scores"].append({**about, **scalars(fields["scores"]), **picked(fields, ("p_value",))})
+                found["scores"].append({**about, **scalars(result.scores)})
             for pair, scores in result.pairs.items():
                 source, _, target = pair.partition("-")
                 found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})

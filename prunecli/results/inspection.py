@@ -8,10 +8,7 @@ from pydantic import AliasChoices, Field
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.inventory import Amount, Inventory, Quantisation, StackLayers
-from prunecli.results.document import Count, Document, Json, Record, Tables, cells, header, picked
-
-HEADS = ("name", "kind", "heads", "original_heads")
-WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
+from prunecli.results.document import Count, Document, Json, Record, Tables, cells, header
 
 
 class SparseLayer(Record):
@@ -143,15 +140,11 @@ class Inspection(Document):
             ],
             "stacks": [cells(asdict(one)) for one in self.stacks],
             "experts": [cells(one.to_json()) for one in self.layers],
-            "heads": [picked(cells(one.to_json()), HEADS) for one in self.attentions],
+            "heads": [cells(one.to_json()) for one in self.attentions],
             "ffns": [layer.to_json() for layer in self.ffns],
             "modules": [{"module": name, "tensors": len(names)} for name, names in self.modules.items()],
             "fit": [
-                {
-                    "way": name,
-                    **picked(way.to_json(), WAY),
-                    "besides_bytes": way.needed_bytes - way.weight_bytes,
-                }
+                {"way": name, **way.to_json(), "besides_bytes": way.needed_bytes - way.weight_bytes}
                 for name, group in ways.items()
                 for way in group
             ],

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import AliasChoices, Field
 
-from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, picked
+from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, scalars
 from prunecli.tensors.quantities import counted
 
 UNITS = {"load_s": "load_seconds", "resident_peak": "resident_peak_bytes", "device_peak": "device_peak_bytes"}
 """Key of the file -> column."""
-SIZE = ("checkpoint", "dtype", "parameters", "checkpoint_bytes", *UNITS)
 
 NOISY = 0.2
 """Deviation above this share of the median: the figure says little."""
@@ -208,7 +207,7 @@ class Latency(Document):
         """`speed`, in the terminal's order, and `size`."""
         speed = [{"checkpoint": result.checkpoint, **_speed(timing)} for result, timing in self._timings()]
         size = [
-            {UNITS.get(key, key): value for key, value in picked(result.to_json(), SIZE).items()}
+            {UNITS.get(key, key): value for key, value in scalars(result.to_json()).items()}
             for result in self.results
         ]
         return {"speed": speed, "size": size}

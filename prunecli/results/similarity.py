@@ -24,7 +24,6 @@ from prunecli.results.document import (
     header,
     maybe,
     numbers,
-    picked,
 )
 from prunecli.results.evaluation import LOWER_IS_BETTER
 from prunecli.results.unit_scores import Scores
@@ -126,8 +125,11 @@ class Similarity(Document):
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
         key = "successive" if self.corresponding is None else "corresponding"
-        known = {component.name: component.to_json() for component in self.components["first"]}
-        pairs = [{**picked(known[row["first"]], ("side", "layer", "kind")), **row} for row in self.pairs]
+        places = {one.name: (one.side, one.layer, one.kind) for one in self.components["first"]}
+        pairs = [
+            {**dict(zip(("side", "layer", "kind"), places[row["first"]], strict=True)), **row}
+            for row in self.pairs
+        ]
         mean = [{"side": side, **values} for side, values in self.mean.items()]
         rows = [
             {"measure": measure, "matrix": name, "row": row.name, "column": column.name, "similarity": value}
