@@ -443,6 +443,16 @@ def numbers(values: Json) -> dict[str, float]:
     }
 
 
+def check_matrix(matrix: Sequence[Sequence[Any]], rows: Sequence[Any], columns: Sequence[Any]) -> None:
+    """Refuse a matrix of similarities without a row for each of `rows` and a column for each of `columns`.
+
+    Raises:
+        ValueError: another number of rows or columns.
+    """
+    if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
+        raise ValueError("a matrix of similarities has not a row and a column for each member")
+
+
 def array_of(
     value: Any,
     shape: tuple[int, ...] | None = None,

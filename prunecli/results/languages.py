@@ -6,23 +6,24 @@ languages.json also has the experts that each layer keeps.
 from __future__ import annotations
 
 from itertools import combinations, zip_longest
-from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, maybe
+from prunecli.results.document import (
+    Count,
+    Document,
+    Json,
+    Number,
+    Record,
+    Row,
+    Shown,
+    Tables,
+    check_matrix,
+    maybe,
+)
 from prunecli.tensors.quantities import counted
 
 SIDES = ("encoder", "decoder")
-
-
-def _square(matrix: list[list[float]]) -> list[list[float]]:
-    if any(len(row) != len(matrix) for row in matrix):
-        raise ValueError("not as many columns as rows")
-    return matrix
-
-
-Square = Annotated[list[list[Number]], AfterValidator(_square)]
 
 
 class Tree(Record):
@@ -103,8 +104,8 @@ class Similarities(Record):
     """
 
     relations: dict[str, dict[str, Relation | None]]
-    encoder: Square | None = None
-    decoder: Square | None = None
+    encoder: list[list[Number]] | None = None
+    decoder: list[list[Number]] | None = None
 
 
 class Clustering(Record):
@@ -166,8 +167,8 @@ class Languages(Document):
     @model_validator(mode="after")
     def _matrices_are_of_pairs(self) -> Languages:
         found = self.similarity or Similarities(relations={})
-        if any(side is not None and len(side) != len(self.pairs) for side in (found.encoder, found.decoder)):
-            raise ValueError("similarity: not a row and a column for each pair")
+        for matrix in filter(None, (found.encoder, found.decoder)):
+            check_matrix(matrix, self.pairs, self.pairs)
         return self
 
     @property
@@ -297,14 +298,13 @@ class Texts(Document):
     linkage: str = ""
     texts: list[str] = Field(min_length=1)
     families: dict[str, str] = {}
-    similarity: Square
+    similarity: list[list[Number]]
     clustering: Tree | None = None
     layers: list[TextLayer]
 
     @model_validator(mode="after")
     def _matrix_is_of_texts(self) -> Texts:
-        if len(self.similarity) != len(self.texts):
-            raise ValueError("similarity: not a row and a column for each text")
+        check_matrix(self.similarity, self.texts, self.texts)
         return self
 
     @property

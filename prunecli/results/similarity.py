@@ -21,6 +21,7 @@ from prunecli.results.document import (
     Record,
     Shown,
     Tables,
+    check_matrix,
     header,
     maybe,
     numbers,
@@ -72,9 +73,7 @@ class Similarity(Document):
     def _matrices_of_components(self) -> Similarity:
         for matrices in self.matrices.values():
             for name, matrix in matrices.items():
-                rows, columns = (self.components.get(key, []) for key in ends_of(name))
-                if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
-                    raise ValueError(f"matrices: {name} has not a row and a column for each component")
+                check_matrix(matrix, *(self.components.get(key, []) for key in ends_of(name)))
         names = {component.name for component in self.components.get("first", [])}
         ends = ("first",) if self.corresponding is not None else ("first", "second")
         if any(row.get(end) not in names for row in self.pairs for end in ends):
