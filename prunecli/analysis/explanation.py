@@ -463,10 +463,12 @@ def summary(decision: Decision) -> Sequence[str]:
     """Lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
     chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
-    if decision.metric is None:
-        lines = [f"{chosen}: {decision.how}; no values."]
-    else:
-        lines = [f"{chosen} by {decision.metric}; {decision.how}."]
+    by = (
+        f": {decision.how}; no values"
+        if decision.metric is None
+        else f" by {decision.metric}; {decision.how}"
+    )
+    lines = [f"{chosen}{by}."]
     if decision.least:
         lines.append(f"But {decision.least}.")
     if decision.thresholds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from prunecli.model.axes import Kind
@@ -228,9 +229,7 @@ def names(settings: Sequence[Setting]) -> list[str]:
         ]
 
     differing = [
-        key
-        for key in dict.fromkeys(key for one in distinct for key in one)
-        if len({one.get(key) for one in distinct}) > 1
+        key for key in dict.fromkeys(chain(*distinct)) if len({one.get(key) for one in distinct}) > 1
     ]
     chosen = [
         key

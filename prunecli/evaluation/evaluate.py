@@ -111,8 +111,10 @@ class TranslationTask(Task):
             for label in self.opened
         }
         left = sum(self._finished(key) is None for key in {*chain(*map(dict.values, self.keys.values()))})
-        counts = ((len(self.opened), "checkpoint"), (len(self.names), "pair"), (count, "sentence"))
-        what = " x ".join(counted(number, unit) for number, unit in counts)
+        what = (
+            f"{counted(len(self.opened), 'checkpoint')} x {counted(len(self.names), 'pair')} x "
+            f"{counted(count, 'sentence')}"
+        )
         fewer = "`max_sentences` and `pairs` take fewer"
         self.progress = foretelling(self.progress, left * count, self.say, what, fewer)
 

@@ -289,17 +289,16 @@ class CausalLanguageModel(ModelTask):
     def _scores(self, found: Compared, rows: Sequence[int], name: str, *, compared: bool) -> Json:
         """Scores of some of the texts."""
         by_span = found.tokens[rows].sum(axis=0)
-        tokens, counted = int(by_span.sum()), [row for row in rows if found.tokens[row].any()]
+        tokens, texts = int(by_span.sum()), [self.text.texts[row] for row in rows if found.tokens[row].any()]
         if not tokens:
             whose = f"{name}: " if name else ""
             raise DataError(f"{whose}the text has no token to predict", "Leave it out, or give longer text.")
-        nats = found.nats[rows].sum()
-        texts = [self.text.texts[row] for row in counted]
+        nats = float(found.nats[rows].sum())
         scores: Json = {
             "perplexity": perplexity(nats / tokens),
-            "loss": float(nats / tokens),
-            "bits_per_byte": float(nats / (math.log(2) * sum(len(text.encode()) for text in texts))),
-            "bits_per_character": float(nats / (math.log(2) * sum(map(len, texts)))),
+            "loss": nats / tokens,
+            "bits_per_byte": nats / (math.log(2) * sum(len(text.encode()) for text in texts)),
+            "bits_per_character": nats / (math.log(2) * sum(map(len, texts))),
             "tokens": tokens,
         }
         if compared:
@@ -389,13 +388,10 @@ def choose_prompts(texts: Sequence[Ids], count: int) -> list[Ids]:
     texts = [ids for ids in texts if len(ids) > 1]
     if not texts:
         raise DataError("no text has two tokens, of which one is a prompt", "Give longer text.")
-    number, prompts = min(count, len(texts)), []
-    for index in range(number):
-        ids, length = texts[index * len(texts) // number], PROMPT
-        while length > len(ids) // 2:
-            length //= 2
-        prompts.append(ids[:length])
-    return prompts
+    number = min(count, len(texts))
+    chosen = [texts[index * len(texts) // number] for index in range(number)]
+    # The largest power of two that is at most half of the text.
+    return [ids[: min(PROMPT, 1 << (len(ids) // 2).bit_length() - 1)] for ids in chosen]
 
 
 def continue_greedily(

@@ -360,13 +360,14 @@ def measure_cost(**task: Any) -> Json:
     Raises:
         PruneError: the process failed; with its last line.
     """
-    environment = dict(os.environ)
     # The same prunecli, even if it is not installed.
-    here = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "prunecli.evaluation.latency"]
+    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
     done = subprocess.run(
-        command, input=pickle.dumps(task), env=environment, capture_output=True, check=False
+        [sys.executable, "-m", "prunecli.evaluation.latency"],
+        input=pickle.dumps(task),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        check=False,
     )
     if done.returncode == 0:
         cost: Json = parsed(done.stdout.splitlines()[-1])

@@ -287,17 +287,15 @@ def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
     Raises:
         UsageError: a checkpoint is given twice.
     """
-    resolved = [path.resolve() for path in paths]
-    origins = [origin(path) for path in paths]
-    whole = [
-        f"{known['path']}@{known['revision'][:7]}" if "revision" in known else str(path)
-        for path, known in zip(paths, origins, strict=True)
-    ]
-    for name, real in zip(whole, resolved, strict=True):
-        if resolved.count(real) > 1:
-            raise UsageError(f"{name} is given twice", "Name each checkpoint once.")
     bundled = {demo.CHECKPOINT.resolve(): "demo", demo.LM_CHECKPOINT.resolve(): "demo-lm"}
-    names = [bundled.get(real) or known["path"] for real, known in zip(resolved, origins, strict=True)]
+    resolved = [path.resolve() for path in paths]
+    names, whole = [], []
+    for path, real in zip(paths, resolved, strict=True):
+        known = origin(path)
+        names.append(bundled.get(real) or known["path"])
+        whole.append(f"{known['path']}@{known['revision'][:7]}" if "revision" in known else str(path))
+        if resolved.count(real) > 1:
+            raise UsageError(f"{whole[-1]} is given twice", "Name each checkpoint once.")
     return {
         (name if names.count(name) == 1 else long): path
         for name, long, path in zip(names, whole, paths, strict=True)

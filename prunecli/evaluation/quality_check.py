@@ -148,14 +148,16 @@ class Measurer:
                     what=what,
                     progress=self.progress,
                 )
-                self.first = vectors if self.first is None else self.first
+                if self.first is None:
+                    self.first = vectors
                 cosine = float(cosines(self.first, vectors).mean())
                 return Quality(cost=1 - cosine, cosine=cosine)
             if data.task == "classification" and isinstance(data.text, PlainText):
                 batches = text_examples(tokenizer, runner.model, data.text.texts).batches(1)
                 forward, line = partial(class_logits, runner.model), (what, len(batches), "examples")
                 classes = outputs_of(runner, batches, forward, line, self.progress).argmax(axis=-1)
-                self.first = classes if self.first is None else self.first
+                if self.first is None:
+                    self.first = classes
                 return Quality(cost=float((classes != self.first).mean()))
             named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
             batches = [one for own in named.values() for one in own]
@@ -251,16 +253,15 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
     if named is not None:
         choice = TextChoice(files=(named,))
 
-    def read(choice: TextChoice) -> tuple[Dataset, PlainText]:
-        data = choice.read("lm") if source.family is None else measured_text(source, choice, "`check_text`")
-        assert isinstance(data.text, PlainText)
-        return data, data.text
+    def read(choice: TextChoice) -> Dataset:
+        return choice.read("lm") if source.family is None else measured_text(source, choice, "`check_text`")
 
-    data, plain = read(choice)
+    data = read(choice)
     if named is None and choice.max_sentences is not None:
-        rest = read(choice.model_copy(update={"max_sentences": None}))[1].texts[len(plain) :]
-        if rest:
-            return replace(data, text=PlainText(plain.files, rest)), False
+        whole = read(choice.model_copy(update={"max_sentences": None})).text
+        assert isinstance(whole, PlainText)
+        if rest := whole.texts[len(data.text) :]:
+            return replace(data, text=PlainText(whole.files, rest)), False
     return data, named is None
 
 

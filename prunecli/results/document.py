@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
@@ -150,7 +151,7 @@ class Shown:
     @cached_property
     def columns(self) -> list[str]:
         """The first column, and those in which a row has a value."""
-        names = dict.fromkeys(name for row in self.rows for name in row)
+        names = dict.fromkeys(chain(*self.rows))
         first = next(iter(names), None)
         return [
             name for name in names if name == first or any(row.get(name) is not None for row in self.rows)
@@ -159,7 +160,7 @@ class Shown:
     @property
     def texts(self) -> int:
         """Number of the shown columns that hold text."""
-        names = [*dict.fromkeys(name for row in self.rows for name in row)]
+        names = [*dict.fromkeys(chain(*self.rows))]
         return sum(name in self.columns for name in names[: self.text_columns])
 
 

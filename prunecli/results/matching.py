@@ -64,11 +64,11 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
     """
     rename = renaming_since(checkpoint.resolved.family, checkpoint.structure, statistics.fingerprint)
     if rename is not None:
-        names = [rename(name) for name in statistics.layers]
-        kept = [index for index, name in enumerate(names) if name is not None]
-        entries = {entry: sums.of_layers(kept) for entry, sums in statistics.entries.items()}
-        layers_now = tuple(name for name in names if name is not None)
-        statistics = statistics.model_copy(update={"layers": layers_now, "entries": entries})
+        now = {
+            index: new for index, name in enumerate(statistics.layers) if (new := rename(name)) is not None
+        }
+        entries = {entry: sums.of_layers([*now]) for entry, sums in statistics.entries.items()}
+        statistics = statistics.model_copy(update={"layers": tuple(now.values()), "entries": entries})
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     family = checkpoint.resolved.family.model_type
     for what, stated, held in (
