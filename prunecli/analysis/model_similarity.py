@@ -331,13 +331,10 @@ def compare(
     parallel = any(len(portion.sentences) > 1 for portion in portions)
     for checkpoint in checkpoints.values():
         if (len(checkpoint.require_architecture().stacks) > 1) != parallel:
+            kind = "a model with one stack" if parallel else "an encoder with a decoder"
             raise UsageError(
-                f"{checkpoint.path}: a model with one stack reads plain text, not pairs of sentences"
-                if parallel
-                else f"{checkpoint.path}: an encoder with a decoder reads pairs of sentences, not `files`",
-                "Give `files=FILE`, one sentence a line."
-                if parallel
-                else "Give `data=DIR`, or `source_file`, `target_file` and `pairs`.",
+                f"{checkpoint.path}: {kind} reads other text than the first model",
+                "Compare models with one stack, or models with two.",
             )
     counts = {portion.split: neighbours_of(portion, options) for portion in portions}
     (label, first), *others = checkpoints.items()

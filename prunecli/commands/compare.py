@@ -21,7 +21,6 @@ from prunecli.methods.options import LanguageOptions
 from prunecli.options import CheckpointPath, advanced_option, argument, option, text_option
 from prunecli.progress import unsaid
 from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Languages, Texts
@@ -65,6 +64,7 @@ def compare_models(options: CompareModels) -> None:
         random_label,
         similarity_of,
     )
+    from prunecli.evaluation.on_text import measured_text
     from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
@@ -90,18 +90,12 @@ def compare_models(options: CompareModels) -> None:
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
     options = options.model_copy(update={"dtype": dtype_name(dtype)})
     choice = with_demo_text(options, compared)
-    task: TaskName = "mlm" if choice.files else "translation"
-    plain = ("files", "context")
-    for name, given in choice.given.items():
-        if given and (name in plain) != bool(choice.files):
-            raise UsageError(
-                f"`{name}` {'does not go' if choice.files else 'goes'} with `files`", "Leave it out."
-            )
-    text, directions = choice.text_of(task, unsaid if choice.files else console.note)
+    names, say = list(opened), unsaid if choice.files else console.note
+    data = measured_text(opened[names[0]], choice, "This", say, task="mlm")
+    directions = data.pairs
     if options.pairs is None and options.langs is None:
         directions = pruned_pairs(list(labels.values()), directions) or directions
-    portions = portions_of(text, directions)
-    names = list(opened)
+    portions = portions_of(data.text, directions)
     found = compare(opened, portions, options, console.progress())
     main, benchmarks = found[names[len(compared) - 1]], names[2:]
     result = similarity_of(

@@ -89,10 +89,11 @@ def measured_text(
     if len(checkpoint.require_architecture().stacks) > 1:
         if not (choice.files or choice.first_given or choice.demo):
             raise UsageError(f"{what} needs text.", f"Give parallel text: `data=DIR`.{other_way}")
-        if choice.files:
-            raise UsageError(
-                "`files` goes with models that have one stack.", "Give parallel text: `data=DIR`."
-            )
+        for name in ("files", "context"):
+            if getattr(choice, name):
+                raise UsageError(
+                    f"`{name}` goes with models that have one stack.", "Give parallel text: `data=DIR`."
+                )
         return choice.read("translation", say)
     plain = ("files", "whole_files", "context")
     other = next((name for name, given in choice.given.items() if given and name not in plain), None)

@@ -126,7 +126,11 @@ def _copied(folder: Path, config: dict) -> Path:
         (("full", "twin", *PAIR, "--neighbours", "0.01"), UsageError, "0 neighbours"),
         (("full", "full", *PAIR), UsageError, "full is given twice"),
         (("full", "--random-baseline", "1", *PAIR), UsageError, "--random-baseline goes with two models"),
-        (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "does not go with --text"),
+        (
+            ("full", "twin", *PAIR, "--text", "text.txt"),
+            UsageError,
+            "--text goes with models that have one stack",
+        ),
         (("full", "lm-full", *PAIR), UsageError, "lm-full: a model with one stack"),
     ],
 )
