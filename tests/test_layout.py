@@ -21,7 +21,6 @@ ACROSS = {
     "commands/test_sentence_models.py": "models of sentence-transformers, in all commands",
     "commands/test_without_transformers.py": "what commands import",
     "evaluation/test_layer_major.py": "evaluation whose model stays on disk",
-    "evaluation/test_layer_major_stock.py": "the same of models that run in their stock classes",
     "methods/experts/test_layerwise.py": "gate statistics whose model stays on disk",
     "methods/experts/test_processes.py": "gate statistics by several processes",
     "methods/heads/test_layer_major.py": "head scores whose model stays on disk",

@@ -20,7 +20,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from prunecli.training.watch import Validation
 from tests.commands.calls import call, refused
-from tests.evaluation.test_tasks_embedding import cosine_table, plain, vectors_of
+from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
 from tests.sentence_model import sentence_model
