@@ -16,10 +16,11 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
 from prunecli.model.parts import FfnLayer, describe_parts
-from prunecli.model.structure import Structure
+from prunecli.model.structure import KEY, Structure
 from tests.families import tiny_config_of
 from tests.ffn_layouts import LAYOUTS, tiny
-from tests.tiny import tiny_nllb_moe
+from tests.structures import axes_of
+from tests.tiny import change_config, tiny_nllb_moe
 
 ENCODER = [f"model.encoder.layers.{number}" for number in range(3)]
 DECODER = [f"model.decoder.layers.{number}" for number in range(2)]
@@ -141,3 +142,24 @@ def test_a_mixture_of_experts_stays(tmp_path, changes):
 )
 def test_description(structure, says):
     assert describe_parts(tuple(layers_of("bart", structure).values()), structure.widths) == says
+
+
+# The attentions of a checkpoint, as found from its record, config and structure.
+
+
+def with_structure(directory: Path, structure: Structure, **changes: Any) -> Path:
+    change_config(directory, **{KEY: structure.to_json(), **changes})
+    return directory
+
+
+@pytest.mark.parametrize("heads", [(2,), (0, 0)])
+def test_heads_that_cannot_be(tmp_path, heads):
+    name = "model.encoder.layers.0.self_attn"
+    structure = Structure(axes_of("head", {name: heads}, 2))
+    with (
+        open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
+        pytest.raises(
+            CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
+        ),
+    ):
+        checkpoint.layout.attentions

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
+from prunecli.methods.experts.options import SCOPES
 from prunecli.methods.heads.plan import normalized
+from prunecli.methods.options import parse_balance
 from prunecli.model.axes import Axis
-from prunecli.selection.select import Budget, select
+from prunecli.selection.select import (
+    Budget,
+    held_in,
+    released_threshold,
+    select,
+    select_with_thresholds,
+    shares,
+    threshold,
+)
 from prunecli.selection.selection import decision_of
+from tests.reference import expert_selection, released_statistics
 from tests.reference import heads as reference
 
 Model = dict[str, list[int]]
@@ -174,3 +187,266 @@ def test_places_are_compared_together_alone_or_by_group():
         ("m.0.heads, group 0", [2]),
         ("m.0.heads, group 1", [0]),
     ]
+
+
+# Budgets, thresholds and selections against slow restatements and the paper's own numbers.
+
+
+def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
+    held = tuple(ids)
+    return Axis(name, "expert", held, len(held), side)
+
+
+def model(encoder: int, decoder: int, width: int) -> list[Axis]:
+    return [
+        experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
+        for side, layers in (("encoder", encoder), ("decoder", decoder))
+        for n in range(layers)
+    ]
+
+
+def random_metric(axes: list[Axis], seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {axis.name: generator.random(len(axis.ids)) + 1e-3 for axis in axes}
+
+
+def keeping(axes: list[Axis], keep: int, strategy: str = "per-layer", **more: Any) -> Budget:
+    """The budget that keeps so many experts, at least 2 in a layer."""
+    defaults = {"balance": Fraction(1), "least": 2, "scope": SCOPES[strategy]}  # type: ignore[index]
+    return Budget(count=held_in(axes) - keep, **(defaults | more))
+
+
+def layer_counts(
+    axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1
+) -> dict[str, int]:
+    return keeping(axes, keep, balance=balance, least=minimum, multiple=step).shared_out(axes)
+
+
+def side_counts(axes: list[Axis], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
+    return keeping(axes, keep, "side-threshold", balance=balance, least=minimum).shared_out(axes)
+
+
+def keep_count(ratio: float, held: int) -> int:
+    return held - Budget(ratio).removed([experts("a", "decoder", range(held))])
+
+
+NLLB = model(6, 6, 128)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "balance", "encoder", "decoder"),
+    [
+        (0.8, "3:1", 36, 12),  # the published choice: 288 of 1536
+        (0.75, "1:1", 32, 32),  # 4.3: 384 of 1536
+        (0.75, "5:3", 40, 24),  # 4.3: unbalanced
+        (0.75, "3:1", 48, 16),
+        (0.75, "2:1", 42, 21),
+        (0.5, "1:1", 64, 64),
+        (0.5, "3:1", 96, 32),
+        (0.25, "3:1", 128, 64),  # 3:1 would be 144 : 48; the encoder has 128
+        (0.25, "1:3", 64, 128),
+        (0.0, "3:1", 128, 128),
+        (0.98, "3:1", 3, 2),  # 30 stay: 3 x 1 would leave the decoder below the router's 2
+    ],
+)
+def test_paper_and_corner_budgets(ratio, balance, encoder, decoder):
+    counts = layer_counts(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
+    assert list(counts.values()) == [encoder] * 6 + [decoder] * 6
+
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(2, 20))
+balances = st.sampled_from(
+    [Fraction(1, 3), Fraction(1), Fraction(3, 2), Fraction(5, 3), Fraction(2), Fraction(3)]
+)
+
+
+@given(shapes, st.integers(0, 1000), balances, st.sampled_from([2, 4]))
+def test_layer_counts_are_those_of_trying_every_number(shape, thousandths, balance, minimum):
+    encoder, decoder, width = shape
+    held = (encoder + decoder) * width
+    ratio = min(thousandths, 999) / 1000
+    keep = keep_count(ratio, held)
+    minimum = min(minimum, width)
+    layers = model(encoder, decoder, width)
+    if keep < minimum * (encoder + decoder):
+        with pytest.raises(UsageError, match="would stay"):
+            layer_counts(layers, keep, balance, minimum)
+        return
+    counts = list(layer_counts(layers, keep, balance, minimum).values())
+    wanted = expert_selection.fixed_per_layer(encoder, decoder, width, keep, balance, minimum)
+    assert (counts[0], counts[-1]) == wanted
+    assert held - sum(counts) >= Fraction(str(ratio)) * held  # never less removed than asked
+    assert all(minimum <= count <= width for count in counts)
+
+
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=6), st.data(), balances)
+def test_counts_of_uneven_layers_stay_within_them(widths, data, balance):
+    layers = [
+        experts(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", range(width))
+        for n, width in enumerate(widths)
+    ]
+    keep = data.draw(st.integers(2 * len(widths), sum(widths)))
+    counts = layer_counts(layers, keep, balance, 2)
+    assert all(2 <= counts[layer.name] <= len(layer.ids) for layer in layers)
+    assert sum(counts.values()) <= keep
+    sides = side_counts(layers, keep, balance, 2)
+    assert sum(sides.values()) <= keep
+    if keep == sum(widths):
+        assert sum(counts.values()) == sum(sides.values()) == keep
+
+
+def language_model(layers: int, width: int) -> list[Axis]:
+    return [experts(f"model.layers.{n}.mlp.experts", "decoder", range(width)) for n in range(layers)]
+
+
+@given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
+def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
+    layers, width, step, minimum, thousandths
+):
+    keep = keep_count(thousandths / 1000, layers * width)
+    fitting = [n for n in range(minimum, width + 1) if n % step == 0 and n * layers <= keep]
+    if not fitting and (step > 1 or minimum <= width):
+        with pytest.raises(UsageError):
+            layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+    elif fitting:
+        counts = layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+        assert set(counts.values()) == {fitting[-1]}
+
+
+def test_side_counts_follow_the_balance_of_layers():
+    assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
+    assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
+    assert side_counts(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
+    assert side_counts(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
+
+
+whole_values = st.lists(
+    st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(any), min_size=1, max_size=4
+)
+
+
+@given(whole_values, st.data(), st.sampled_from([1, 2, 4]))
+def test_threshold_solves_equation_5_with_the_exact_count(values, data, minimum):
+    layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
+    count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
+    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+    kept = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
+    assert sum(map(len, kept.values())) == count
+    below, above = expert_selection.global_threshold(values, count, minimum)
+    for layer, row, least, most in zip(layers, values, below, above, strict=True):
+        n = len(kept[layer.name])
+        assert least <= n <= most  # several layers may reach the same theta: any of them may go first
+        assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[:n])
+
+
+def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {axis.name: shares(axis, values[axis.name]) for axis in axes}
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5).filter(any), min_size=1, max_size=4),
+    st.data(),
+)
+def test_the_released_threshold_is_that_of_a_slow_restatement(values, data):
+    # Sums of 256 make shares and their sums exact in floating point.
+    values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
+    layers = [experts(f"l{n}", "encoder", range(6)) for n in range(len(values))]
+    minimum = data.draw(st.integers(1, 6))
+    count = data.draw(st.integers(minimum * len(values), 6 * len(values)))
+    values = [row if sum(row) == 256 else [256, 0, 0, 0, 0, 0] for row in values]
+    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+    found, theta = released_threshold(layers, phi_of(layers, metric), count, minimum)
+    counts, wanted = released_statistics.threshold_counts(values, count, minimum)
+    assert list(found.values()) == counts
+    assert (sum(counts), theta) == (count, float(wanted))
+
+
+def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts():
+    # Layer A has 95 % of its mass on 4 of 128 experts; layer B spreads it evenly. 150 stay, at least 4 each.
+    layers = [experts("A", "encoder", range(128)), experts("B", "decoder", range(128))]
+    values = {"A": np.array([23.75] * 4 + [5 / 124] * 124), "B": np.ones(128)}
+    phi = phi_of(layers, values)
+    by_equation, _ = threshold(layers, phi, 150, 4)
+    as_released, theta = released_threshold(layers, phi, 150, 4)
+    # Mass before the 27th of A: 0.95 + 22 x 0.05 / 124 = 0.9589, before the 123rd of B: 0.9531; before the next ones
+    # 0.9593 and 0.9609. Released: all of A's others have 0.05 together; (22 - 4) / 128 = 0.1406 < 0.141 of B.
+    assert by_equation == {"A": 27, "B": 123}
+    assert as_released == {"A": 128, "B": 22}
+    assert theta == 0.141
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.lists(st.integers(1, 60), min_size=12, max_size=12, unique=True), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
+    """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
+    layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
+    values = {
+        layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
+    }
+    width = 12 // groups
+    together = [
+        [
+            sum(
+                sorted(own[group * width : (group + 1) * width], reverse=True)[rank]
+                for group in range(groups)
+            )
+            for rank in range(width)
+        ]
+        for own in metric
+    ]
+    keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
+    sizes = {"least": 1, "multiple": groups, "groups": groups}
+    kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
+    counts = [len(kept[layer.name]) // groups for layer in layers]
+    below, above = expert_selection.global_threshold(together, keep, 1)
+    assert sum(counts) == keep
+    assert all(low <= count <= high for low, count, high in zip(below, counts, above, strict=True))
+    for layer, count, own in zip(layers, counts, metric, strict=True):
+        best = {
+            number
+            for group in range(groups)
+            for number in sorted(range(group * width, (group + 1) * width), key=lambda e: -own[e])[:count]
+        }
+        assert set(kept[layer.name]) == best
+
+
+def test_ties_are_broken_the_same_way_for_every_count():
+    layers = model(3, 3, 6)
+    values = {layer.name: np.ones(6) for layer in layers}
+    selections = [
+        select(layers, values, keeping(layers, count, "global-threshold", least=1)) for count in range(6, 37)
+    ]
+    chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
+    assert [len(kept) for kept in chosen] == list(range(6, 37))
+    assert all(small < large for small, large in pairwise(chosen))
+
+
+def test_experts_per_layer():
+    values = random_metric(NLLB)
+    budget = Budget(keep={"encoder": 36, "decoder": 12}, balance=Fraction(1))
+    fixed = select(NLLB, values, budget)
+    assert [len(ids) for ids in fixed.values()] == [36] * 6 + [12] * 6
+    assert fixed == select(NLLB, values, keeping(NLLB, 307, balance=Fraction(3)))
+    kept, thresholds = select_with_thresholds(NLLB, values, replace(budget, scope="side"))
+    assert sum(len(kept[layer.name]) for layer in NLLB[:6]) == 216
+    assert sum(len(kept[layer.name]) for layer in NLLB[6:]) == 72
+    assert set(thresholds) == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (keeping(NLLB, 10), "would stay"),
+        (keeping(NLLB, 30, "global-threshold", least=4), "would stay"),
+        (keeping(NLLB, 30, "side-threshold", least=4), "would stay"),
+        (Budget(keep={"encoder": 129, "decoder": 12}, least=2), "2 to 128"),
+        (Budget(keep={"encoder": 36, "decoder": 1}, least=2), "2 to 128"),
+        (Budget(keep={"encoder": 36, "decoder": 12}, scope="model"), "one count"),
+    ],
+)
+def test_impossible_budgets_are_refused(budget, message):
+    with pytest.raises(UsageError, match=message):
+        select(NLLB, random_metric(NLLB), replace(budget, balance=Fraction(1)))
