@@ -234,25 +234,24 @@ def gradient_fields(
     batches = [batch for of_text in by_text.values() for batch in of_text]
     examples = sum(len(batch.indices) for batch in batches)
 
-    def count(axis: Axis, per: Per) -> int:
+    def tokens(axis: Axis) -> int:
         mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
-        masks = (batch.inputs.get(mask, batch.inputs["attention_mask"]) for batch in batches)
-        return examples if per == "example" else sum(int(own.sum()) for own in masks)
+        return sum(int(batch.inputs.get(mask, batch.inputs["attention_mask"]).sum()) for batch in batches)
 
-    pers: dict[Kind, Per] = {kind: "token" if fisher and kind == "unit" else per for kind in axes}
-    return {
-        kind: {
+    found: dict[Kind, dict[str, Any]] = {}
+    for kind, own in axes.items():
+        by: Per = "token" if fisher and kind == "unit" else per
+        found[kind] = {
             "kind": kind,
             "method": NORMS if kind == "channel" else GRADIENT,
             "task": data.task,
             "examples": examples,
-            "per": pers[kind],
+            "per": by,
             "ids": {axis.name: axis.ids for axis in own},
             "values": {axis.name: sums[axis.name].tolist() for axis in own},
-            "counts": {axis.name: count(axis, pers[kind]) for axis in own},
+            "counts": {axis.name: examples if by == "example" else tokens(axis) for axis in own},
         }
-        for kind, own in axes.items()
-    }
+    return found
 
 
 def _inputs(
