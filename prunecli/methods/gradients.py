@@ -152,7 +152,7 @@ def gradient_sums(
     names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
-        seen = _watch_experts(checkpoint, model, every, sums.add, hooks)
+        seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
         named = {name: axis for name, axis in every.items() if name not in seen}
         watched = (
             _inputs(names, model, named, sums.add, hooks),
@@ -333,7 +333,7 @@ def _of_unit(add: Add, name: str, number: int, units: int, products: Tensor) -> 
     add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
 
 
-def _watch_experts(
+def _watch_units_of_experts(
     checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> set[str]:
     """Watch the activations in experts that prunecli can run; return the names of the axes that these are of."""

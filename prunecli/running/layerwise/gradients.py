@@ -166,9 +166,11 @@ class Gradients(LayerPasses):
             return outputs
 
         token = REHEARSING.set(True)
-        with swapped(mixture.module, "runner", answer):
-            pairs, _ = self._paired(stage, one)
-        REHEARSING.reset(token)
+        try:
+            with swapped(mixture.module, "runner", answer):
+                pairs, _ = self._paired(stage, one)
+        finally:
+            REHEARSING.reset(token)
         gradient = torch.zeros_like(outputs)
         if pairs:
             made, given = zip(*pairs, strict=True)
