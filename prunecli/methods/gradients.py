@@ -70,23 +70,22 @@ class _Sums:
 
     Attributes:
         per: what the absolute value is taken of.
-        squared: axes whose squares are summed.
-        at_once: those of them whose squares are taken of what is added: tokens of all layers would not fit in memory.
+        readers: axis whose squares are summed -> number of tensors that read its activations. Of a single one squares
+            are taken at once, since the tokens of all layers would not fit in memory.
         rows: examples in the present batch.
         present: name of an axis -> `[examples, tokens or 1, units]` of dL/dxi of the present batch.
         sums: name of an axis -> `[units]`, without the present batch.
     """
 
     per: Per
-    squared: set[str]
-    at_once: set[str]
+    readers: Mapping[str, int]
     rows: int = 1
     present: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, gradients: Tensor) -> None:
         """Add `[tokens, units]`, or `[units]` of an only example: a module may be run several times in a pass."""
-        if name in self.at_once:
+        if self.readers.get(name) == 1:
             self._sum(name, gradients)
             return
         of_tokens = gradients.reshape(self.rows, -1, gradients.shape[-1])
@@ -101,7 +100,7 @@ class _Sums:
         self.rows = rows
 
     def _sum(self, name: str, gradients: Tensor) -> None:
-        values = gradients.square() if name in self.squared else gradients.abs()
+        values = gradients.square() if name in self.readers else gradients.abs()
         added = values.reshape(-1, values.shape[-1]).sum(dim=0, dtype=torch.float64)
         self.sums[name] = self.sums[name] + added if name in self.sums else added
 
@@ -143,7 +142,7 @@ def gradient_sums(
     """
     model, every = runner.model, {axis.name: axis for axis in axes}
     readers = {axis.name: len(outputs(axis.carriers)) for axis in axes if axis.kind == "unit" and fisher}
-    sums = _Sums(per, {*readers}, {name for name, count in readers.items() if count == 1})
+    sums = _Sums(per, readers)
 
     def losses(model: Any, batch: Batch) -> Tensor:
         sums.flush(len(batch.indices))

@@ -87,20 +87,20 @@ class Trial:
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
         failure: Exception = ValueError("no small copy of it can be made")
-        ways = [*product((torch.float64, torch.float32), (True, False))]
-        for made, (dtype, cached) in ((made, way) for made in smaller_skeletons(short) for way in ways):
+        for made in smaller_skeletons(short):
             # A model and its result often have the same small copy, whose answers take seconds.
             key = made.model_class, made.config_class, repr(made.config)
             if (known := _KNOWN.get(key)) is not None:
                 return known
-            try:
-                trial = cls(made, random_model(made, dtype), cached).reopened()
-                trial.logits(trial.model)
-            except Exception as error:  # of any kind: what a class makes of sizes that it does not like
-                failure = error
-            else:
-                _KNOWN[key] = trial
-                return trial
+            for dtype, cached in product((torch.float64, torch.float32), (True, False)):
+                try:
+                    trial = cls(made, random_model(made, dtype), cached).reopened()
+                    trial.logits(trial.model)
+                except Exception as error:  # of any kind: what a class makes of sizes that it does not like
+                    failure = error
+                else:
+                    _KNOWN[key] = trial
+                    return trial
         raise failure
 
     def reopened(self) -> Trial:
