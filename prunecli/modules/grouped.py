@@ -174,10 +174,11 @@ def by_expert(
     """Return the outputs of `run` for the rows of each expert that has any, `[assignments, width]` as `rows`.
 
     Args:
-        shared_out: whether each thread takes the next expert, the largest first; else they come one by one.
+        shared_out: whether each thread takes the next expert, the largest first; else they come one by one, as where
+            gradients are enabled, which threads would not compute.
     """
     spans = expert_spans(groups.sizes)
-    if rows.requires_grad and spans:  # the gradient of a slice would be as large as all rows
+    if torch.is_grad_enabled() and spans:  # the gradient of a slice would be as large as all rows
         parts = torch.split(rows, [end - start for _, start, end in spans])
         return torch.cat([run(span, part) for span, part in zip(spans, parts, strict=True)])
     outputs = torch.empty_like(rows)

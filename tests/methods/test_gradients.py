@@ -18,6 +18,7 @@ from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
+from prunecli.modules import stock_experts
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import StockNames
@@ -127,7 +128,9 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
             np.testing.assert_allclose(own, total[name] / count, rtol=2e-3, atol=1e-7, err_msg=name)
 
 
-def test_units_of_experts_are_scored_by_the_gradients_of_each_token(tmp_path):
+@pytest.mark.parametrize("shared_out", [False, True])
+def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, tmp_path, monkeypatch):
+    monkeypatch.setattr(stock_experts, "shares_out", lambda *_: shared_out)  # to threads, as large ones are
     path = made("qwen3_moe", tmp_path / "model")
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
     data = Dataset("lm", PlainText((Path("text"),), LINES))
