@@ -87,9 +87,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
         ratio = memory_fits(checkpoint, budget, load, request, dtype=dtype)[0]
     for target, way in zip(targets, whole, strict=True) if sparse else ():
-        nearest, *fits = memory_fits(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target)
-        if not stock or not (checkpoint.quantised or target == targets[0]):
-            fits = []
+        ratios = TEXT_RATIOS if stock and (checkpoint.quantised or target == targets[0]) else ()
+        nearest, *fits = memory_fits(checkpoint, budget, load, request, ratios, dtype=target)
         if not way.fits:
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         for fit in sorted(fits, key=lambda fit: fit.ratio):

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
@@ -61,7 +60,7 @@ GRADIENT, NORMS = "gradient", "norm-output"
 Add = Callable[[str, Tensor], None]
 """Adds dL/dxi, or a channel's outputs, in the present batch to an axis, see `_Sums.add`."""
 Take = Callable[[Tensor], None]
-"""Takes w dL/dw of a parameter w."""
+"""Takes w dL/dw of a parameter w, or a dL/da of activations."""
 
 
 @dataclass
@@ -189,7 +188,7 @@ def measure_gradients(
     checkpoint: Checkpoint,
     data: Dataset,
     axes: Mapping[Kind, Sequence[Axis]],
-    options: RunOptions,
+    device: str,
     memory: int | None = None,
     spill_directory: Path | None = None,
     progress: Progress = silent,
@@ -197,9 +196,9 @@ def measure_gradients(
     """Load the model of a checkpoint and score the units of each kind, see `gradient_fields`.
 
     Args:
-        memory, spill_directory: of a run layer by layer, see `make_runner`.
+        device, memory, spill_directory: where the model runs, see `make_runner`.
     """
-    devices = choose_devices(options.device)
+    devices = choose_devices(device)
     dtype = fitting_dtype({str(checkpoint.path): checkpoint}, devices, gradients=True, memory=memory)
     runner = make_runner(checkpoint, devices, dtype, memory, spill_directory)
     fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
@@ -278,14 +277,18 @@ def _note_input(
     if not values.requires_grad:  # nothing below has units that are watched: the graph begins here
         values = values.detach().requires_grad_()
     values = values.view_as(values)  # which nothing else reads
-    held = [values.detach()]
+    _on_gradient(values, values, lambda product: add(name, _unit_sums(product, carrier, units)))
+    return (values, *rest)
+
+
+def _on_gradient(values: Tensor, factor: Tensor, take: Take) -> None:
+    """Have `take` called with `factor` x dL/d`values`, `[tokens, width]` float32, in the backward pass."""
+    held = [factor.detach()]
 
     def multiply(gradient: Tensor) -> None:
-        product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
-        add(name, _unit_sums(product.flatten(0, -2), carrier, units))
+        take((held.pop().float() * gradient.float()).flatten(0, -2))  # popped: freed as the pass goes down
 
     values.register_hook(multiply)  # type: ignore[no-untyped-call]
-    return (values, *rest)
 
 
 def _by_unit(add: Add, name: str, carrier: Carrier, units: int, products: Tensor) -> None:
@@ -344,12 +347,7 @@ def _watch_units_of_experts(
     def note(number: int, expert: int, hidden: Tensor, *_: Tensor) -> None:
         if not hidden.requires_grad:  # nothing below has units that are watched: the graph begins here
             hidden.requires_grad_()
-        held = [hidden.detach()]
-
-        def multiply(gradient: Tensor) -> None:
-            add(places[number, expert], held.pop().float() * gradient)
-
-        hidden.register_hook(multiply)  # type: ignore[no-untyped-call]
+        _on_gradient(hidden, hidden, partial(add, places[number, expert]))
 
     for number, module in enumerate(hooks.enter_context(own_experts(model)).values()):
         module.watcher = partial(note, number)
@@ -369,13 +367,12 @@ def _watch_layers(
         made: Any = states_of(output)
         if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
             made = made.detach().requires_grad_()
-        change = (made - before.to(made.device)).detach()
 
-        def multiply(gradient: Tensor) -> None:
-            own = (change.float() * gradient.float()).flatten(0, -2).sum(dim=1, keepdim=True)
+        def take(products: Tensor) -> None:
+            own = products.sum(dim=1, keepdim=True)
             add(name, own * functional.one_hot(torch.tensor(number), len(axes[name].ids)).to(own))
 
-        made.register_hook(multiply)
+        _on_gradient(made, made - before.to(made.device), take)
         return (made, *output[1:]) if isinstance(output, tuple | list) else made
 
     numbers: Counter[str] = Counter()

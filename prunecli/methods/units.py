@@ -108,15 +108,17 @@ def observed(
 
 def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
     """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
+    of_modules = {axis.module: axis.name for axis in axes}
+    of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
     mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    return {
-        (number, expert): axis.name
-        for number, layer in enumerate(mixtures)
-        for axis in axes
-        for expert in range(layer.num_experts)
-        if layer.expert_prefix.format(expert=expert) == axis.module
-        or not {*layer.stacked_tensors}.isdisjoint(axis.carriers)
-    }
+    found = {}
+    for number, layer in enumerate(mixtures):
+        of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
+        for expert in range(layer.num_experts):
+            name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)
+            if name is not None:
+                found[number, expert] = name
+    return found
 
 
 def squares(checkpoint: Checkpoint, expression: Expression, dim: int) -> Array:

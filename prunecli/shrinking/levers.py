@@ -295,7 +295,7 @@ class Levers:
     def _score_all(self) -> dict[tuple[str, str], Scores]:
         """Score the units of all levers in one pass: name of the lever and metric -> scores."""
         options = self.options
-        place = RunOptions(device=options.device), options.memory, options.spill_directory, self.progress
+        place = options.device, options.memory, options.spill_directory, self.progress
         found = measure_gradients(self.checkpoint, self.data, self._scored, *place)
         return {(f"{kind}s", scores.method): scores for kind, scores in found.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import gcd
 from pathlib import Path
 
@@ -63,12 +62,18 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     elif metric == "norms":
         ranking = Ranking({axis.name: _norms(checkpoint, axis) for axis in axes}, metric)
     else:
-        from prunecli.methods.ffn.activations import measure_activations
 
-        experts = axes if options.experts else ()
-        measure = partial(measure_activations, checkpoint, metric=metric, experts=experts)
-        if metric == "gradient":
-            measure = partial(_measure_gradients, checkpoint, axes)
+        def measure(data: Dataset, run: TextRun) -> Scores:
+            from prunecli.methods.ffn.activations import measure_activations  # imports torch
+            from prunecli.methods.gradients import measure_gradients
+
+            if metric == "gradient":
+                place = run.running.device
+                return measure_gradients(checkpoint, data, {"unit": axes}, place, progress=run.progress)[
+                    "unit"
+                ]
+            return measure_activations(checkpoint, data, run, metric, axes if options.experts else ())
+
         scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
         values, metric = scores.picked(axes), options.metric or scores.method
         if metric == "activation-norm":
@@ -85,12 +90,6 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     of = f" of each {owner}" if options.uniform else " of all FFNs together"
     by_share = not options.uniform
     return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
-
-
-def _measure_gradients(checkpoint: Checkpoint, axes: Sequence[Axis], data: Dataset, run: TextRun) -> Scores:
-    from prunecli.methods.gradients import measure_gradients  # imports torch
-
-    return measure_gradients(checkpoint, data, {"unit": axes}, run.running, progress=run.progress)["unit"]
 
 
 def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
