@@ -73,7 +73,7 @@ def bench_latency(
     Args:
         checkpoints: label -> an open model, a directory or a name on the hub, the baseline first.
         say: called with each automatic choice and its reason.
-        task: None: the task of the models if plain or labelled text is chosen, else translation.
+        task: None: translation of parallel text, else the task of the models.
 
     Returns:
         latency.json; nothing is written.
@@ -84,8 +84,8 @@ def bench_latency(
     options = options or LatencyOptions()
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     if task is None:
-        named = choice.files or choice.labelled is not None
-        task = task_of_all(list(directories.values()), task_of) if named else "translation"
+        is_parallel = choice.data or choice.source_file
+        task = "translation" if is_parallel else task_of_all(list(directories.values()), task_of)
     choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":

@@ -11,7 +11,7 @@ import torch
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config
-from prunecli.model.skeleton import config_class, no_bars
+from prunecli.model.skeleton import config_class, quiet
 from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.building import build_model, refused_by_layer
 from prunecli.modules.classes import empty_model, fill_constants, fitted_class, stock_class
@@ -140,7 +140,7 @@ def _from_pretrained(
     try:
         if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
             options = {"config": config.from_pretrained(checkpoint.path, local_files_only=True, **options)}
-        with no_bars():
+        with quiet():  # missing tensors are an error below, others are left out on purpose
             model, info = model_class.from_pretrained(
                 checkpoint.path,
                 dtype=dtype,

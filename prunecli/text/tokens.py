@@ -50,10 +50,10 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             if is_missing:
                 raise CheckpointError(missing, remedy) from error
             raise
-        if (
-            is_missing and tokenizer.vocab_files_names
-        ):  # transformers makes an empty one; those of bytes need no file
-            raise CheckpointError(missing, remedy)
+        # Of files that the class does not read, transformers makes one with special tokens alone.
+        if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < 2:
+            unread = f"{directory}: the tokenizer knows no tokens: {type(tokenizer).__name__} reads none of its files"
+            raise CheckpointError(missing if is_missing else unread, remedy)
         if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
             raise ValueError(f"its settings hold {LONE}, which cannot be saved")
     return tokenizer

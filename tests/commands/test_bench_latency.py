@@ -96,6 +96,8 @@ def test_a_model_that_generates_nothing_is_refused(folder):
     arguments = ("encoder", "--data", "data", "--sentences", "2", "--max-new-tokens", "2", "--device", "cpu")
     with pytest.raises(UnsupportedModelError, match="ForMaskedLM, which generates no text"):
         _run(*arguments)
+    with pytest.raises(UsageError, match="task mlm needs text"):
+        _run("encoder")
 
 
 def test_examples_per_second_of_a_classifier(folder):

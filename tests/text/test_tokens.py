@@ -79,3 +79,11 @@ def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
     ) as caught:
         load_tokenizer(tmp_path)
     assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
+
+
+def test_a_tokenizer_of_files_that_its_class_does_not_read(tmp_path):
+    """transformers makes an empty one of a published ALBERT's vocab.txt, so that every text is unknown tokens."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
+    with pytest.raises(CheckpointError, match="knows no tokens: AlbertTokenizer reads none of its files"):
+        load_tokenizer(tmp_path)

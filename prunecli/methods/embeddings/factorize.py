@@ -43,9 +43,11 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
     """Fit what `plan_embeddings` chose.
 
     Raises:
-        CheckpointError: a value of a table is not finite, or no tokenizer counts the text.
+        CheckpointError: weights of other shapes than config.json says, a value of a table that is not finite, or no
+            tokenizer counts the text.
         PruneError: the fit does not fit in memory.
     """
+    checkpoint.check()
     tables = plan.tables
     if plan.shape is not None:
         _require_room(checkpoint, plan.shape)

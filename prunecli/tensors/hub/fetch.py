@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
@@ -27,6 +29,28 @@ _CONTENT = re.compile(r'(?:W/)?"?(?!\.*"?$)[\w.+=:-]{1,200}"?')
 """An ETag that is a name of a file; huggingface_hub takes any as one."""
 
 _REMEDY = "Check HF_ENDPOINT, and the proxy; or choose another model."
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class _Content(_Answer):
+    sha256: str
+
+
+class _File(_Answer):
+    rfilename: str
+    size: NonNegativeInt | None
+    blob_id: str | None
+    lfs: _Content | None
+
+
+class _Description(_Answer):
+    """The fields of huggingface_hub's `ModelInfo` that are read, which it does not check."""
+
+    sha: str
+    siblings: list[_File]
 
 
 @dataclass(frozen=True)
@@ -141,7 +165,7 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
         if not is_offline():
             say(f"{reason(answer)}: using {snapshot} from the cache.")
         return snapshot
-    files = answer.siblings or []
+    files = answer.siblings
     sizes = {file.rfilename: file.size or 0 for file in files}
     if CONFIG not in sizes:
         what = f"it holds no {CONFIG}, so it is no checkpoint of transformers"
@@ -199,15 +223,17 @@ def _telling(files: Collection[str]) -> list[str]:
     return [name for name in files if not name.endswith("/config.json")]
 
 
-def _ask(name: HubName) -> Any:
+def _ask(name: HubName) -> _Description | Exception:
     """Return the hub's description of a model, or the error instead."""
     from huggingface_hub import HfApi, constants
 
     try:
-        return HfApi(library_name="prunecli").model_info(
-            name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        return _Description.model_validate(
+            HfApi(library_name="prunecli").model_info(
+                name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
         )
-    except ValueError as error:  # a page to log in to a network, for one
+    except (LookupError, TypeError, ValueError) as error:  # a page to log in to a network, for one
         return HubError(f"{name}: {host()} describes no model ({one_line(error)})", _REMEDY)
     except Exception as error:
         return error

@@ -296,8 +296,18 @@ def test_nor_are_commits(answers_model, tmp_path):
     refused(tmp_path, "answers with X-Repo-Commit '../../out'")
 
 
-def test_a_page_to_log_in_describes_no_model(answers_model, tmp_path):
-    answers_model.description = b"<html>Log in</html>"
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>Log in</html>",
+        '"a text"',
+        '{"id": "org/tiny", "sha": "a", "siblings": [{"rfilename": ["config.json"]}]}',
+        '{"id": "org/tiny", "sha": "a", "siblings": [{"rfilename": "config.json", "size": "large"}]}',
+    ],
+)
+def test_what_describes_no_model(answers_model, tmp_path, answer):
+    """A page to log in to a network, and descriptions that huggingface_hub takes as they are."""
+    answers_model.description = answer.encode()
     refused(tmp_path, "describes no model")
     assert answers_model.fetched() == []
 
