@@ -162,7 +162,11 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
         what = "Experts alone" if inventory.layers else "Nothing"
         console.note(f"{what} can be removed from it: {error.message}")
         return
-    parts = [f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})" for stack in family.stacks]
+    parts = [
+        f"{sizes.depth(stack):,} {stack.side} layers ({stack.depth})"
+        for stack in family.stacks
+        if stack.depth in family.found.movable
+    ]
     parts += [
         f"{sizes.count(key):,} hidden units in each layer ({key})"
         for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)

@@ -14,7 +14,6 @@ import numpy as np
 
 from prunecli.errors import DataError
 from prunecli.evaluation.language_model import Reference
-from prunecli.evaluation.on_text import measured_text
 from prunecli.evaluation.tasks import class_logits, cosines, outputs_of, perplexity, text_vectors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import pairs_of_steps
@@ -30,7 +29,7 @@ from prunecli.running.losses import measure_losses
 from prunecli.text.choice import Dataset, Text, TextChoice, columns
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
-from prunecli.text.tasks import task_of
+from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
 BATCH_TOKENS = 2048
@@ -253,12 +252,10 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
     if named is not None:
         choice = TextChoice(files=(named,))
 
-    def read(choice: TextChoice) -> Dataset:
-        return choice.read("lm") if source.family is None else measured_text(source, choice, "`check_text`")
-
-    data = read(choice)
+    task: TaskName = "lm" if task_of(source) == "lm" else "mlm"
+    data = choice.read(task)
     if named is None and choice.max_sentences is not None:
-        whole = read(choice.model_copy(update={"max_sentences": None})).text
+        whole = choice.model_copy(update={"max_sentences": None}).read(task).text
         assert isinstance(whole, PlainText)
         if rest := whole.texts[len(data.text) :]:
             return replace(data, text=PlainText(whole.files, rest)), False

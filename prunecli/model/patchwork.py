@@ -252,11 +252,24 @@ def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
     """Have an attention that is given the position bias of all `held` heads use that of its own `heads`."""
     from transformers import AttentionInterface
 
+    attention.heads, attention.n_heads = tuple(heads) or (0,), held
+    if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):
+        attention.register_forward_pre_hook(_given_own, with_kwargs=True)
+        return
     AttentionInterface.register(SUBSET, _attend)
+    # Where it is given no bias, it makes one for all heads.
     attention.stock_config = attention.config
     attention.config = OwnCounts(attention.config, {ATTENTION_FUNCTION: SUBSET})
-    # Where it is given no bias, it makes one for all heads.
-    attention.heads, attention.n_heads = tuple(heads) or (0,), held
+
+
+def _given_own(attention: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of an attention, with the part of the bias of all heads that belongs to its own."""
+
+    def own(value: Any) -> Any:
+        is_bias = getattr(value, "ndim", 0) == 4 and value.shape[1] == attention.n_heads
+        return value[:, list(attention.heads)] if is_bias else value
+
+    return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
 
 
 def _attend(

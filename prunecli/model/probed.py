@@ -251,11 +251,12 @@ def _traced(
         keys = {name: counts[name] // counts[key] for name in small.keys}
         units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
         for layout in small.layouts:
-            asked = _uneven(units, trial, small, layout, owners(layout), 0)
-            if units.scaled and asked() is not None:
-                confirmed.append((units, _in_like_layers(skeleton, layers, small_layers, layout)))
-                uneven[key] = asked
-                break
+            for biased in (False, True) if units.scaled else ():
+                own = replace(units, biased=biased)
+                asked = _uneven(own, trial, replace(small, biased=biased), layout, owners(layout), 0)
+                if key not in uneven and asked() is not None:
+                    confirmed.append((own, _in_like_layers(skeleton, layers, small_layers, layout)))
+                    uneven[key] = asked
     return confirmed
 
 

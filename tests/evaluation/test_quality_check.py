@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from transformers import MPNetModel
 
 from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers, trim_vocabulary
 from prunecli.commands.share import share_attention, share_ffn
@@ -17,7 +18,8 @@ from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
 from tests.evaluation.losses import TextLosses, lm_losses
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
+from tests.tiny import write_plain_tokenizer
 
 LINES = ("the hen", "ten tins on", "then no hen")
 
@@ -86,6 +88,14 @@ def test_every_command_checks_on_request(command, case, arguments, models):
 def test_outputs_are_compared_with_the_original(head, line, folder):
     model = tiny_family(folder / "model", "bert", architectures=[head])
     assert line in done(prune_layers, model, "--remove", "0,1", "--check", "text.txt").out
+
+
+def test_lines_are_texts_of_found_encoders_too(folder):
+    model = folder / "model"
+    tiny.drawn(MPNetModel, tiny.tiny_config("mpnet")).save_pretrained(model)
+    write_plain_tokenizer(model)
+    line = "Vectors of 3 texts of text.txt: mean cosine"
+    assert line in done(prune_layers, model, "--remove", 1, "--check", "text.txt").out
 
 
 @pytest.mark.parametrize(

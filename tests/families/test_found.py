@@ -51,6 +51,7 @@ FOUND: dict[str, set[str]] = {
     "nemotron_h": {*BOTH, "expert unit", "channel"},  # a list says how many layers there are
     "falcon_h1": {*BOTH, "channel"},  # the state-space part of each layer keeps its heads
     "gte": {"layer", "unit", "head"},  # its files part a matrix under the same name
+    "mpnet": {"layer", "unit", "uneven head"},  # the encoder adds a bias for all heads
     "esm": {"layer", "unit", "uneven head"},
     "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
