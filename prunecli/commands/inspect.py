@@ -86,7 +86,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
-    from prunecli.tensors.hub.names import origin
+    from prunecli.tensors.hub.names import with_origins
 
     rows = [
         {
@@ -99,9 +99,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    known = origin(opened.path)
-    where = f"{known['path']} at {known['revision'][:7]}" if "revision" in known else opened.path
-    console.out(f"{where}: {opened.model_type}, {dtypes}, {files}")
+    console.out(f"{with_origins(str(opened.path))}: {opened.model_type}, {dtypes}, {files}")
     console.table("Parameters", rows)
     experts = [
         {

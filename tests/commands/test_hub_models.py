@@ -141,7 +141,7 @@ def test_names_that_lead_nowhere(folder, hub, name, message):
 
 def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
     found = done(inspect, "org/tiny", "--fit", "600KiB")
-    assert found.out.startswith("org/tiny at 1a2b3c4: nllb-moe, float32, model.safetensors")
+    assert found.out.startswith("org/tiny@1a2b3c4: nllb-moe, float32, model.safetensors")
     assert "disk" not in found.out
     found = call(inspect, "org/tiny", "--json")
     assert json.loads(found.out)["models"][0]["revision"] == MAIN_COMMIT
