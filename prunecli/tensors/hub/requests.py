@@ -233,7 +233,7 @@ class RemoteFile:
                 raise
             raise HubError(f"{self.name}: {self.file}: {reason(error)} ({one_line(error)})", GO_ON) from error
         answered = f"{response.status_code} {response.headers.get('Content-Range')}"
-        if not answered.startswith(f"206 bytes {start}-"):
+        if not response.content or not answered.startswith(f"206 bytes {start}-"):
             raise HubError(
                 f"{self.name}: {self.file}: {host()} answers {answered}, not with the range of bytes",
                 f"Fetch the model whole: {download(self.name)}",

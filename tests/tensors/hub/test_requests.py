@@ -108,7 +108,10 @@ def test_retry_after_is_heeded(file, hub, waits):
     assert waits == [18, 56]
 
 
-@pytest.mark.parametrize("fault", [Fault(is_whole=True), Fault(shift=1), Fault(status=204)])
+EMPTY = Fault(status=206, headers={"Content-Range": "bytes 1000-1000/300000"})
+
+
+@pytest.mark.parametrize("fault", [Fault(is_whole=True), Fault(shift=1), Fault(status=204), EMPTY])
 def test_what_is_not_the_file_is_refused_at_once(file, hub, waits, fault):
     hub.faults = [fault]
     message = r"(?s)^org/tiny: model.safetensors: .* not with the range .*hf download org/tiny"
