@@ -21,7 +21,7 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import OutputOptions, command, result_option
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import MemoryOptions, RunOptions
+from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.scoring import CollectOptions
 from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 12
 
 
-class CollectGates(OutputOptions, TextChoice, MemoryOptions, RunOptions, CollectOptions):
+class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     """Options of the command."""
 
     LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files", "labelled", "plot", "table"})

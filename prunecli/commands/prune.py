@@ -139,6 +139,8 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"memory", "spill_directory"})
+
     replace: Literal["linear"] | None = selection_option(
         None,
         "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
@@ -217,7 +219,7 @@ def _prune_measured(
     console.note(*selection.reasons)
     rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
     scored = None if rewrite is None and not options.needs_text else options
-    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, device=options.device)
+    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, running=options)
 
 
 DEMO_SPLIT = "val"

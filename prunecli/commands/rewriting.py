@@ -118,19 +118,19 @@ class RewritingOptions(Options):
         *,
         rewrite: Rewrite | None = None,
         scored: TextChoice | None = None,
-        device: str = "auto",
+        running: RunOptions | None = None,
         table: Callable[[], None] = lambda: None,
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
         Args:
             rewrite: how the units are removed; None: by `cut`.
-            scored, device: as in `apply`.
+            scored, running: as in `apply`.
             table: prints what comes before the table of units.
         """
         from prunecli.selection.cut import cut
 
-        shown = self.apply(source, rewrite or cut(source, selection), scored, device)
+        shown = self.apply(source, rewrite or cut(source, selection), scored, running)
 
         def tables() -> None:
             table()
@@ -143,13 +143,13 @@ class RewritingOptions(Options):
         source: Checkpoint,
         rewrite: Rewrite,
         scored: TextChoice | None = None,
-        device: str = "auto",
+        running: RunOptions | None = None,
     ) -> Shown:
         """Write the result, or with --dry-run only check it; measure what it costs on a little text.
 
         Args:
             scored: the text that the scores come from; None: without `check_text` nothing is measured.
-            device: that the model runs on.
+            running: how the model runs on text.
         """
         from prunecli.model.opening import lacking
         from prunecli.pipeline import apply
@@ -171,7 +171,7 @@ class RewritingOptions(Options):
                     f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli "
                     "evaluate; if its scores fell too far, remove less or run prunecli finetune."
                 )
-        check = self._quality_check(source, rewrite, scored, device)
+        check = self._quality_check(source, rewrite, scored, running)
         result = apply(
             source,
             rewrite,
@@ -188,7 +188,7 @@ class RewritingOptions(Options):
         return Shown(result, not self.config_only, self.explain, quality)
 
     def _quality_check(
-        self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, device: str
+        self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, running: RunOptions | None
     ) -> QualityCheck | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
         wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
@@ -198,7 +198,7 @@ class RewritingOptions(Options):
 
         steps = rewrite.structure.history
         try:
-            return QualityCheck(source, self.check_text, scored, steps, device, console.progress())
+            return QualityCheck(source, self.check_text, scored, steps, running, console.progress())
         except PruneError as error:
             if self.check_text is not None and not isinstance(error, MemoryShortError):
                 raise

@@ -44,7 +44,7 @@ def share_ffn(options: ShareFfn) -> None:
         if scored is None:
             options.refuse_text("no text is read here.")
         console.note(*plan.reasons)
-        shown = options.apply(opened, rewrite_shared(opened, plan), scored, options.device)
+        shown = options.apply(opened, rewrite_shared(opened, plan), scored, options)
         options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
 
 

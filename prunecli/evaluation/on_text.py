@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
+    from prunecli.running.runner import Runner
 
 
 def device_option() -> Any:
@@ -33,8 +34,8 @@ def device_option() -> Any:
     )
 
 
-class RunOptions(Options):
-    """How a model runs on text."""
+class BatchOptions(Options):
+    """Size of the batches, and where they run."""
 
     batch_tokens: int = compute_option(
         4096, "Padded tokens in a batch; fewer take less memory.", recorded=False, ge=1
@@ -42,8 +43,8 @@ class RunOptions(Options):
     device: str = device_option()
 
 
-class MemoryOptions(Options):
-    """Options of a run layer by layer."""
+class RunOptions(BatchOptions):
+    """How a model runs on text."""
 
     memory: Size | None = compute_option(
         None, "Run layer by layer within this memory (8GiB).", metavar="SIZE"
@@ -122,7 +123,7 @@ def text_fields(data: Dataset, choice: TextChoice) -> dict[str, Any]:
     }
 
 
-def model_and_batches(
+def runner_and_batches(
     checkpoint: Checkpoint,
     data: Dataset,
     options: RunOptions,
@@ -130,32 +131,41 @@ def model_and_batches(
     *,
     predicting: bool = False,
     pooling: Pooling | None = None,
-) -> tuple[Any, list[Batch]]:
-    """The model, loaded, and the text in batches of like lengths.
+    whole: bool = False,
+) -> tuple[Runner, list[Batch]]:
+    """The model, ready to run, and the text in batches of like lengths.
 
     Args:
         predicting: whether the labels are what the model predicts: the tokens of references, the next token, or in a
             masked language model the hidden ones (drawn with seed 0); else the tokens themselves.
         pooling: of an embedding model, which says how plain texts are cut; every one is kept.
+        whole: whether more is measured than what single layers are given.
 
     Raises:
+        UsageError: it is, and the model is run layer by layer.
         PruneError: a model or text that cannot be used.
     """
     from prunecli.evaluation.options import labels_for
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import fitting_dtype
-    from prunecli.modules.loading import load_model
     from prunecli.running.batches import task_batches
     from prunecli.running.encoding import text_examples
+    from prunecli.running.layerwise.runner import make_runner
     from prunecli.text.tokens import load_tokenizer
 
+    if whole and options.memory is not None:
+        raise UsageError(
+            "`memory`: this metric needs a model that is held whole.",
+            "Leave it out, choose another metric, or use prunecli shrink.",
+        )
     tokenizer = load_tokenizer(checkpoint.path)
     devices = choose_devices(options.device)
-    dtype = fitting_dtype(dict.fromkeys(labels_for([checkpoint.path]), checkpoint), devices, say=say)
-    model = load_model(checkpoint.path, device=devices, dtype=dtype)
+    named = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
+    dtype = fitting_dtype(named, devices, say=say, memory=options.memory)
+    runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory)
     text = data.text
     if predicting or pooling is not None or not isinstance(text, PlainText):
-        batches = task_batches(tokenizer, model, data, options.batch_tokens, pooling)
-        return model, [batch for of_text in batches.values() for batch in of_text]
-    examples = text_examples(tokenizer, model, text.texts, data.context, whole=data.task == "lm")
-    return model, examples.batches(options.batch_tokens)
+        batches = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
+        return runner, [batch for of_text in batches.values() for batch in of_text]
+    examples = text_examples(tokenizer, runner.model, text.texts, data.context, whole=data.task == "lm")
+    return runner, examples.batches(options.batch_tokens)

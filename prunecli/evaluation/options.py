@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
+from prunecli.evaluation.on_text import BatchOptions, RunOptions, device_option
 from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
@@ -41,7 +41,7 @@ RATED = {
 """Task -> the scores that `min_ratio` applies to."""
 
 
-class EvaluationOptions(MemoryOptions, RunOptions):
+class EvaluationOptions(RunOptions):
     """Options of `evaluate`, apart from the checkpoints and the text.
 
     Attributes:
@@ -248,7 +248,7 @@ Measure = Literal["cka", "lns"]
 MEASURES = get_args(Measure)
 
 
-class SimilarityOptions(RunOptions):
+class SimilarityOptions(BatchOptions):
     """Options of `compare-models`, apart from the checkpoints and the text.
 
     Attributes:

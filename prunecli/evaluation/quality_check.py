@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from prunecli.errors import DataError
 from prunecli.evaluation.language_model import Reference
+from prunecli.evaluation.on_text import RunOptions
 from prunecli.evaluation.tasks import class_logits, cosines, outputs_of, perplexity, text_vectors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import pairs_of_steps
@@ -94,9 +95,8 @@ class Measurer:
     Attributes:
         source: the original.
         data: the text.
-        device: as in `load_model`.
+        running: how the models run.
         diverges: whether the divergence from the original is measured.
-        memory, spill_directory: as in `make_runner`.
         original: quality of the original.
         tokens: number of tokens that the original's loss is a mean of.
         first: vectors `[texts, width]` or classes `[texts]` by the original, if its quality is no loss.
@@ -104,17 +104,16 @@ class Measurer:
 
     source: Checkpoint
     data: Dataset
-    device: str = "auto"
+    running: RunOptions = field(default_factory=RunOptions)
     progress: Progress = silent
     diverges: bool = True
-    memory: int | None = None
-    spill_directory: Path | None = None
 
     def __post_init__(self) -> None:
-        self._devices = choose_devices(self.device)
+        memory = self.running.memory
+        self._devices = choose_devices(self.running.device)
         # Layer by layer no batch takes more than an example, as where the units were scored.
-        self._batch_tokens = BATCH_TOKENS if self.memory is None else 1
-        self._dtype = fitting_dtype({str(self.source.path): self.source}, self._devices, memory=self.memory)
+        self._batch_tokens = BATCH_TOKENS if memory is None else 1
+        self._dtype = fitting_dtype({str(self.source.path): self.source}, self._devices, memory=memory)
         self.first: Any = None
         self.tokens = 0
         self._reference: Reference | None = None
@@ -133,7 +132,8 @@ class Measurer:
         """
         gc.collect()  # before the next model is loaded
         data, what = self.data, f"measuring {what}"
-        runner = make_runner(open_model(path), self._devices, self._dtype, self.memory, self.spill_directory)
+        place = self.running.memory, self.running.spill_directory
+        runner = make_runner(open_model(path), self._devices, self._dtype, *place)
         try:
             tokenizer = load_tokenizer(path)
             if data.task == "embedding":
@@ -187,7 +187,7 @@ class QualityCheck:
         scored: the text that the scores come from. Without `named` the check reads what gave no scores, if there is
             any: another split, or the texts behind `max_sentences`.
         steps: history of the result; language pairs that it was not pruned for are left out.
-        device: as in `load_model`.
+        running: how the models run.
 
     Raises:
         PruneError: text or a model that cannot be used.
@@ -200,13 +200,13 @@ class QualityCheck:
         named: Path | None,
         scored: TextChoice | None = None,
         steps: Sequence[Mapping[str, Any]] = (),
-        device: str = "auto",
+        running: RunOptions | None = None,
         progress: Progress = silent,
     ) -> None:
         data, self._is_scored = _read(source, named, scored)
         data = replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs) or data.pairs)
         self._data = little(data, TOKENS)
-        self._measurer = Measurer(source, self._data, device, progress, diverges=False)
+        self._measurer = Measurer(source, self._data, running or RunOptions(), progress, diverges=False)
 
     def compare(self, result: Path) -> QualityChange:
         """Measure the result.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import MemoryOptions, RunOptions
+from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.options import EffectMetric
 from prunecli.options import (
     COMPUTE_DTYPE,
@@ -45,7 +45,7 @@ class CollectOptions(Options):
     )
 
 
-class ScoreOptions(MemoryOptions, RunOptions):
+class ScoreOptions(RunOptions):
     """Options of `score-heads`."""
 
     metric: Literal["gradient", "ablation", "all-but-one"] = option(

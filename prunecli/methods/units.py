@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions, describe, measured_text, model_and_batches, text_fields
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text, runner_and_batches, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ class TextRun:
 
     Attributes:
         choice: the text: parallel for a model with encoder and decoder, plain for others.
-        running: batch size and device.
+        running: batch size, device and memory.
         save: called with the measured scores.
         progress: shows how far the run is.
         say: called with plain lines about choices made by default.
@@ -85,23 +85,30 @@ def measured(
 
 
 def observed(
-    checkpoint: Checkpoint, data: Dataset, run: TextRun, observer: Any, what: str, **fields: Any
+    checkpoint: Checkpoint,
+    data: Dataset,
+    run: TextRun,
+    observer: Any,
+    what: str,
+    *,
+    whole: bool = False,
+    **fields: Any,
 ) -> Scores:
     """Load the model of a checkpoint, run it on text, and return what an observer of its tokens measured.
 
     Args:
         observer: a `TokenObserver` whose `take` returns fields of `Scores`.
         what: is measured, for messages.
+        whole: see `runner_and_batches`.
         fields: other fields of `Scores`.
 
     Raises:
         PruneError: a model or text that cannot be used.
     """
     from prunecli.running.batches import observe_batches  # imports torch
-    from prunecli.running.runner import InMemory
 
-    model, batches = model_and_batches(checkpoint, data, run.running, run.say)
-    observe_batches(InMemory(model), observer, batches, what, run.progress)
+    runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=whole)
+    observe_batches(runner, observer, batches, what, run.progress)
     examples = sum(len(batch.indices) for batch in batches)
     return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
 

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
@@ -109,10 +108,6 @@ class Levers:
     def _by_layer(self) -> bool:
         return self.options.memory is not None
 
-    def _metrics(self, other: str) -> tuple[str, ...]:
-        """The metrics that can be tried: layer by layer the gradient alone."""
-        return (GRADIENT,) if self._by_layer else (GRADIENT, other)
-
     def find(self) -> dict[str, Lever]:
         """The levers that the model has, or that `only` names.
 
@@ -164,7 +159,7 @@ class Levers:
             return plan_layers(self.checkpoint, options)
 
         other = "embedding" if self.data.task == "embedding" else "cosine"
-        metrics = self._metrics(other)
+        metrics = (GRADIENT,) if self._by_layer else (GRADIENT, other)
         return Lever("layers", axes, _shares(count, range(count - most, count)), metrics, select)
 
     def _heads(self) -> Lever:
@@ -196,7 +191,7 @@ class Levers:
             )
             return plan_widths(self.checkpoint, options)
 
-        metrics = self._metrics("activation-norm")
+        metrics = (GRADIENT,) if self._by_layer and of_experts else (GRADIENT, "activation-norm")
         return Lever("units", axes, _shares(steps, range(1, steps)), metrics, select)
 
     def _unit_axes(self) -> tuple[Axis, ...]:
@@ -301,8 +296,7 @@ class Levers:
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""
-        running = RunOptions(batch_tokens=self.options.batch_tokens, device=self.options.device)
-        run = TextRun(TextChoice(), running, None, self.progress, self.say)
+        run = TextRun(TextChoice(), self.options, None, self.progress, self.say)
         if metric == "activation-norm":
             experts = tuple(axis for axis in self._unit_axes() if axis.keys)
             return measure_activations(self.checkpoint, self.data, run, metric, experts)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import MemoryOptions, RunOptions
+from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.options import UnitOptions
 from prunecli.options import Share, Size, hidden_option, option, selection_option, training_option
 
@@ -44,7 +44,7 @@ class ChannelOptions(UnitOptions):
     UNITS = "channels"
 
 
-class ShrinkOptions(MemoryOptions, RunOptions):
+class ShrinkOptions(RunOptions):
     """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
 
     params: Share | None = option(

@@ -116,15 +116,7 @@ class Shrinking:
     def _measurer_of(self, data: Dataset) -> Measurer:
         own = self._options
         # For the divergence, the original's output layer would be kept.
-        return Measurer(
-            self._source,
-            data,
-            own.device,
-            self._progress,
-            diverges=own.memory is None,
-            memory=own.memory,
-            spill_directory=own.spill_directory,
-        )
+        return Measurer(self._source, data, own, self._progress, diverges=own.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prunecli.evaluation.on_text import RunOptions
+from prunecli.evaluation.on_text import BatchOptions
 from prunecli.options import (
     CheckpointPath,
     ComputeDtype,
@@ -44,7 +44,7 @@ class LossOptions:
     hidden: float = 0.0
 
 
-class TrainingOptions(RunOptions):
+class TrainingOptions(BatchOptions):
     """Options that say how a model is trained.
 
     Attributes:

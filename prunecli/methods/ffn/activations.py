@@ -56,7 +56,8 @@ def measure_activations(
     """
     ffns = checkpoint.layout.ffns
     observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(ffns)
-    return observed(checkpoint, data, run, observer, "activations", kind="unit", method=metric)
+    fields: dict[str, Any] = {"kind": "unit", "method": metric}
+    return observed(checkpoint, data, run, observer, "activations", whole=bool(experts), **fields)
 
 
 class UnitObserver(TokenObserver):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.evaluation.on_text import model_and_batches
+from prunecli.evaluation.on_text import runner_and_batches
 from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint
@@ -31,7 +31,6 @@ from prunecli.model.patchwork import module_name
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, observe_batches
-from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.tensors.computing import take, values
@@ -98,9 +97,9 @@ def cut_replaced(
     step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
     if new := [gap for gap in gaps if gap.ends not in maps]:
-        model, batches = model_and_batches(checkpoint, data, run.running, run.say)
+        runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=True)
         observer = GapObserver(new)
-        observe_batches(InMemory(model), observer, batches, "linear maps", run.progress)
+        observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
     made: dict[str, NDArray[np.float64]] = {}
     for gap in gaps:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError, UsageError
-from prunecli.evaluation.on_text import model_and_batches
+from prunecli.evaluation.on_text import runner_and_batches
 from prunecli.methods.options import LayerMetric
 from prunecli.methods.units import TextRun
 from prunecli.model.axes import axis_name
@@ -36,7 +36,7 @@ from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.examples import Batch
 from prunecli.running.losses import batch_vectors, require_finite, token_losses
-from prunecli.running.runner import InMemory, Runner
+from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 
@@ -56,10 +56,10 @@ def measure_layers(checkpoint: Checkpoint, data: Dataset, run: TextRun, metric: 
                 "Choose another metric.",
             )
         pooling = read_pooling(checkpoint.path, run.say)
-    model, batches = model_and_batches(
-        checkpoint, data, run.running, run.say, predicting=metric == "perplexity", pooling=pooling
+    runner, batches = runner_and_batches(
+        checkpoint, data, run.running, run.say, predicting=metric == "perplexity", pooling=pooling, whole=True
     )
-    return layer_scores(checkpoint, InMemory(model), batches, metric, pooling, run.progress)
+    return layer_scores(checkpoint, runner, batches, metric, pooling, run.progress)
 
 
 def layer_scores(

@@ -16,8 +16,10 @@ from prunecli.methods.ffn.activations import UnitObserver
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.devices import choose_devices
 from prunecli.running.batches import observe_batches
 from prunecli.running.examples import Batch
+from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
@@ -53,10 +55,10 @@ def batch_of(rows: tuple[int, ...], both: bool) -> Batch:
     return Batch(inputs, ids, rows)
 
 
-def measured(model: Any, opened: Checkpoint, batches: list[Batch]) -> tuple[dict[str, Any], dict[str, int]]:
+def measured(runner: Any, opened: Checkpoint, batches: list[Batch]) -> tuple[dict[str, Any], dict[str, int]]:
     """FFN's name -> root mean squares of its units, tokens."""
     observer = UnitObserver(opened.layout.ffns)
-    observe_batches(InMemory(model), observer, batches, "activations")
+    observe_batches(runner, observer, batches, "activations")
     found = observer.take()
     counts = {module_of(name): count for name, count in found["counts"].items()}
     values = {module_of(name): np.array(own) for name, own in found["values"].items()}
@@ -96,14 +98,19 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", ACTIVATIONS)
 def test_real_tokens_alone_count(case, tmp_path):
     directory = tiny(tmp_path / "model", case)
-    model = load(directory)
-    both = model.config.is_encoder_decoder
+    runner = InMemory(load(directory))
+    both = runner.model.config.is_encoder_decoder
+    batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(directory) as opened:
-        found, _ = measured(model, opened, [batch_of((0, 1), both), batch_of((2,), both)])
+        found, tokens = measured(runner, opened, batches)
+        by_layer = make_runner(opened, choose_devices("cpu"), torch.float32, memory=8 << 30)
+        streamed = measured(by_layer, opened, batches)
     expected = by_hand(load(directory), directory, case)
     assert set(found) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(streamed[0][name], found[name])
+    assert streamed[1] == tokens
 
 
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
@@ -121,7 +128,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
             model(**batch_of((row,), both=True).inputs)
         tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
     with open_model(shared) as opened:
-        found, counts = measured(load(shared), opened, [batch_of((0, 1, 2), both=True)])
+        found, counts = measured(InMemory(load(shared)), opened, [batch_of((0, 1, 2), both=True)])
     assert counts == {"model.encoder.layers.0": tokens}
     np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
 
@@ -137,4 +144,4 @@ def test_activations_that_are_no_numbers(tmp_path):
             PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
         ),
     ):
-        measured(load(broken), opened, [batch_of((0, 1), both=False)])
+        measured(InMemory(load(broken)), opened, [batch_of((0, 1), both=False)])

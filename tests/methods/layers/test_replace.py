@@ -126,7 +126,7 @@ def test_hidden_units_go_with_the_map(tmp_path, monkeypatch):
         choice = TextChoice(files=(text,), whole_files=False)
         known = {}
         cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
-        monkeypatch.setattr("prunecli.methods.layers.replace.model_and_batches", None)  # the map is known
+        monkeypatch.setattr("prunecli.methods.layers.replace.runner_and_batches", None)  # the map is known
         rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
         apply(source, rewrite, tmp_path / "once")
     with open_model(tmp_path / "shorter") as source:
