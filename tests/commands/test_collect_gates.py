@@ -63,6 +63,12 @@ def test_all_pairs_of_the_text(folder):
     assert raw["models"][0]["path"] == "model"
 
 
+def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(folder):
+    (folder / ".gates.json.partial").mkdir()
+    done("model", "--data", "text", "--max-sentences", "1")
+    read_gates(folder / "gates.json")
+
+
 def test_files_of_one_pair_merge_into_more(folder):
     (folder / "a").write_text("the hen\n")
     (folder / "b").write_text("la poule\n")

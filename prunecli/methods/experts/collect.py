@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
@@ -194,7 +194,8 @@ def collect_gates(
                 if parts is not None:
                     write_outputs(outputs_path(path), checkpoint.fingerprint, parts)
         for left in (partial_path(path), *layers_paths(path)):
-            left.unlink(missing_ok=True)
+            with suppress(OSError):  # the result is there
+                left.unlink()
     return Collected(statistics, report)
 
 
