@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -257,11 +258,11 @@ class Classification(ModelTask):
         assert isinstance(text, LabelledText)
         line = f"{label}: classifying", len(text), "examples"
         chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, line, self.progress)
-        by_class, names = f1_scores(chosen, labels), runner.model.config.id2label
+        (by_class, matthews), names = class_scores(chosen, labels), runner.model.config.id2label
         scores = {
             "accuracy": float((chosen == labels).mean()),
             "f1": float(np.mean(list(by_class.values()))),
-            "matthews": matthews_correlation(chosen, labels),
+            "matthews": matthews,
             "loss": float(losses.mean()),
             "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
         }
@@ -320,23 +321,19 @@ def outputs_of(
     return np.stack([found[number] for number in sorted(found)])
 
 
-def f1_scores(chosen: Ints, labels: Ints) -> dict[int, float]:
-    """`F1 = 2 TP / (2 TP + FP + FN)` of every class in `chosen` or `labels`; their mean is macro F1."""
-    hits = {int(number): (chosen == number, labels == number) for number in np.union1d(chosen, labels)}
-    return {number: float(2 * np.sum(a & b) / (np.sum(a) + np.sum(b))) for number, (a, b) in hits.items()}
+def class_scores(chosen: Ints, labels: Ints) -> tuple[dict[int, float], float]:
+    """F1 of every class in `chosen` or `labels`, and Matthews' correlation of both, from their confusion matrix.
 
-
-def matthews_correlation(chosen: Ints, labels: Ints) -> float:
-    """Matthews' correlation of chosen and right classes, for any number of classes (Gorodkin 2004); CoLA's measure.
-
-    Returns:
-        The correlation; 0 if all labels, or all chosen classes, are equal.
+    `F1 = 2 TP / (2 TP + FP + FN)`; its mean over the classes is macro F1. The correlation is that of Gorodkin 2004, for
+    any number of classes (CoLA's measure); 0 if all labels, or all chosen classes, are equal.
     """
-    classes = np.union1d(chosen, labels)
-    called, true = (np.equal.outer(own, classes) for own in (chosen, labels))
-    a, b = called - called.mean(axis=0), true - true.mean(axis=0)
-    spread = np.sqrt(np.square(a).sum() * np.square(b).sum())
-    return float((a * b).sum() / spread) if spread > 0 else 0.0
+    table = pd.crosstab(labels, chosen)
+    classes = table.index.union(table.columns)
+    table = table.reindex(index=classes, columns=classes, fill_value=0)
+    hits, right, called, count = np.diag(table), table.sum(axis=1), table.sum(axis=0), len(labels)
+    spread = math.sqrt((count**2 - right @ right) * (count**2 - called @ called))
+    matthews = (count * hits.sum() - right @ called) / spread if spread else 0.0
+    return (2 * hits / (right + called)).to_dict(), float(matthews)
 
 
 def perplexity(loss: float) -> float:
@@ -448,16 +445,12 @@ def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:
 
 
 def _similarities(text: LabelledText) -> NDArray[np.float64]:
-    values = []
-    for label, line in zip(text.labels, text.lines, strict=True):
-        try:
-            values.append(float(label))
-        except ValueError:
-            values.append(np.nan)
-        if not np.isfinite(values[-1]):
-            raise DataError(
-                f"{text.path}, line {line:,}: {label!r} is no similarity", "Give a number, such as 3.8."
-            )
-    if len(set(values)) < 2:
+    values = pd.to_numeric(pd.Series(text.labels), errors="coerce")
+    for row in values.index[~np.isfinite(values)]:
+        raise DataError(
+            f"{text.path}, line {text.lines[row]:,}: {text.labels[row]!r} is no similarity",
+            "Give a number, such as 3.8.",
+        )
+    if values.nunique() < 2:
         raise DataError(f"{text.path}: all pairs are equally similar", "Give pairs of different similarity.")
-    return np.array(values)
+    return np.asarray(values, np.float64)

@@ -18,10 +18,9 @@ from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import (
+    class_scores,
     classify,
     cosines,
-    f1_scores,
-    matthews_correlation,
     perplexity,
     retrieved,
 )
@@ -114,7 +113,7 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
     made = [classify(*_open(path), labelled, 64, line) for path in classifiers.values()]
     right = [chosen == labels for chosen, labels, _ in made]
     for row, (chosen, labels, _) in zip(payload["results"], made, strict=True):
-        by_class = f1_scores(chosen, labels)
+        by_class, _ = class_scores(chosen, labels)
         assert row["scores"]["accuracy"] == pytest.approx((chosen == labels).mean())
         assert row["scores"]["f1"] == pytest.approx(sum(by_class.values()) / len(by_class), abs=1e-6)
         correlation = matthews(labels.tolist(), chosen.tolist())
@@ -204,12 +203,15 @@ def test_choices_are_those_of_single_examples(classifier, classification_text):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
 def test_matthews_correlation_against_its_definition(pairs):
     chosen, labels = zip(*pairs, strict=True)
-    found = matthews_correlation(np.array(chosen), np.array(labels))
+    by_class, found = class_scores(np.array(chosen), np.array(labels))
     assert found == pytest.approx(matthews(labels, chosen), abs=1e-9)
+    for one, value in by_class.items():
+        called, right = ([value == one for value in own] for own in (chosen, labels))
+        hits = sum(a and b for a, b in zip(called, right, strict=True))
+        assert value == pytest.approx(2 * hits / (sum(called) + sum(right)))
     two = [[value % 2 for value in values] for values in (chosen, labels)]
-    assert matthews_correlation(*map(np.array, two)) == pytest.approx(
-        matthews_binary(two[1], two[0]), abs=1e-9
-    )
+    _, found = class_scores(*map(np.array, two))
+    assert found == pytest.approx(matthews_binary(two[1], two[0]), abs=1e-9)
 
 
 TEXTS = ["a dog runs", "two men sit on a bench", "a", "the bench is red", "a dog on a red bench", "men run"]
