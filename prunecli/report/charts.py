@@ -193,15 +193,12 @@ def heat_map(
     width, height = (_cell_size(len(names)) for names in (across, down))
     height = height if len(across) == len(down) else max(height, min(14, 900 // max(1, len(down))))
     gap = 0.06 if min(width, height) >= 8 else 0
-    is_turned = max((min(len(name), LONGEST_NAME) for name in across), default=0) * 7 > width and not all(
-        map(str.isdigit, across)
-    )
     axis = {"labelExpr": END_OF_NAME, "labelOverlap": True, "ticks": False, "domain": False}
     x, y = (
         side.scale(domain=labels, paddingInner=gap).axis(**axis).title(title or None)
         for side, labels, title in ((alt.X("column:O"), across, titles[1]), (alt.Y("row:O"), down, titles[0]))
     )
-    x["axis"]["labelAngle"] = -90 if is_turned else 0
+    x["axis"]["labelAngle"] = 0 if all(map(str.isdigit, across)) else -90
     base = alt.Chart(_data(cells)).encode(x, y)
     colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
     told = [

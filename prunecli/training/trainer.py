@@ -158,7 +158,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
         self.parameter_names = [name for name, _ in model.named_parameters()]
-        self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         own: list[Any] = [watch]
         if validation is not None and options.patience is not None:
             own.append(EarlyStoppingCallback(options.patience))
@@ -218,12 +217,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.watch.tokens += read
         return batches, scored
 
-    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        """A batch forwards and back; its loss joins those of the next log."""
-        loss: Tensor = super().training_step(*arguments, **options)
-        self.loss_sum += loss
-        return loss
-
     def probe(self) -> None:
         """A batch forwards and back: what an update computes, and leaves nothing of it."""
         was_training = self.model.training
@@ -236,18 +229,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         finally:
             self.model.zero_grad(set_to_none=True)
             self.model.train(was_training)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
-        if "loss" in logs:
-            logs["loss"] = self._summed_loss() / (self.state.global_step - self.logged_step)
-            self.loss_sum.zero_()
-            self.logged_step = self.state.global_step
-        super().log(logs, start_time)
-
-    def _summed_loss(self) -> float:
-        """Sum of the losses of the updates since the last log, as a mean over the processes."""
-        return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
     def compute_loss(self, model: Any, inputs: Inputs, num_items_in_batch: int) -> Any:
         """This batch's part of the mean over the update's tokens.
@@ -297,8 +278,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         else:
             if last is not None:
                 report(f"Going on from step {step:,} in {state}.")
-                total, self.logged_step = self.watch.unlogged or (0.0, step)
-                self.loss_sum.fill_(total)
             if group.is_main:
                 stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
                 require_space(state, disk_bytes(range(step, steps)) - stored)
@@ -372,7 +351,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
             )
-        self.watch.unlogged = self._summed_loss(), self.logged_step
         if self.args.should_save:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
