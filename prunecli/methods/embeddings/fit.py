@@ -122,9 +122,9 @@ def fit_define(
     """
     options = options or FitOptions()
     ignored = () if padding_idx is None else (padding_idx,)
-    weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
+    weights = row_weights(table.vocabulary, counts, ignored)
     found = moments(table, weights, progress)
-    goal = Goal(weights, found.variance, options.cosine_weight)
+    goal = Goal(weights, found.variance)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
     baseline = _start(unit, table, goal, first, options.seed, progress)
@@ -276,6 +276,8 @@ PLAIN_WIDTH = 512
 """Widest reduction whose weights take the whole learning rate."""
 WARM_UP = 0.05
 """Part of the steps over which the learning rate rises."""
+TOLERANCE = 1e-3
+"""From half way on, the fit stops after a pass that lowers the error by less than this part."""
 ROWS_SEEN = 1_000_000
 LEAST_EPOCHS, MOST_EPOCHS = 4, 60
 """Where no number of epochs is given, they come nearest to `ROWS_SEEN` rows within these bounds."""
@@ -292,10 +294,6 @@ class FitOptions:
         learning_rate: of the layers at its highest; it falls to 0 along a cosine. Units wider than `PLAIN_WIDTH` take
             less, in inverse proportion to their width.
         map_learning_rate: of the map table, whose columns start with variance 1.
-        cosine_weight: of 1 - cosine beside the squared error.
-        output_weight: of the error of U P^T beside that of the unit, where the output layer reads the map table U.
-        tolerance: from half way on, stop after a pass that lowers the error by less than this part.
-        power: of the token frequencies as weights of the rows.
         seed: of everything random.
     """
 
@@ -303,17 +301,7 @@ class FitOptions:
     batch_rows: int = 256
     learning_rate: float = 2e-3
     map_learning_rate: float = 5e-2
-    cosine_weight: float = 0.2
-    output_weight: float = 1.0
-    tolerance: float = 1e-3
-    power: float = 0.5
     seed: int = 0
-
-    def passes(self, vocabulary: int) -> int:
-        """Passes over a table of `vocabulary` rows."""
-        if self.epochs is not None:
-            return self.epochs
-        return min(max(round(ROWS_SEEN / vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
 
 
 def train(
@@ -331,8 +319,8 @@ def train(
         table: the rows to come near to.
         goal: the error.
         options: epochs, rates and weights.
-        output: map vectors [B, n] -> rows [B, m]: trained beside the unit with `options.output_weight`, and left to
-            the caller, who knows the exact solution for a given map table.
+        output: map vectors [B, n] -> rows [B, m]: trained beside the unit, and left to the caller, who knows the exact
+            solution for a given map table.
         progress: told of the rows; the name of each line holds the error so far.
 
     Returns:
@@ -341,7 +329,7 @@ def train(
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    passes = options.passes(table.vocabulary)
+    passes = options.epochs or min(max(round(ROWS_SEEN / table.vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
     run = _run(table, options)
     total = passes * ceil(table.vocabulary / (options.batch_rows // run * run))
     warm = max(round(WARM_UP * total), 1)
@@ -368,7 +356,7 @@ def train(
                 mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
                 loss = own = goal.loss(numbers, batch, unit.transform(mapped))
                 if output is not None:
-                    loss = own + options.output_weight * goal.loss(numbers, batch, output(mapped))
+                    loss = own + goal.loss(numbers, batch, output(mapped))
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 torch.autograd.backward(loss)
@@ -380,7 +368,7 @@ def train(
         errors.append(summed / table.vocabulary)
         if not isfinite(errors[-1]):
             break
-        if 2 * epoch >= passes and errors[-2] - errors[-1] < options.tolerance * errors[-2]:
+        if 2 * epoch >= passes and errors[-2] - errors[-1] < TOLERANCE * errors[-2]:
             break
     return tuple(errors)
 

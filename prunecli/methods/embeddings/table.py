@@ -73,24 +73,21 @@ class Table:
 def row_weights(
     vocabulary: int,
     counts: NDArray[np.integer] | None = None,
-    *,
-    power: float = 0.5,
     ignored: tuple[int, ...] = (),
 ) -> Array:
-    """Weight of each row's error [V]: (count + 1)^power, divided by the mean; all 1 without counts.
+    """Weight of each row's error [V]: the root of count + 1, divided by the mean; all 1 without counts.
 
     A token that the text lacks counts as one that it holds once, less one: a little, not nothing. The counts of a
-    text fall so steeply that with power 1 a handful of tokens would decide the fit; the root evens that out.
+    text fall so steeply that without the root a handful of tokens would decide the fit.
 
     Args:
         vocabulary: rows of the table.
         counts: occurrences of every token in a text [V].
-        power: 1 weighs by frequency, 0 not at all.
         ignored: rows that weigh nothing, such as a padding row of zeros.
     """
     weights = np.ones(vocabulary, np.float64)
     if counts is not None:
-        weights = (np.asarray(counts, np.float64) + 1) ** power
+        weights = np.sqrt(np.asarray(counts, np.float64) + 1)
     weights[list(ignored)] = 0
     return np.asarray(weights / weights.sum() * np.count_nonzero(weights), np.float32)
 
@@ -201,7 +198,7 @@ class Quality:
     Attributes:
         explained_variance: 1 - sum of w |e - o|^2 over sum of w |e - mean|^2; 1 is perfect.
         mean_cosine: of e and o; a row of zeros has the cosine 0.
-        error: 1 - explained_variance + cosine_weight (1 - mean_cosine), which the fit minimises.
+        error: 1 - explained_variance + `COSINE_WEIGHT` (1 - mean_cosine), which the fit minimises.
     """
 
     explained_variance: float
@@ -209,29 +206,30 @@ class Quality:
     error: float
 
 
+COSINE_WEIGHT = 0.2
+"""Weight of 1 - cosine beside the squared error."""
+
+
 @dataclass(frozen=True)
 class Goal:
-    """The error |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e and its reconstruction o.
+    """The error |e - o|^2 / variance + `COSINE_WEIGHT` (1 - cos(e, o)) of a row e and its reconstruction o.
 
     The first term is 1 minus the explained variance.
 
     Attributes:
         weights: of the rows [V].
         variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
-        cosine_weight: of 1 - cosine beside the squared error.
     """
 
     weights: Array
     variance: float
-    cosine_weight: float
 
     def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
         """Mean error of the rows that have these numbers [B], weighted; a scalar with a gradient."""
         weights = torch.from_numpy(self.weights)[numbers]
         errors = (rows - reconstruction).square().sum(-1) / self.variance
-        if self.cosine_weight:
-            errors = errors + self.cosine_weight * (1 - functional.cosine_similarity(rows, reconstruction))
-        return (weights * errors).mean()
+        angles = 1 - functional.cosine_similarity(rows, reconstruction)
+        return (weights * (errors + COSINE_WEIGHT * angles)).mean()
 
 
 @torch.no_grad()
@@ -257,7 +255,7 @@ def measure(
             advance(stop - start)
     total = float(goal.weights.sum(dtype="float64"))
     relative, mean_cosine = squared / total / goal.variance, cosine / total
-    return Quality(1 - relative, mean_cosine, relative + goal.cosine_weight * (1 - mean_cosine))
+    return Quality(1 - relative, mean_cosine, relative + COSINE_WEIGHT * (1 - mean_cosine))
 
 
 BATCH = 4096
