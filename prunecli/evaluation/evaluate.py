@@ -52,7 +52,7 @@ from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
-from prunecli.text.tasks import TaskName, task_of, task_of_all
+from prunecli.text.tasks import TaskName, task_of_all
 from prunecli.text.tokens import language_id, languages, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200
@@ -346,7 +346,7 @@ def evaluate(
     output = None if output is None else Path(output)
     paths = {label: directory_of(model, say) for label, model in checkpoints.items()}
     directories = list(paths.values())
-    task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories, task_of)
+    task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories)
     options.check_limits(task, len(paths))
     if isinstance(choice, Dataset):
         data = choice

@@ -45,7 +45,7 @@ from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import TextChoice, described
 from prunecli.text.parallel import pair_name
-from prunecli.text.tasks import TaskName, task_of, task_of_all
+from prunecli.text.tasks import TaskName, task_of_all
 
 BEAM = 5
 """Default beam of translation."""
@@ -85,7 +85,7 @@ def bench_latency(
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     if task is None:
         named = choice.files or choice.labelled is not None
-        task = task_of_all(list(directories.values()), task_of) if named else "translation"
+        task = task_of_all([*directories.values()]) if named else "translation"
     choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":

@@ -76,11 +76,8 @@ def part_of(text: Text, start: float, stop: float) -> Text:
         kept = [number for number, one in enumerate(found) if one.strip()]
         names = tuple(text.names[number] for number in kept) if text.names else ()
         return replace(text, texts=tuple(found[number] for number in kept), names=names)
-    rows = slice(round(start * len(text)), max(round(stop * len(text)), round(start * len(text)) + 1))
-    if isinstance(text, ParallelText):
-        return replace(text, sentences={name: own[rows] for name, own in text.sentences.items()})
-    names = ("texts", "names") if isinstance(text, PlainText) else ("labels", "texts", "seconds", "lines")
-    return replace(text, **{name: own and own[rows] for name in names for own in (getattr(text, name),)})
+    first = round(start * len(text))
+    return text.cut(slice(first, max(round(stop * len(text)), first + 1)))
 
 
 def _line_end(text: str, place: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from prunecli import __version__
 from prunecli.errors import OutputError, UsageError
-from prunecli.recipes.engine import Step, related
+from prunecli.recipes.engine import Step, lies_in, related
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.hub.fetch import commit_of
 from prunecli.tensors.json_files import lenient, read_json
@@ -34,26 +34,16 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
         return f"file:{path.stat().st_size}:{_file_hash(path)}"
     if not path.is_dir():
         return None
-    # Links are left as they are.
-    home, *excluded = (Path(os.path.abspath(item)) for item in (path, *exclude))  # noqa: PTH100
-    content_hash = hashlib.sha256()
-    for file in _files(home, set(excluded)):
-        status = file.stat()
-        content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else str(status.st_mtime_ns)
-        name = file.relative_to(home).as_posix()
-        content_hash.update(f"{name}\0{status.st_size}\0{content}\n".encode())
-    return f"directory:{content_hash.hexdigest()}"
-
-
-def _files(directory: Path, excluded: set[Path]) -> Iterator[Path]:
-    for entry in sorted(directory.iterdir()):
-        if entry.name.startswith(".") or entry in excluded:
+    found = []
+    for file in sorted(path.rglob("*")):  # without the files in linked directories, which may lead back up
+        name = file.relative_to(path)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if is_hidden or not file.is_file() or any(lies_in(file, one) for one in exclude):
             continue
-        if entry.is_dir():
-            # A linked directory may lead back up: its files do not count.
-            yield from () if entry.is_symlink() else _files(entry, excluded)
-        elif entry.is_file():
-            yield entry
+        status = file.stat()
+        content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else status.st_mtime_ns
+        found.append([name.as_posix(), status.st_size, content])
+    return f"directory:{digest(found)}"
 
 
 def _file_hash(path: Path) -> str:
@@ -91,9 +81,9 @@ State = Mapping[str, Record]
 """Step's key -> its record."""
 
 
-def state_file(recipe: Path, directory: Path = Path()) -> Path:
+def state_file(recipe: Path) -> Path:
     """Return the file with the state of a recipe, in the working directory."""
-    return directory / ".prunecli" / f"{recipe.stem}.json"
+    return Path(".prunecli", f"{recipe.stem}.json")
 
 
 def read_state(path: Path) -> State:

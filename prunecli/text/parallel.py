@@ -47,7 +47,11 @@ class ParallelText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "sentences", self.split)
-        return replace(self, sentences={name: lines[:count] for name, lines in self.sentences.items()})
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> ParallelText:
+        """Some of the sentences."""
+        return replace(self, sentences={name: lines[rows] for name, lines in self.sentences.items()})
 
 
 def pair_name(source: str, target: str) -> str:

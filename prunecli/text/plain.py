@@ -70,7 +70,11 @@ class PlainText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
-        return replace(self, texts=self.texts[:count], names=self.names[:count])
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> PlainText:
+        """Some of the texts."""
+        return replace(self, texts=self.texts[rows], names=self.names[rows])
 
 
 MIXED = "Warning: of the files that are added up, some read whole documents and others single lines."
@@ -317,13 +321,12 @@ class LabelledText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "examples", str(self.path))
-        return replace(
-            self,
-            labels=self.labels[:count],
-            texts=self.texts[:count],
-            seconds=None if self.seconds is None else self.seconds[:count],
-            lines=self.lines[:count],
-        )
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> LabelledText:
+        """Some of the examples."""
+        seconds = None if self.seconds is None else self.seconds[rows]
+        return LabelledText(self.path, self.labels[rows], self.texts[rows], seconds, self.lines[rows])
 
 
 def read_labelled(path: Path | str) -> LabelledText:
