@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tempfile
@@ -35,6 +34,7 @@ from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
+from prunecli.text.files import lines_sha256
 from prunecli.text.tokens import load_tokenizer, tokenized
 
 IN_TEXT = "in the text"
@@ -167,8 +167,7 @@ def select_tokens(
     ids["no token"] = rows
     kept = tuple(sorted(set().union(*ids.values())))
     parts = {name: len(part) for name, part in ids.items() if part}
-    digest = "".join(f"{count} {line}\n" for line, count in Counter(lines.texts).items())
-    sha256 = hashlib.sha256(digest.encode()).hexdigest()
+    sha256 = lines_sha256(lines.texts)
     files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
     arguments = {
         "split": list(lines.splits),
@@ -256,11 +255,7 @@ _TOOL = {
 }
 
 BATCH = 4_000_000
-"""Characters that are tokenised at once, about; a longer text is tokenised alone."""
-PIECE = 1_000_000
-"""Characters after which a long document is cut, to bound the memory of its tokens."""
-OVERLAP = 16
-"""Lines that two neighbouring pieces of a document share: no token spans more line ends."""
+"""Characters that are tokenised at once, about; a longer line is tokenised alone, a longer document is cut."""
 REACH = 64
 """Characters of a message that the tokens at its ends may depend on."""
 
@@ -293,7 +288,11 @@ class Text:
         ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
         return cls(
             Counter(lines.texts),
-            tuple(piece for document in documents for piece in _pieces(document)),
+            tuple(
+                "".join(piece)
+                for document in documents
+                for piece in batches(f"{document}\n".splitlines(keepends=True))
+            ),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
             template,
         )
@@ -302,19 +301,6 @@ class Text:
     def all(self) -> tuple[str, ...]:
         """Every text that has to fall into the same tokens as before."""
         return (*self.lines, *self.documents, *self.messages, *self.template)
-
-
-def _pieces(document: str) -> Iterator[str]:
-    """Yield `document`, with a last line end, in pieces cut at line ends; neighbours share `OVERLAP` lines."""
-    lines = f"{document}\n".splitlines(keepends=True)
-    first = 0
-    while first < len(lines):
-        last, length = first, 0
-        while last < len(lines) and (length < PIECE or last <= first + OVERLAP):
-            length += len(lines[last])
-            last += 1
-        yield "".join(lines[first:last])
-        first = last if last == len(lines) else last - OVERLAP
 
 
 def _ends(text: str) -> str:

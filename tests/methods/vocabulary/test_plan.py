@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
+from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -315,12 +317,12 @@ def test_tokens_of_the_chat_template_stay_however_rare(checkpoint):
     assert "da" in tokens(made)
 
 
-def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch):
-    monkeypatch.setattr(plan_module, "PIECE", 10)
-    monkeypatch.setattr(plan_module, "OVERLAP", 2)
+def test_a_long_document_is_cut_at_line_ends(monkeypatch):
+    monkeypatch.setattr(plan_module, "BATCH", 10)
     document = "\n".join(map(str, range(20)))
-    pieces = list(plan_module._pieces(document))
-    joints = {tuple(piece.splitlines()[n : n + 3]) for piece in pieces for n in range(20)}
-    assert all((str(n), str(n + 1), str(n + 2)) in joints for n in range(18))
+    plain = PlainText((), (document,))
+    pieces = Text.of(Lines((), (), (), (), plain), SimpleNamespace(get_added_vocab=dict)).documents
+    assert "".join(pieces) == f"{document}\n"
+    assert all(piece.endswith("\n") for piece in pieces)
     assert 2 < len(pieces) < 10
     assert max(map(len, pieces)) < 15
