@@ -89,19 +89,17 @@ def train(
     if process_group.is_main:
         identity = {
             **start.identity,
-            **data.describe(),
+            **data.identity(),
             **decisive(options),
-            "teacher": None,
+            "teacher": {},
             "processes": process_group.world_size,
         }
-        inputs = {**start.files(), **data.inputs()}
         if options.teacher is not None:
             with open_model(options.teacher) as teacher:
-                identity["teacher"] = teacher.fingerprint
-            inputs["teacher"] = {str(options.teacher): teacher.fingerprint}
+                identity["teacher"] = {str(options.teacher): teacher.fingerprint}
         if options.teacher_logits is not None:
             identity["teacher_logits"] = True
-        prepare_state(state, identity, inputs, resume=resume)
+        prepare_state(state, identity, resume=resume)
     else:
         report, progress = unsaid, silent
     try:

@@ -67,32 +67,26 @@ class Start:
         return path
 
     @cached_property
-    def identity(self) -> dict[str, object]:
-        """Hashes of the model's files, as JSON.
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """What the weights depend on -> the file or directory that holds it -> its hash.
 
         Raises:
             PruneError: what cannot be trained.
         """
+        start = str(self.path)
+        config = str(self.path / "config.json") if self.path.is_dir() else start
         if self.config is not None:
             values, _, words = _read(self.config, self.tokenizer)
-            return {"source": None, "config": digest(values), "vocabulary": digest(words.get_vocab())}
+            vocabulary = {str(self.tokenizer or start): digest(words.get_vocab())}
+            return {"source": {}, "config": {config: digest(values)}, "vocabulary": vocabulary}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
             checkpoint.refuse_constants()
             return {
-                "source": checkpoint.fingerprint,
-                "bytes": checkpoint.total_bytes,
-                "config": digest(checkpoint.config),
+                "source": {start: checkpoint.fingerprint},
+                "bytes": {start: checkpoint.total_bytes},
+                "config": {config: digest(checkpoint.config)},
             }
-
-    def files(self) -> dict[str, dict[str, str]]:
-        """Key of `identity` -> the file or directory that it is of -> its value, for messages."""
-        start = str(self.path)
-        paths = dict.fromkeys(("source", "bytes"), start) | {
-            "config": str(Path(start) / "config.json") if Path(start).is_dir() else start,
-            "vocabulary": str(self.tokenizer or start),
-        }
-        return {key: {paths[key]: str(value)} for key, value in self.identity.items() if value is not None}
 
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with; random weights lie in the directory `state`."""
