@@ -194,26 +194,16 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
 
 
 def _splits(directory: Path) -> dict[str, dict[str, Path]]:
+    """Split -> language -> file. `SPLIT/LANG.SPLIT` comes before `SPLIT.LANG`, an unpacked file before a packed one."""
     splits: dict[str, dict[str, Path]] = {}
-    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
-        inside = {
-            Path(name).stem: p for name, p in _files(folder).items() if name.endswith(f".{folder.name}")
-        }
-        by_language = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
-        if by_language:
-            splits[folder.name] = by_language
-    for name, path in _files(directory).items():
-        split, _, language = name.rpartition(".")
-        if _LANGUAGE.fullmatch(language):
+    for path in (*sorted(directory.glob("*/*")), *sorted(directory.glob("*"))):
+        is_inside = path.parent != directory
+        first, _, last = path.name.removesuffix(PACKED).rpartition(".")
+        language, split = (first, last) if is_inside else (last, first)
+        is_split = not is_inside or split == path.parent.name
+        if is_split and _LANGUAGE.fullmatch(language) and path.is_file():
             splits.setdefault(split, {}).setdefault(language, path)
     return splits
-
-
-def _files(directory: Path) -> dict[str, Path]:
-    """The name that each file has unpacked -> the file; the unpacked one where it is there twice."""
-    files = sorted(path for path in directory.iterdir() if path.is_file())
-    packed = {path.stem: path for path in files if path.suffix == PACKED}
-    return packed | {path.name: path for path in files if path.suffix != PACKED}
 
 
 FORM = "Give lines of a language, a tab and its group, or a JSON object {language: group}."
