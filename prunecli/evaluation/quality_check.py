@@ -162,8 +162,8 @@ class Measurer:
             if data.task == "lm" and same_tokens and self.diverges:
                 self._reference = self._reference or Reference(batches)
                 compared = self._reference.measure(runner, what, self.progress)
-                nats, tokens = compared.nats, compared.tokens
-                found["divergence"] = float(compared.divergence.sum() / tokens.sum())
+                nats, tokens = compared["nats"], compared["tokens"]
+                found["divergence"] = float(compared["divergence"].sum() / tokens.sum())
             else:
                 count = 1 + max(max(batch.indices) for batch in batches)
                 nats, tokens = measure_losses(runner, batches, count, what, self.progress)
