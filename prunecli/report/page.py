@@ -268,20 +268,24 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
 
 def _decision_map(decision: Decision) -> Picture:
     """Draw places by the ids that were up for the choice. The groups of a router share a row."""
-    values: dict[str, dict[int, float]] = {}
-    kept: dict[str, dict[int, bool]] = {}
-    for place in decision.places:
-        name = place_name(decision, place).partition(", group ")[0]
-        own = np.full(place.count, np.nan) if place.values is None else place.values
-        values.setdefault(name, {}).update(zip(place.ids.tolist(), own.tolist(), strict=True))
-        kept.setdefault(name, {}).update(zip(place.ids.tolist(), place.kept.tolist(), strict=True))
-    frame, stayed = (pd.DataFrame(rows).sort_index().T for rows in (values, kept))
+    cells = pd.concat(
+        pd.DataFrame(
+            {
+                "place": place_name(decision, place).partition(", group ")[0],
+                "id": place.ids,
+                "value": np.nan if place.values is None else place.values,
+                "kept": place.kept,
+            }
+        )
+        for place in decision.places
+    )
+    maps = cells.pivot(index="place", columns="id").reindex(cells["place"].unique())
     return heat_map(
         f"{decision.part.capitalize()}s by {decision.metric}",
-        frame,
-        colour_range([frame]),
+        maps["value"],
+        colour_range([maps["value"]]),
         titles=("", decision.part),
-        dropped=stayed.eq(False),
+        dropped=maps["kept"].eq(False),
     )
 
 
