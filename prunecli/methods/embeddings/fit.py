@@ -220,22 +220,19 @@ def refine_reduction(
     width, outputs = inputs // groups + 1, table.model_dim // groups
     products = torch.zeros(groups, width, width, dtype=torch.float64)
     missing = torch.zeros(groups, width, outputs, dtype=torch.float64)
-    with progress("solving for the reduction", table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            mapped = unit.map.weight[start:stop]
-            *stages, reconstruction = unit.stages(mapped)
-            features = stages[-1]  # the inputs of the last linear step
-            if unit.reduce is None:
-                features = unit.inputs(len(unit.layers) - 1, mapped, features)
-            root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
-            difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
-            known = (
-                torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2)
-                * root
-            )
-            products += torch.einsum("rgi,rgj->gij", known, known).double()
-            missing += torch.einsum("rgi,rgo->gio", known, difference).double()
-            advance(stop - start)
+    for start, stop, rows in table.chunks("solving for the reduction", progress):
+        mapped = unit.map.weight[start:stop]
+        *stages, reconstruction = unit.stages(mapped)
+        features = stages[-1]  # the inputs of the last linear step
+        if unit.reduce is None:
+            features = unit.inputs(len(unit.layers) - 1, mapped, features)
+        root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
+        difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
+        known = (
+            torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2) * root
+        )
+        products += torch.einsum("rgi,rgj->gij", known, known).double()
+        missing += torch.einsum("rgi,rgo->gio", known, difference).double()
     solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
     added, constants = solve(products, missing)
     if unit.reduce is not None:

@@ -63,11 +63,13 @@ class Table:
             )
         return found
 
-    def chunks(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[tuple[int, int, Array]]:
-        """Start, stop and rows, from the first row to the last."""
-        for start in range(0, self.vocabulary, chunk_rows):
-            stop = min(start + chunk_rows, self.vocabulary)
-            yield start, stop, self.rows(start, stop)
+    def chunks(self, what: str = "", progress: Progress = silent) -> Iterator[tuple[int, int, Array]]:
+        """Start, stop and rows, from the first row to the last; `what` is done, for the progress."""
+        with progress(what, self.vocabulary, "rows") as advance:
+            for start in range(0, self.vocabulary, CHUNK_ROWS):
+                stop = min(start + CHUNK_ROWS, self.vocabulary)
+                yield start, stop, self.rows(start, stop)
+                advance(stop - start)
 
 
 def row_weights(
@@ -157,12 +159,10 @@ def moments(table: Table, weights: Array, progress: Progress = silent) -> Moment
     width = table.model_dim
     total = float(weights.sum(dtype=np.float64))
     weighted_sum, products = np.zeros(width), np.zeros((width, width))
-    with progress("measuring the table", table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
-            weighted_sum += weights[start:stop].astype(np.float64) @ rows
-            products += scaled.T @ scaled
-            advance(stop - start)
+    for start, stop, rows in table.chunks("measuring the table", progress):
+        scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
+        weighted_sum += weights[start:stop].astype(np.float64) @ rows
+        products += scaled.T @ scaled
     mean = weighted_sum / total
     return Moments(mean, products / total - np.outer(mean, mean))
 
@@ -246,13 +246,11 @@ def measure(
         CheckpointError: a value of the table is not finite.
     """
     squared = cosine = 0.0
-    with progress(name, table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            weights = torch.from_numpy(goal.weights[start:stop]).double()
-            own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
-            squared += float(weights @ (own - other).square().sum(-1).double())
-            cosine += float(weights @ functional.cosine_similarity(own, other).double())
-            advance(stop - start)
+    for start, stop, rows in table.chunks(name, progress):
+        weights = torch.from_numpy(goal.weights[start:stop]).double()
+        own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
+        squared += float(weights @ (own - other).square().sum(-1).double())
+        cosine += float(weights @ functional.cosine_similarity(own, other).double())
     total = float(goal.weights.sum(dtype="float64"))
     relative, mean_cosine = squared / total / goal.variance, cosine / total
     return Quality(1 - relative, mean_cosine, relative + COSINE_WEIGHT * (1 - mean_cosine))
