@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -237,13 +236,9 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
 
 
 def _documents(data: HubData) -> Iterator[str | Chat]:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise PruneError(
-            f"{data}: data sets of the hub are read by the package datasets, which is not installed.",
-            "Install it: pip install datasets. Or give a file.",
-        ) from error
+    from prunecli.model.conversion import require_package
+
+    datasets = require_package("datasets>=3", f"{data}: reading a data set of the hub")
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
         for number, row in enumerate(islice(rows, data.count), start=1):
