@@ -56,7 +56,7 @@ def turns(monkeypatch):
         loaded.label = label
         return loaded
 
-    def decode(model, sources, beam, new_tokens, pad_id, forced_id):
+    def decode(model, sources, beam, *_, **__):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
@@ -70,7 +70,7 @@ def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, mo
     spent = {"full": [4.0, 4.0, 4.2, 40.0, 4.1, 3.9], "pruned": [2.0] * 6}  # the first warms up
     clock = [0.0]
 
-    def decode(model, *_):
+    def decode(model, *_, **__):
         clock[0] += spent[model.label].pop(0)
 
     monkeypatch.setattr(workloads, "decode", decode)
@@ -123,7 +123,7 @@ def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
 
 
 def test_a_process_that_fails_says_why(tmp_path):
-    work = workloads.Decoding([[5, 2]], 1, None, 2)
+    work = workloads.Decoding([[5, 2]], 1, 2)
     task = {"checkpoint": str(tmp_path / "nothing"), "device": "cpu", "dtype": "auto", "threads": 1}
     with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
         measure_cost(**task, work=work, beam=1)
