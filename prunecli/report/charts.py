@@ -395,21 +395,20 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         tooltip=[alt.Tooltip("distance:Q", format=".4~g")],
     )  # fmt: skip
     rows = [{"x": 0.0, "leaf": leaves[leaf], "family": families.get(leaves[leaf])} for leaf in tree["leaves"]]
-    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60, opacity=1).encode(
+    known, held = list(dict.fromkeys(families.values())), {row["family"] for row in rows}
+    own = [family for family in known if family in held]
+    shared = {
+        "scale": alt.Scale(domain=known),
+        "legend": _legend(columns=2, values=own) if own else None,
+    }
+    # The dots carry the names of the leaves: without families, they have no size.
+    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60 if own else 0, opacity=1).encode(
         x="x:Q",
         y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(
             ticks=False, domain=False, grid=False, labelPadding=8, labelExpr=END_OF_NAME
         )),
-        tooltip=["leaf:N"],
+        color=alt.Color("family:N", **shared),
+        shape=alt.Shape("family:N", **shared),
+        tooltip=["leaf:N", *(["family:N"] if own else [])],
     )  # fmt: skip
-    known, held = list(dict.fromkeys(families.values())), {row["family"] for row in rows}
-    if own := [family for family in known if family in held]:
-        domain, legend = alt.Scale(domain=known), _legend(columns=2, values=own)
-        dots = dots.encode(
-            color=alt.Color("family:N", scale=domain, legend=legend),
-            shape=alt.Shape("family:N", scale=domain, legend=legend),
-            tooltip=["leaf:N", "family:N"],
-        )
-    else:
-        dots = dots.mark_point(size=0)
     return alt.layer(branches, dots).resolve_scale(y="independent").properties(height=20 * len(leaves))
