@@ -157,16 +157,14 @@ def select_tokens(
         "characters and bytes": vocabulary.always,
         "on the way to them": vocabulary.closure({*seen, *template, *options.keep}),
     }
-    ids: dict[str, set[int]] = {}
+    why: dict[int, str] = {}
     for name, tokens in wanted.items():
-        own = {vocabulary.ids[token] for token in tokens & vocabulary.ids.keys()}
-        ids[name] = own.difference(*ids.values())
-    # Configs may name rows beyond the tokenizer's.
-    rows = needed - labels.keys()
-    ids["up to a multiple"] = _filling(set().union(rows, *ids.values()), vocabulary, options.multiple_of)
-    ids["no token"] = rows
-    kept = tuple(sorted(set().union(*ids.values())))
-    parts = {name: len(part) for name, part in ids.items() if part}
+        for token in tokens & vocabulary.ids.keys():
+            why.setdefault(vocabulary.ids[token], name)
+    rows = needed - labels.keys()  # configs may name rows beyond the tokenizer's
+    filling = _filling({*rows, *why}, vocabulary, options.multiple_of)
+    why |= dict.fromkeys(filling, "up to a multiple") | dict.fromkeys(rows, "no token")
+    kept, parts = tuple(sorted(why)), dict(Counter(why.values()))
     sha256 = lines_sha256(lines.texts)
     files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
     arguments = {
@@ -185,10 +183,9 @@ def select_tokens(
     }
     running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
-    reasons = tuple(name for name in ids if name != IN_TEXT)
-    reason = np.zeros(size, np.uint8)
-    for place, name in enumerate(reasons, 1):
-        reason[list(ids[name])] = place
+    reasons = tuple(name for name in parts if name != IN_TEXT)
+    codes = {name: place for place, name in enumerate(reasons, 1)}
+    reason = np.array([codes.get(why.get(number, ""), 0) for number in range(size)], np.uint8)
     texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
         ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
