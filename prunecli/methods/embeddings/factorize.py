@@ -55,20 +55,19 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
     unit, fit, output = None, None, None
     if plan.shape is not None:
         fit = fit_define(
-            checkpoint_table(checkpoint, f"{tables.input}.weight"),
+            checkpoint_table(checkpoint, f"{tables.input}.weight", progress),
             plan.shape,
             FitOptions(epochs=plan.options.epochs, seed=plan.options.seed),
             counts=counts,
             padding_idx=plan.padding_id,
             tied_output=plan.fits_both,
-            progress=progress,
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
         unit = read_unit(checkpoint, tables)
     if plan.output_dim is not None and output is None:
-        source = checkpoint_table(checkpoint, plan.output_table)
-        output = _output_map(source, plan.output_dim, counts, plan.padding_id, progress)
+        source = checkpoint_table(checkpoint, plan.output_table, progress)
+        output = _output_map(source, plan.output_dim, counts, plan.padding_id)
     return Factors(unit, fit, output)
 
 
@@ -87,17 +86,13 @@ def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
 
 
 def _output_map(
-    table: Table,
-    map_dim: int,
-    counts: NDArray[np.int64] | None,
-    padding_id: int | None,
-    progress: Progress,
+    table: Table, map_dim: int, counts: NDArray[np.int64] | None, padding_id: int | None
 ) -> OutputMap:
     """The projective embedding of the output table: no map of this n is nearer to the rows without their mean."""
     if padding_id is not None and table.rows(padding_id, padding_id + 1).any():
         padding_id = None
     shape = UnitShape(table.vocabulary, map_dim, table.model_dim, kind="projective")
-    fit = fit_define(table, shape, counts=counts, padding_idx=padding_id, tied_output=True, progress=progress)
+    fit = fit_define(table, shape, counts=counts, padding_idx=padding_id, tied_output=True)
     assert fit.output is not None
     return replace(fit.output, table=fit.unit.map.weight.detach().numpy(), quality=fit.quality)
 

@@ -6,7 +6,7 @@ All weights are trained at once, by Adam over mini-batches of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, cos, isfinite, pi
 
@@ -29,7 +29,6 @@ from prunecli.methods.embeddings.table import (
 )
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
-from prunecli.progress import Progress, silent
 
 SMALLEST_DIRECTION = 1e-10
 """Directions of the map table below this part of its largest variance are not used."""
@@ -97,7 +96,6 @@ def fit_define(
     counts: NDArray[np.integer] | None = None,
     padding_idx: int | None = None,
     tied_output: bool = False,
-    progress: Progress = silent,
 ) -> DefineFit:
     """Fit a unit of `shape` to the rows of `table`.
 
@@ -115,7 +113,6 @@ def fit_define(
         padding_idx: a row of zeros, which the unit gives back exactly and does not have to learn; None where the
             model has no padding token, or its row is not zero.
         tied_output: also find the projection of hidden states for an output layer that reads the map table.
-        progress: told of every pass over the table.
 
     Raises:
         CheckpointError: a value of the table is not finite.
@@ -123,16 +120,16 @@ def fit_define(
     options = options or FitOptions()
     ignored = () if padding_idx is None else (padding_idx,)
     weights = row_weights(table.vocabulary, counts, ignored)
-    found = moments(table, weights, progress)
+    found = moments(table, weights)
     goal = Goal(weights, found.variance)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
-    baseline = _start(unit, table, goal, first, options.seed, progress)
+    baseline = _start(unit, table, goal, first, options.seed)
 
     def unit_rows(start: int, stop: int, _rows: object) -> Tensor:
         return unit.rows(start, stop)
 
-    start = quality = measure(table, goal, unit_rows, progress)
+    start = quality = measure(table, goal, unit_rows)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
         output_layer = None
@@ -140,20 +137,18 @@ def fit_define(
             output_layer = nn.Linear(len(first.scales), len(first.mean))
             output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
             output_layer.bias.data.copy_(torch.from_numpy(first.mean))
-        errors = train(unit, table, goal, options, output_layer, progress)
-        quality = measure(table, goal, unit_rows, progress)
+        errors = train(unit, table, goal, options, output_layer)
+        quality = measure(table, goal, unit_rows)
         if not quality.error <= start.error:
-            _start(unit, table, goal, first, options.seed, progress)
+            _start(unit, table, goal, first, options.seed)
             quality = start
     output = None
     if tied_output:
-        output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
+        output = fit_output(table, unit.map.weight.detach().numpy(), weights)
     return DefineFit(unit, quality, baseline, start, errors, output)
 
 
-def _start(
-    unit: DefineEmbedding, table: Table, goal: Goal, first: Projective, seed: int, progress: Progress
-) -> Quality:
+def _start(unit: DefineEmbedding, table: Table, goal: Goal, first: Projective, seed: int) -> Quality:
     """Fill the map table, set the layers, solve for the reduction; what the projective embedding itself is worth."""
     lowest = np.full(unit.shape.map_dim, np.inf, np.float32)
 
@@ -166,14 +161,14 @@ def _start(
             reconstruction[unit.padding_idx - start] = 0
         return reconstruction
 
-    baseline = measure(table, goal, project, progress, "projecting the table")
+    baseline = measure(table, goal, project, "projecting the table")
     initialise(unit, first, lowest, seed)
     if unit.layers:
-        refine_reduction(unit, table, goal.weights, progress)
+        refine_reduction(unit, table, goal.weights)
     return baseline
 
 
-def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputMap:
+def fit_output(table: Table, mapped: Array, weights: Array) -> OutputMap:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
@@ -184,7 +179,6 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
         table: E.
         mapped: U [V, n].
         weights: of the rows [V].
-        progress: told of the rows.
 
     Raises:
         CheckpointError: a value of E is not finite.
@@ -194,7 +188,8 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
     def both(start: int, stop: int) -> Array:
         return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
 
-    found = moments(Table(table.vocabulary, map_dim + table.model_dim, both), weights, progress)
+    joined = replace(table, model_dim=map_dim + table.model_dim, read=both)
+    found = moments(joined, weights)
     own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
@@ -203,9 +198,7 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
 
 
 @torch.no_grad()
-def refine_reduction(
-    unit: DefineEmbedding, table: Table, weights: Array, progress: Progress = silent
-) -> None:
+def refine_reduction(unit: DefineEmbedding, table: Table, weights: Array) -> None:
     """Add to the reduction the solution D of min sum of w |e - o - D f|^2 + ridge |D|^2 over the rows' features f.
 
     D = 0 is among the choices, so the weighted squared error never rises. f is the expansion and a constant 1. Without
@@ -220,7 +213,7 @@ def refine_reduction(
     width, outputs = inputs // groups + 1, table.model_dim // groups
     products = torch.zeros(groups, width, width, dtype=torch.float64)
     missing = torch.zeros(groups, width, outputs, dtype=torch.float64)
-    for start, stop, rows in table.chunks("solving for the reduction", progress):
+    for start, stop, rows in table.chunks("solving for the reduction"):
         mapped = unit.map.weight[start:stop]
         *stages, reconstruction = unit.stages(mapped)
         features = stages[-1]  # the inputs of the last linear step
@@ -307,7 +300,6 @@ def train(
     goal: Goal,
     options: FitOptions,
     output: nn.Module | None = None,
-    progress: Progress = silent,
 ) -> tuple[float, ...]:
     """Lower the error of the unit's rows; each row of the map table has Adam moments of its own.
 
@@ -318,7 +310,6 @@ def train(
         options: epochs, rates and weights.
         output: map vectors [B, n] -> rows [B, m]: trained beside the unit, and left to the caller, who knows the exact
             solution for a given map table.
-        progress: told of the rows; the name of each line holds the error so far.
 
     Returns:
         The mean error during each pass, without the output's.
@@ -348,7 +339,9 @@ def train(
     for epoch in range(passes):
         summed = 0.0
         so_far = f" (error {errors[-1]:.4f})" if errors else ""
-        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
+        with table.progress(
+            f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows"
+        ) as advance:
             for numbers, batch in batches(table, options, epoch):
                 mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
                 loss = own = goal.loss(numbers, batch, unit.transform(mapped))

@@ -40,12 +40,14 @@ class Table:
         model_dim: its width m.
         read: a slice of its rows.
         name: for messages.
+        progress: told of every pass over the rows.
     """
 
     vocabulary: int
     model_dim: int
     read: Rows
     name: str = "The embedding table"
+    progress: Progress = silent
 
     def rows(self, start: int, stop: int) -> Array:
         """Rows `start` to `stop` in float32.
@@ -63,9 +65,9 @@ class Table:
             )
         return found
 
-    def chunks(self, what: str = "", progress: Progress = silent) -> Iterator[tuple[int, int, Array]]:
+    def chunks(self, what: str = "") -> Iterator[tuple[int, int, Array]]:
         """Start, stop and rows, from the first row to the last; `what` is done, for the progress."""
-        with progress(what, self.vocabulary, "rows") as advance:
+        with self.progress(what, self.vocabulary, "rows") as advance:
             for start in range(0, self.vocabulary, CHUNK_ROWS):
                 stop = min(start + CHUNK_ROWS, self.vocabulary)
                 yield start, stop, self.rows(start, stop)
@@ -150,7 +152,7 @@ class Projective:
         return np.asarray((self.basis * self.scales).T)
 
 
-def moments(table: Table, weights: Array, progress: Progress = silent) -> Moments:
+def moments(table: Table, weights: Array) -> Moments:
     """One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
 
     Raises:
@@ -159,7 +161,7 @@ def moments(table: Table, weights: Array, progress: Progress = silent) -> Moment
     width = table.model_dim
     total = float(weights.sum(dtype=np.float64))
     weighted_sum, products = np.zeros(width), np.zeros((width, width))
-    for start, stop, rows in table.chunks("measuring the table", progress):
+    for start, stop, rows in table.chunks("measuring the table"):
         scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
         weighted_sum += weights[start:stop].astype(np.float64) @ rows
         products += scaled.T @ scaled
@@ -233,20 +235,14 @@ class Goal:
 
 
 @torch.no_grad()
-def measure(
-    table: Table,
-    goal: Goal,
-    reconstruct: Reconstruct,
-    progress: Progress = silent,
-    name: str = "comparing rows",
-) -> Quality:
+def measure(table: Table, goal: Goal, reconstruct: Reconstruct, what: str = "comparing rows") -> Quality:
     """One pass over the table, its rows compared with their reconstructions.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
     squared = cosine = 0.0
-    for start, stop, rows in table.chunks(name, progress):
+    for start, stop, rows in table.chunks(what):
         weights = torch.from_numpy(goal.weights[start:stop]).double()
         own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
         squared += float(weights @ (own - other).square().sum(-1).double())
@@ -271,8 +267,8 @@ def described(lines: Lines) -> dict[str, Any]:
     return said | {"lines": len(lines.texts)}
 
 
-def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
-    """A tensor [V, m] whose rows are read as they are asked for.
+def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = silent) -> Table:
+    """A tensor [V, m] whose rows are read as they are asked for; `progress` is told of every pass over them.
 
     Raises:
         CheckpointError: it is not there, no matrix, or holds no floating-point numbers.
@@ -288,7 +284,7 @@ def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
     def rows(start: int, stop: int) -> NDArray[np.generic]:
         return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
 
-    return Table(*info.shape, rows, where)
+    return Table(*info.shape, rows, where, progress)
 
 
 def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:
