@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.table import Table, checkpoint_table, count_tokens, read_unit
+from prunecli.methods.embeddings.table import checkpoint_table, count_tokens, read_unit
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
@@ -48,7 +47,17 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
     """
     tables = plan.tables
     if plan.shape is not None:
-        _require_room(checkpoint, plan.shape)
+        # The unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`).
+        unit_bytes, moment_bytes = 4 * plan.shape.parameters, 8 * plan.shape.parameters
+        matrices = 8 * (plan.shape.model_dim**2 + 2 * plan.shape.features**2)
+        needed, free = unit_bytes + moment_bytes + matrices, new_memory(torch.device("cpu"))
+        if needed > FREE_SHARE * free:
+            raise PruneError(
+                f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit_bytes)}, Adam's moments "
+                f"{bytes_text(moment_bytes)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
+                "of which a tenth stays so",
+                "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
+            )
     counts = None
     if plan.text is not None and (plan.shape is not None or plan.output_dim is not None):
         counts = count_tokens(checkpoint, plan.text.texts, tables.vocabulary, progress)
@@ -66,35 +75,16 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
         unit = read_unit(checkpoint, tables)
     if plan.output_dim is not None and output is None:
-        source = checkpoint_table(checkpoint, plan.output_table, progress)
-        output = _output_map(source, plan.output_dim, counts, plan.padding_id)
+        # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
+        source, padding = checkpoint_table(checkpoint, plan.output_table, progress), plan.padding_id
+        if padding is not None and source.rows(padding, padding + 1).any():
+            padding = None
+        projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
+        alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
+        assert alone.output is not None
+        table = alone.unit.map.weight.detach().numpy()
+        output = replace(alone.output, table=table, quality=alone.quality)
     return Factors(unit, fit, output)
-
-
-def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
-    """Refuse a fit that does not fit: the unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`)."""
-    unit, moments_size = 4 * shape.parameters, 8 * shape.parameters
-    matrices = 8 * (shape.model_dim**2 + 2 * shape.features**2)
-    needed, free = unit + moments_size + matrices, new_memory(torch.device("cpu"))
-    if needed > FREE_SHARE * free:
-        raise PruneError(
-            f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit)}, Adam's moments "
-            f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
-            "of which a tenth stays so",
-            "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
-        )
-
-
-def _output_map(
-    table: Table, map_dim: int, counts: NDArray[np.int64] | None, padding_id: int | None
-) -> OutputMap:
-    """The projective embedding of the output table: no map of this n is nearer to the rows without their mean."""
-    if padding_id is not None and table.rows(padding_id, padding_id + 1).any():
-        padding_id = None
-    shape = UnitShape(table.vocabulary, map_dim, table.model_dim, kind="projective")
-    fit = fit_define(table, shape, counts=counts, padding_idx=padding_id, tied_output=True)
-    assert fit.output is not None
-    return replace(fit.output, table=fit.unit.map.weight.detach().numpy(), quality=fit.quality)
 
 
 Shape = tuple[int, ...]

@@ -90,13 +90,24 @@ def plan_embeddings(
     if "input" in sides:
         zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
     change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
+    arguments = {
+        **options.recorded(),
+        "side": "both" if len(sides) == 2 else next(iter(sides)),
+        "kind": shape.kind if "input" in sides else None,
+        "map_dim": shape.map_dim,
+        **dict.fromkeys(("expand_dim", "depth", "max_groups")),
+        **({} if text is None else described(text)),
+        "seed": options.seed,
+    }
+    if shape.layers:
+        arguments |= {name: getattr(shape, name) for name in ("expand_dim", "depth", "max_groups")}
     return EmbeddingPlan(
         **asked,
         change=change,
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
         padding_id=zero_row,
-        step=history_step(COMMAND, checkpoint, given(_arguments(options, shape, sides, text))),
+        step=history_step(COMMAND, checkpoint, given(arguments)),
         reasons=_reasons(options, shape, sides, is_tied, text),
     )
 
@@ -195,23 +206,6 @@ def _change(
     if "output" in sides:
         output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
     return EmbeddingChange(unit, output)
-
-
-def _arguments(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Lines | None
-) -> dict[str, Any]:
-    has_layers = bool(shape.layers)
-    resolved = {
-        "side": "both" if len(sides) == 2 else next(iter(sides)),
-        "kind": shape.kind if "input" in sides else None,
-        "map_dim": shape.map_dim,
-        "expand_dim": shape.expand_dim if has_layers else None,
-        "depth": shape.depth if has_layers else None,
-        "max_groups": shape.max_groups if has_layers else None,
-        **({} if text is None else described(text)),
-        "seed": options.seed,
-    }
-    return {**options.recorded(), **resolved}
 
 
 def _reasons(
