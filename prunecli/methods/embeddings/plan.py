@@ -72,16 +72,9 @@ def plan_embeddings(
     """
     text = text if text is not None and text.texts else None
     tables = checkpoint.layout.require_tables()
-    output = f"{tables.output}.weight"
-    is_tied = (
-        _has_output(checkpoint) and output in checkpoint.layout.ties and output not in checkpoint.tensors
-    )
-    asked: dict[str, Any] = {
-        "tables": tables,
-        "is_tied": is_tied,
-        "options": options,
-        "text": text,
-    }
+    name = f"{tables.output}.weight"
+    is_tied = _has_output(checkpoint) and name in checkpoint.layout.ties and name not in checkpoint.tensors
+    asked: dict[str, Any] = {"tables": tables, "is_tied": is_tied, "options": options, "text": text}
     if options.cache and tables.unit is not None:
         return _cached(checkpoint, tables, options, asked)
     sides = _sides(checkpoint, tables, options, is_tied)
@@ -89,10 +82,20 @@ def plan_embeddings(
     zero_row = None
     if "input" in sides:
         zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
-    change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
+    unit, output = tables.change.input, tables.change.output
+    if "input" in sides:
+        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
+        layers = shape.shared_blocks, shape.reduction
+        is_zero = zero_row is not None
+        unit = InputChange(shape.kind, shape.map_dim, *expansion, is_zero, options.cache, *layers)
+        if is_tied:
+            output = OutputChange()
+    if "output" in sides:
+        output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
+    side = "both" if len(sides) == 2 else next(iter(sides))
     arguments = {
         **options.recorded(),
-        "side": "both" if len(sides) == 2 else next(iter(sides)),
+        "side": side,
         "kind": shape.kind if "input" in sides else None,
         "map_dim": shape.map_dim,
         **dict.fromkeys(("expand_dim", "depth", "max_groups")),
@@ -101,14 +104,24 @@ def plan_embeddings(
     }
     if shape.layers:
         arguments |= {name: getattr(shape, name) for name in ("expand_dim", "depth", "max_groups")}
+    default = "" if options.side else " (default)"
+    which = "both sides" if side == "both" else f"the {side} side"
+    tied = "share a table" if is_tied else "have tables of their own"
+    reasons = [f"Factorising {which}{default}; input and output {tied}."]
+    chosen = ("map_dim", "expand_dim") if shape.layers else ("map_dim",)
+    left_out = [f"`{name}={getattr(shape, name)}`" for name in chosen if getattr(options, name) is None]
+    if left_out:
+        reasons.append(f"Not given, so: {', '.join(left_out)}.")
+    if text is None:
+        reasons.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
     return EmbeddingPlan(
         **asked,
-        change=change,
+        change=EmbeddingChange(unit, output),
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
         padding_id=zero_row,
         step=history_step(COMMAND, checkpoint, given(arguments)),
-        reasons=_reasons(options, shape, sides, is_tied, text),
+        reasons=tuple(reasons),
     )
 
 
@@ -178,52 +191,6 @@ def _sides(
     if options.cache and "input" not in found:
         raise UsageError("`cache` writes the rows of the input's unit", "Choose `side=input` or `side=both`.")
     return found
-
-
-def _change(
-    before: EmbeddingChange,
-    options: EmbeddingOptions,
-    shape: UnitShape,
-    sides: frozenset[Literal["input", "output"]],
-    is_tied: bool,
-    zero_padding: bool,
-) -> EmbeddingChange:
-    """How both sides will differ from the stock ones."""
-    unit, output = before.input, before.output
-    if "input" in sides:
-        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
-        unit = InputChange(
-            shape.kind,
-            shape.map_dim,
-            *expansion,
-            zero_padding,
-            options.cache,
-            shape.shared_blocks,
-            shape.reduction,
-        )
-        if is_tied:
-            output = OutputChange()
-    if "output" in sides:
-        output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
-    return EmbeddingChange(unit, output)
-
-
-def _reasons(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Lines | None
-) -> tuple[str, ...]:
-    default = "" if options.side else " (default)"
-    which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"
-    tied = "share a table" if is_tied else "have tables of their own"
-    lines = [f"Factorising {which}{default}; input and output {tied}."]
-    chosen = {"map_dim": (options.map_dim, shape.map_dim)}
-    if shape.layers:
-        chosen["expand_dim"] = (options.expand_dim, shape.expand_dim)
-    left_out = [f"`{name}={value}`" for name, (given, value) in chosen.items() if given is None]
-    if left_out:
-        lines.append(f"Not given, so: {', '.join(left_out)}.")
-    if text is None:
-        lines.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
-    return tuple(lines)
 
 
 NARROWER, WIDER = 8, 2
