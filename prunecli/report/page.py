@@ -70,8 +70,32 @@ def quality_section(data: ReportData) -> Iterator[Block]:
         if charts:
             yield Pictures(charts)
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
-        shown = enumerate(zip(main.rows, rows, strict=True))
-        yield replace(main, rows=[_with_size(*both, unit, lost) for both in shown])
+        sized: list[Cells] = []
+        for index, (shown, row) in enumerate(zip(main.rows, rows, strict=True)):
+            speed: Cells = {}
+            if row.timed is not None:
+                timing = row.timed.timings[0]
+                name, spread = timing.rate
+                speed = {
+                    name.replace(" per second", "/s"): spread.text(1),
+                    "speed-up": timing.speedup.text(2),
+                    "remark": "noisy" if timing.is_noisy else None,
+                }
+            sized.append(
+                {
+                    "checkpoint": row.result.checkpoint,
+                    f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
+                    "parameters": maybe(millions, row.size[0]),
+                    "size": maybe(bytes_text, row.size[1]),
+                    **{
+                        title: text
+                        for title, text in shown.items()
+                        if title not in ("checkpoint", "parameters")
+                    },
+                    **speed,
+                }
+            )
+        yield replace(main, rows=sized)
         yield from others
         if evaluation.examples:
             labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
@@ -81,30 +105,6 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 for one in evaluation.examples
             ]
             yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
-
-
-def _with_size(
-    index: int, both: tuple[Mapping[str, str | None], Row], unit: Unit, lost: dict[int, Removed]
-) -> Cells:
-    """A row of the scores with what was removed, the size and the speed of the checkpoint."""
-    shown, row = both
-    speed: Cells = {}
-    if row.timed is not None:
-        timing = row.timed.timings[0]
-        name, spread = timing.rate
-        speed = {
-            name.replace(" per second", "/s"): spread.text(1),
-            "speed-up": timing.speedup.text(2),
-            "remark": "noisy" if timing.is_noisy else None,
-        }
-    return {
-        "checkpoint": row.result.checkpoint,
-        f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-        "parameters": maybe(millions, row.size[0]),
-        "size": maybe(bytes_text, row.size[1]),
-        **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
-        **speed,
-    }
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
@@ -289,39 +289,6 @@ def _decision_map(decision: Decision) -> Picture:
     )
 
 
-def kept_experts(data: ReportData) -> Iterator[Block]:
-    """Yield a map of the kept experts for each checkpoint with fewer experts than its original."""
-    for entry in data.checkpoints:
-        if entry.checkpoint.structure.of_kind("expert") and entry.inventory.layers:
-            layers = [
-                (f"{one.side} {one.layer}", one.experts, one.original_experts)
-                for one in entry.inventory.layers
-            ]
-            yield Heading(entry.name)
-            yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
-
-
-def kept_heads(data: ReportData) -> Iterator[Block]:
-    """Yield a map of the kept heads by kind of attention for each checkpoint with fewer heads than its original."""
-    entries = [
-        one
-        for one in data.checkpoints
-        if one.checkpoint.structure.of_kind("head") and one.inventory.attentions
-    ]
-    if entries:
-        yield Heading("Heads that are left")
-        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
-    for entry in entries:
-        drawn = []
-        for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
-            own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
-            layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
-            if any(layer.original_heads for layer in own):
-                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
-        yield Heading(entry.name, level=4)
-        yield Pictures(drawn)
-
-
 def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
     """Yield a line, the pictures and the tables of each result of a kind."""
     for name, result in data.of(kind):
@@ -337,12 +304,17 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
 
 def experts_section(data: ReportData) -> Iterator[Block]:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
-    kept = list(kept_experts(data))
-    if kept:
+    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
+    if kept := [entry for entry in reduced if entry.inventory.layers]:
         yield Text(
             "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
-        yield from kept
+    for entry in kept:
+        layers = [
+            (f"{one.side} {one.layer}", one.experts, one.original_experts) for one in entry.inventory.layers
+        ]
+        yield Heading(entry.name)
+        yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
     yield from results_section(GateStatistics, data)
 
 
@@ -350,7 +322,19 @@ def heads_section(data: ReportData) -> Iterator[Block]:
     """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
     yield from results_section(Scores, data)
     yield from results_section(HeadComparison, data)
-    yield from kept_heads(data)
+    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("head")]
+    if kept := [entry for entry in reduced if entry.inventory.attentions]:
+        yield Heading("Heads that are left")
+        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
+    for entry in kept:
+        drawn = []
+        for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
+            own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
+            layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
+            if any(layer.original_heads for layer in own):
+                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
+        yield Heading(entry.name, level=4)
+        yield Pictures(drawn)
 
 
 def training_section(data: ReportData) -> Iterator[Block]:
