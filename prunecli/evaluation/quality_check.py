@@ -71,18 +71,18 @@ def part_of(text: Text, start: float, stop: float) -> Text:
     if isinstance(text, PlainText) and text.whole_files:
         found = []
         for whole in text.texts:
-            first, last = (_line_end(whole, round(share * len(whole))) for share in (start, stop))
+            places = [round(share * len(whole)) for share in (start, stop)]
+            # The next line end, or the place itself if there is none; the ends of the text stay.
+            first, last = (
+                max(whole.find("\n", place - 1) + 1, place) if 0 < place < len(whole) else place
+                for place in places
+            )
             found.append(whole[first:last])
         kept = [number for number, one in enumerate(found) if one.strip()]
         names = tuple(text.names[number] for number in kept) if text.names else ()
         return replace(text, texts=tuple(found[number] for number in kept), names=names)
     first = round(start * len(text))
     return text.cut(slice(first, max(round(stop * len(text)), first + 1)))
-
-
-def _line_end(text: str, place: int) -> int:
-    """The next line end, or the place itself if there is none."""
-    return max(text.find("\n", place - 1) + 1, place) if 0 < place < len(text) else place
 
 
 @dataclass

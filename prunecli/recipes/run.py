@@ -132,25 +132,6 @@ def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str |
     return None
 
 
-def refuse_foreign_outputs(steps: Sequence[Step], state: State) -> None:
-    """Outputs that exist are replaced only where this recipe made them and nobody changed them since.
-
-    Raises:
-        OutputError: an output of a step that has to run is somebody else's.
-    """
-    own = {name: content for record in state.values() for name, content in record.outputs.items()}
-    for step in steps:
-        if stale_reason(step, state) is None:
-            continue
-        for output in step.outputs:
-            if output.exists() and own.get(str(output)) != identity(output):
-                changed = "changed after" if str(output) in own else "exists, and was not made by"
-                raise OutputError(
-                    f"{output} {changed} this recipe's step {step.name!r}",
-                    "Move it away, or give `force` to replace it.",
-                )
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a step: skipped (no reason to run), or run for `reason` with exit status `status`."""
@@ -194,8 +175,16 @@ def run_steps(
         OutputError: an output is in the way, or a step ended well without writing its output.
     """
     state = dict(read_state(path))
-    if not force:
-        refuse_foreign_outputs(steps, state)
+    own = {name: content for record in state.values() for name, content in record.outputs.items()}
+    # Before the first step: outputs are replaced only if this recipe made them and nobody changed them since.
+    for step in () if force else steps:
+        for output in () if stale_reason(step, state) is None else step.outputs:
+            if output.exists() and own.get(str(output)) != identity(output):
+                changed = "changed after" if str(output) in own else "exists, and was not made by"
+                raise OutputError(
+                    f"{output} {changed} this recipe's step {step.name!r}",
+                    "Move it away, or give `force` to replace it.",
+                )
     outcomes: list[Outcome] = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state)

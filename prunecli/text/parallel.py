@@ -75,34 +75,31 @@ def parse_pairs(
     """
     if pairs is not None and langs is not None:
         raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
-    if pairs is not None:
-        directions = [_parse_pair(part, available) for part in pairs]
-    else:
+    directions: list[tuple[str, str]] = []
+    if pairs is None:
         names = available if langs is None else langs
         for name in names:
             _check_language(name, available)
         directions = [(source, target) for source in names for target in names if source != target]
+    for text in pairs or ():
+        # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
+        cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]
+        cuts = [(source, target) for source, target in cuts if source and target]
+        if not cuts:
+            raise UsageError(
+                f"{text!r} is not a language pair", "Write SOURCE-TARGET, such as eng_Latn-fra_Latn."
+            )
+        source, target = next((cut for cut in cuts if cut[0] in available and cut[1] in available), cuts[0])
+        _check_language(source, available)
+        _check_language(target, available)
+        if source == target:
+            raise UsageError(f"{text!r}: source and target are the same language")
+        directions.append((source, target))
     if not directions:
         raise UsageError(
             "no language pair: a pair needs two languages", "Give `pairs=a-b`, or `langs` with two or more."
         )
     return tuple(dict.fromkeys(directions))
-
-
-def _parse_pair(text: str, available: Sequence[str]) -> tuple[str, str]:
-    # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
-    cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]
-    cuts = [(source, target) for source, target in cuts if source and target]
-    if not cuts:
-        raise UsageError(
-            f"{text!r} is not a language pair", "Write SOURCE-TARGET, such as eng_Latn-fra_Latn."
-        )
-    source, target = next((cut for cut in cuts if cut[0] in available and cut[1] in available), cuts[0])
-    _check_language(source, available)
-    _check_language(target, available)
-    if source == target:
-        raise UsageError(f"{text!r}: source and target are the same language")
-    return source, target
 
 
 def _check_language(name: str, available: Sequence[str]) -> None:

@@ -113,10 +113,15 @@ def read_plain(
     owners: list[str] = []
     read: Counter[str] = Counter()
     for path, name in zip(paths, names or [""] * len(paths), strict=True):
+        rows: Sequence[str]
         if is_plain(path):
-            rows: Sequence[str] = read_lines(path)
+            rows = read_lines(path)
         else:
-            rows = _texts_alone(path, read_hub_data(path) if is_hub_data(path) else read_json_lines(path))
+            documents = read_hub_data(path) if is_hub_data(path) else read_json_lines(path)
+            rows = [one for one in documents if isinstance(one, str) and one.strip()]
+            if not rows or not all(isinstance(one, str) for one in documents):
+                held = "chats" if documents else "no text"
+                raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
         filled = [number for number, row in enumerate(rows) if row.strip()]
         filled = filled[: None if max_sentences is None else max_sentences - read[name]]
         read[name] += len(filled)
@@ -157,14 +162,6 @@ def convention(files: Sequence[Path], *, whole_files: bool) -> str | None:
         how = "as a whole document" if count == 1 else "as whole documents"
         return f"Text: {counted(count, 'file')} {how} (`whole_files=False` takes each line as a text)."
     return f"Text: {counted(count, 'file')}, each line a text (`whole_files` takes each file as one text)."
-
-
-def _texts_alone(path: Path, documents: Sequence[str | Chat]) -> list[str]:
-    texts = [document for document in documents if isinstance(document, str) and document.strip()]
-    if any(not isinstance(document, str) for document in documents) or not texts:
-        held = "chats" if documents else "no text"
-        raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
-    return texts
 
 
 AT_ONCE = 1 << 8

@@ -320,18 +320,6 @@ class Destination:
             )
 
 
-def _preview(start: Start, data: TrainingData, options: TrainingOptions, destination: Destination) -> str:
-    """Return the line that says what a run would do."""
-    ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
-    until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
-    beside = "" if options.teacher is None else f", taught by {options.teacher}"
-    texts = len(data.train) * max(len(data.pairs), 1)
-    return (
-        f"Dry run: would train {start.path} for {data.task} on {texts:,} texts{beside}, for {until}, and "
-        f"write {destination.output}; nothing is trained or written."
-    )
-
-
 def finetune(
     start: Start | Path | str,
     choice: TextChoice,
@@ -403,7 +391,13 @@ def finetune(
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
     if dry_run:
-        say(_preview(start, data, options, destination))
+        ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
+        until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
+        beside = "" if options.teacher is None else f", taught by {options.teacher}"
+        say(
+            f"Dry run: would train {start.path} for {task} on {len(data.train) * max(len(data.pairs), 1):,} "
+            f"texts{beside}, for {until}, and write {destination.output}; nothing is trained or written."
+        )
         return None
     state = state_directory(destination.output)
     if destination.keeps and not state.is_dir():
