@@ -12,7 +12,7 @@ from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.table import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.define import UnitKind, UnitShape
+from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
 from prunecli.modules.classes import model_class
@@ -215,7 +215,11 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     groups = 4 if options.max_groups is None else options.max_groups
     n, k = options.map_dim, options.expand_dim
     if n is None or k is None:
-        unit = _multiple(groups, depth, kind)
+        # The divisor of n and of the inner widths; 1 if no unit is possible, which `UnitShape` refuses.
+        unit = 1
+        if kind != "projective" and groups > 0 and depth > 0:
+            size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
+            unit = UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple
         if n is None:
             n = min(max(round(tables.model_dim / NARROWER / unit), 1) * unit, max(tables.model_dim - 1, 1))
         if k is None and not options.reduction:
@@ -239,11 +243,3 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
         options.shared_blocks,
         options.reduction,
     )
-
-
-def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
-    """The divisor of n and of the inner widths; 1 if no unit is possible, which `UnitShape` refuses."""
-    if kind == "projective" or groups < 1 or depth < 1:
-        return 1
-    size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
-    return UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple

@@ -375,7 +375,20 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
     for template in (templates,) if isinstance(templates, str) else templates.values():
         texts.update(_literals(template))
         for roles, tools, prompt in product(_CHATS, (None, [_TOOL]), (False, True)):
-            parts = _rendered(tokenizer, template, roles, tools, prompt).split(MESSAGE)
+            chat = [
+                {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+                if role == "call"
+                else {"role": role, "content": MESSAGE}
+                for role in roles
+            ]
+            options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
+            try:
+                made = tokenizer.apply_chat_template(chat, chat_template=template, **options)
+            except (
+                Exception
+            ):  # a template refuses roles and tools by any error; its literals are kept all the same
+                continue
+            parts = str(made).split(MESSAGE)
             texts.update(parts)
             for before, after in pairwise(parts):
                 last = max((found.start() for found in re.finditer(special, before)), default=0)
@@ -393,20 +406,6 @@ def _literals(template: str) -> set[str]:
     except TemplateSyntaxError:  # no text could be made with such a template
         return set()
     return {str(token.value) for token in tokens if token.type in ("data", "string")}
-
-
-def _rendered(tokenizer: Any, template: str, roles: tuple[str, ...], tools: Any, prompt: bool) -> str:
-    chat = [
-        {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        if role == "call"
-        else {"role": role, "content": MESSAGE}
-        for role in roles
-    ]
-    options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
-    try:
-        return str(tokenizer.apply_chat_template(chat, chat_template=template, **options))
-    except Exception:  # a template refuses roles and tools by any error; its literals are kept all the same
-        return ""
 
 
 _REMEDY = "Nothing was written; please report it with the name of the model."
