@@ -119,7 +119,21 @@ class Start:
             require_room_to_draw(file, described.total_parameters)
             model = random_model(described, self.seed)
         else:
-            model = _random_model(file, values, family, self.seed)
+            from transformers import CONFIG_MAPPING
+
+            model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
+            if model_class is None:
+                raise UnsupportedModelError(
+                    f"{file}: transformers has no class of its own for a model of type {family.model_type}",
+                    "Choose a config of a family that it has one for.",
+                )
+            with transformers_takes(file):
+                config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
+                with torch.device("meta"):
+                    size = sum(parameter.numel() for parameter in model_class(config).parameters())
+                require_room_to_draw(file, size)
+                torch.manual_seed(self.seed)
+                model = model_class(config).float()
         directory.mkdir(parents=True)
         with no_bars():
             model.save_pretrained(directory)
@@ -224,21 +238,3 @@ def require_room_to_draw(config: Path, parameters: int) -> None:
             f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
             "Make its sizes smaller.",
         )
-
-
-def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
-    if model_class is None:
-        raise UnsupportedModelError(
-            f"{file}: transformers has no class of its own for a model of type {family.model_type}",
-            "Choose a config of a family that it has one for.",
-        )
-    with transformers_takes(file):
-        config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
-        with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in model_class(config).parameters())
-        require_room_to_draw(file, size)
-        torch.manual_seed(seed)
-        return model_class(config).float()

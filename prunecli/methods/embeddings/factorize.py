@@ -105,8 +105,24 @@ def rewrite_embeddings(
     """
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
-    fitted = {} if factors is None else _fitted(plan, factors)
     source, output = plan.tables.input, f"{plan.tables.output}.weight"
+    fitted: dict[str, Expression] = {}  # or computed from the unit
+    if factors is not None and (unit := factors.unit) is not None:
+        if plan.change.unit is None:
+            rows = (unit.num_embeddings, unit.embedding_dim)
+            fitted[f"{source}.weight"] = Generated(
+                rows, lambda start, stop: np.asarray(unit.rows(start, stop))
+            )
+        else:
+            for part, held in unit.named_parameters():
+                fitted[f"{source}.{part}"] = given(held.detach().numpy())
+    if factors is not None and factors.output is not None:
+        fitted[f"{plan.tables.output}.project.weight"] = given(factors.output.projection.T)
+        mapped = factors.output.table
+        if mapped is None and factors.unit is not None:
+            mapped = factors.unit.map.weight.detach().numpy()
+        if mapped is not None:
+            fitted[output] = given(mapped)
     table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     first = next(name for name in checkpoint.tensors if name in gone)
@@ -120,9 +136,15 @@ def rewrite_embeddings(
         else:
             made.append(Output(name, stored.dtype, shape, Copy(stored.name)))
     outputs = [*replacing(checkpoint, {**dict.fromkeys(gone, ()), first: made})]
-    for alias, name in _untied_beside(checkpoint, plan).items():
-        info = checkpoint.info(name)
-        outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+    # `tie_word_embeddings` false, which says that the tables are apart, parts a bias from what it was tied to, too.
+    family, change = checkpoint.require_architecture(), plan.change.output
+    is_whole = plan.is_tied and change is not None and change.map_dim is None
+    if is_whole and family.embedding is not None and family.embedding.apart:
+        for alias, name in family.tied.items():
+            is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
+            if alias in family.loose and alias != output and is_held:
+                info = checkpoint.info(name)
+                outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
     return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
 
 
@@ -140,42 +162,3 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     if change.output is None and output in checkpoint.tensors:
         shapes[output] = checkpoint.info(output).shape
     return shapes | found.tensors
-
-
-def _fitted(plan: EmbeddingPlan, factors: Factors) -> dict[str, Expression]:
-    """Name -> expression of each tensor that was fitted, or computed from the unit."""
-    source, output, unit = plan.tables.input, plan.tables.output, factors.unit
-    found: dict[str, Expression] = {}
-    if unit is not None and plan.change.unit is None:
-        shape = (unit.num_embeddings, unit.embedding_dim)
-        found[f"{source}.weight"] = Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))
-    elif unit is not None:
-        found |= {f"{source}.{part}": given(held.detach().numpy()) for part, held in unit.named_parameters()}
-    if factors.output is not None:
-        found[f"{output}.project.weight"] = given(factors.output.projection.T)
-        mapped = factors.output.table
-        if mapped is None and unit is not None:
-            mapped = unit.map.weight.detach().numpy()
-        if mapped is not None:
-            found[f"{output}.weight"] = given(mapped)
-    return found
-
-
-def _untied_beside(checkpoint: Checkpoint, plan: EmbeddingPlan) -> dict[str, str]:
-    """Aliases that become tensors of their own together with the output table: a bias -> what it was tied to.
-
-    `tie_word_embeddings` false, which says that the tables are apart, parts these too.
-    """
-    family, output = checkpoint.require_architecture(), plan.change.output
-    if not plan.is_tied or output is None or output.map_dim is not None:
-        return {}
-    if family.embedding is None or not family.embedding.apart:
-        return {}
-    return {
-        alias: name
-        for alias, name in family.tied.items()
-        if alias in family.loose
-        and alias != f"{plan.tables.output}.weight"
-        and alias not in checkpoint.tensors
-        and name in checkpoint.tensors
-    }
