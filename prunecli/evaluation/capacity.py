@@ -79,14 +79,33 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         )
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
-    targets = _dtypes(checkpoint, dtype)
-    whole = [_whole(checkpoint, budget, target, load) for target in targets]
+    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
+    targets = _dtypes(checkpoint, dtype, floats)
+    whole: list[Way] = []
     pruned: list[Way] = []
     ratio = None
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
         ratio = memory_fits(checkpoint, budget, load, request, dtype=dtype)[0]
-    for target, way in zip(targets, whole, strict=True) if sparse else ():
+    for target in targets:
+        weights = weight_bytes(checkpoint, target)
+        cache, activations = decoding_bytes(checkpoint, load, target)
+        total = weights + cache + activations
+        named = config_dtype(target or stored_dtype(checkpoint))
+        if target is None and checkpoint.quantised:
+            named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
+        way = Way(
+            dtype=named,
+            as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
+            weight_bytes=weights,
+            cache_bytes=cache,
+            decoding_bytes=cache + activations,
+            needed_bytes=_memory_for(total),
+            fits=total <= budget - margin_bytes(budget),
+        )
+        whole.append(way)
+        if not sparse:
+            continue
         ratios = TEXT_RATIOS if stock and (checkpoint.quantised or target == targets[0]) else ()
         nearest, *fits = memory_fits(checkpoint, budget, load, request, ratios, dtype=target)
         if not way.fits:
@@ -128,35 +147,19 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     )
 
 
-def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
+def _dtypes(checkpoint: Checkpoint, asked: str | None, floats: set[str]) -> list[str | None]:
     """The type asked for or None, and those of 32 and 16 bits that it is not one of; of quantised weights None, and
-    what they are decoded to where that is known."""
+    what they are decoded to where that is known.
+
+    Args:
+        floats: the floating types of the tensors.
+    """
     first = None if asked is None else parse_dtype(asked)
     if method_of(checkpoint.config) or checkpoint.quantised:
         return [None, first or value_dtype(checkpoint.config)] if checkpoint.quantised else [None]
-    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
-    alone = first or (floats.pop() if len(floats) == 1 else None)
+    alone = first or (next(iter(floats)) if len(floats) == 1 else None)
     same = 0 if alone is None else itemsize(alone)
     return [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
-
-
-def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Way:
-    weights = weight_bytes(checkpoint, target)
-    cache, activations = decoding_bytes(checkpoint, load, target)
-    total = weights + cache + activations
-    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
-    named = config_dtype(target or stored_dtype(checkpoint))
-    if target is None and checkpoint.quantised:
-        named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
-    return Way(
-        dtype=named,
-        as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
-        weight_bytes=weights,
-        cache_bytes=cache,
-        decoding_bytes=cache + activations,
-        needed_bytes=_memory_for(total),
-        fits=total <= budget - margin_bytes(budget),
-    )
 
 
 def _memory_for(total: int) -> int:

@@ -142,7 +142,7 @@ class TranslationTask(Task):
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
         keys = self.keys[label]
-        found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        found: dict[str, Any] = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
             tokenizer = load_tokenizer(checkpoint.path)
@@ -162,7 +162,7 @@ class TranslationTask(Task):
                     found[name] = done
             del model
             gc.collect()  # before the next checkpoint is loaded
-        self.translations[label] = {name: done for name, done in found.items() if done is not None}
+        self.translations[label] = found
 
     def fields(self) -> Json:
         """See `Task`."""
