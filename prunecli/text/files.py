@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -223,22 +223,11 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
             f"{data}: nothing bounds how much of it is read",
             f"Name its first rows, hf://{data.name}:{data.split}[:1000].",
         )
-    documents: list[str | Chat] = []
-    left = None if max_tokens is None else CHARACTERS * max_tokens
-    for document in _documents(data):
-        documents.append(document)
-        contents = [document] if isinstance(document, str) else [str(one["content"]) for one in document]
-        if left is not None and (left := left - sum(map(len, contents))) <= 0:
-            break
-    if not documents:
-        raise DataError(f"{data}: no rows", "Name another split.")
-    return tuple(documents)
-
-
-def _documents(data: HubData) -> Iterator[str | Chat]:
     from prunecli.model.conversion import require_package
 
     datasets = require_package("datasets>=3", f"{data}: reading a data set of the hub")
+    documents: list[str | Chat] = []
+    left = None if max_tokens is None else CHARACTERS * max_tokens
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
         for number, row in enumerate(islice(rows, data.count), start=1):
@@ -259,13 +248,19 @@ def _documents(data: HubData) -> Iterator[str | Chat]:
                     {key: value for key, value in message.items() if value is not None or key == "content"}
                     for message in document
                 )
-            yield document
+            documents.append(document)
+            contents = [document] if isinstance(document, str) else [str(one["content"]) for one in document]
+            if left is not None and (left := left - sum(map(len, contents))) <= 0:
+                break
     except PruneError:
         raise
     except Exception as error:  # whatever a server, a format or a name of a split runs into there
         raise DataError(
             f"{data}: cannot be read ({reason_of(error)})", "Check its name, split and config."
         ) from error
+    if not documents:
+        raise DataError(f"{data}: no rows", "Name another split.")
+    return tuple(documents)
 
 
 _NAMED_FORM = "Write `text=FILE`, or `text=NAME=FILE`."
