@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -196,6 +196,6 @@ def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]
 def _projective_rows(table: Table, map_dim: int) -> Iterator[NDArray[np.floating]]:
     from prunecli.methods.embeddings.table import moments, projective, row_weights
 
-    first = projective(moments(table, row_weights(table.vocabulary)), map_dim)
+    first = projective(moments(replace(table, weights=row_weights(table.vocabulary))), map_dim)
     for _, _, rows in table.chunks():
         yield first.mapped(rows) @ first.expansion + first.mean

@@ -118,7 +118,7 @@ def languages_of(directory: Path | str, split: str) -> tuple[str, ...]:
 
 def has_split(directory: Path, split: str) -> bool:
     """Whether there is text of `split` in `directory`."""
-    return directory.is_dir() and split in _splits(directory)
+    return split in _splits(directory)
 
 
 def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | None = None) -> ParallelText:
@@ -174,15 +174,13 @@ def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
 
 
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
-    if directory.is_file():
-        raise DataError(
-            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with `data`."
-        )
     if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory", "Name a directory of text with `data`.")
-    files = _splits(directory).get(split)
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name a directory of files SPLIT.LANG with `data`.")
+    found = _splits(directory)
+    files = found.get(split)
     if not files:
-        splits = [name for name, files in _splits(directory).items() if len(files) > 1]
+        splits = [name for name, files in found.items() if len(files) > 1]
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
             near_names(split, splits, "Splits found"),

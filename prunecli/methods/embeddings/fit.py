@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from prunecli.methods.embeddings.table import (
     Array,
-    Goal,
     Projective,
     Quality,
     Table,
@@ -119,17 +118,17 @@ def fit_define(
     """
     options = options or FitOptions()
     ignored = () if padding_idx is None else (padding_idx,)
-    weights = row_weights(table.vocabulary, counts, ignored)
-    found = moments(table, weights)
-    goal = Goal(weights, found.variance)
+    table = replace(table, weights=row_weights(table.vocabulary, counts, ignored))
+    found = moments(table)
+    table = replace(table, variance=found.variance)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
-    baseline = _start(unit, table, goal, first, options.seed)
+    baseline = _start(unit, table, first, options.seed)
 
     def unit_rows(start: int, stop: int, _rows: object) -> Tensor:
         return unit.rows(start, stop)
 
-    start = quality = measure(table, goal, unit_rows)
+    start = quality = measure(table, unit_rows)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
         output_layer = None
@@ -137,18 +136,18 @@ def fit_define(
             output_layer = nn.Linear(len(first.scales), len(first.mean))
             output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
             output_layer.bias.data.copy_(torch.from_numpy(first.mean))
-        errors = train(unit, table, goal, options, output_layer)
-        quality = measure(table, goal, unit_rows)
+        errors = train(unit, table, options, output_layer)
+        quality = measure(table, unit_rows)
         if not quality.error <= start.error:
-            _start(unit, table, goal, first, options.seed)
+            _start(unit, table, first, options.seed)
             quality = start
     output = None
     if tied_output:
-        output = fit_output(table, unit.map.weight.detach().numpy(), weights)
+        output = fit_output(table, unit.map.weight.detach().numpy())
     return DefineFit(unit, quality, baseline, start, errors, output)
 
 
-def _start(unit: DefineEmbedding, table: Table, goal: Goal, first: Projective, seed: int) -> Quality:
+def _start(unit: DefineEmbedding, table: Table, first: Projective, seed: int) -> Quality:
     """Fill the map table, set the layers, solve for the reduction; what the projective embedding itself is worth."""
     lowest = np.full(unit.shape.map_dim, np.inf, np.float32)
 
@@ -161,14 +160,14 @@ def _start(unit: DefineEmbedding, table: Table, goal: Goal, first: Projective, s
             reconstruction[unit.padding_idx - start] = 0
         return reconstruction
 
-    baseline = measure(table, goal, project, "projecting the table")
+    baseline = measure(table, project, "projecting the table")
     initialise(unit, first, lowest, seed)
     if unit.layers:
-        refine_reduction(unit, table, goal.weights)
+        refine_reduction(unit, table)
     return baseline
 
 
-def fit_output(table: Table, mapped: Array, weights: Array) -> OutputMap:
+def fit_output(table: Table, mapped: Array) -> OutputMap:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
@@ -178,7 +177,6 @@ def fit_output(table: Table, mapped: Array, weights: Array) -> OutputMap:
     Args:
         table: E.
         mapped: U [V, n].
-        weights: of the rows [V].
 
     Raises:
         CheckpointError: a value of E is not finite.
@@ -189,7 +187,7 @@ def fit_output(table: Table, mapped: Array, weights: Array) -> OutputMap:
         return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
 
     joined = replace(table, model_dim=map_dim + table.model_dim, read=both)
-    found = moments(joined, weights)
+    found = moments(joined)
     own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
@@ -198,7 +196,7 @@ def fit_output(table: Table, mapped: Array, weights: Array) -> OutputMap:
 
 
 @torch.no_grad()
-def refine_reduction(unit: DefineEmbedding, table: Table, weights: Array) -> None:
+def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
     """Add to the reduction the solution D of min sum of w |e - o - D f|^2 + ridge |D|^2 over the rows' features f.
 
     D = 0 is among the choices, so the weighted squared error never rises. f is the expansion and a constant 1. Without
@@ -219,7 +217,7 @@ def refine_reduction(unit: DefineEmbedding, table: Table, weights: Array) -> Non
         features = stages[-1]  # the inputs of the last linear step
         if unit.reduce is None:
             features = unit.inputs(len(unit.layers) - 1, mapped, features)
-        root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
+        root = torch.from_numpy(table.weights[start:stop]).sqrt().view(-1, 1, 1)
         difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
         known = (
             torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2) * root
@@ -297,7 +295,6 @@ class FitOptions:
 def train(
     unit: DefineEmbedding,
     table: Table,
-    goal: Goal,
     options: FitOptions,
     output: nn.Module | None = None,
 ) -> tuple[float, ...]:
@@ -306,7 +303,6 @@ def train(
     Args:
         unit: in float32; changed in place.
         table: the rows to come near to.
-        goal: the error.
         options: epochs, rates and weights.
         output: map vectors [B, n] -> rows [B, m]: trained beside the unit, and left to the caller, who knows the exact
             solution for a given map table.
@@ -344,9 +340,9 @@ def train(
         ) as advance:
             for numbers, batch in batches(table, options, epoch):
                 mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
-                loss = own = goal.loss(numbers, batch, unit.transform(mapped))
+                loss = own = table.loss(numbers, batch, unit.transform(mapped))
                 if output is not None:
-                    loss = own + goal.loss(numbers, batch, output(mapped))
+                    loss = own + table.loss(numbers, batch, output(mapped))
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 torch.autograd.backward(loss)

@@ -29,6 +29,8 @@ Array = NDArray[np.float32]
 Rows = Callable[[int, int], NDArray[np.generic]]
 """(start, stop) -> those rows [stop - start, m], of any floating type."""
 CHUNK_ROWS = 4096
+COSINE_WEIGHT = 0.2
+"""Weight of 1 - cosine beside the squared error."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Table:
         read: a slice of its rows.
         name: for messages.
         progress: told of every pass over the rows.
+        weights: of the rows [V], see `row_weights`; None until they are known.
+        variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
     """
 
     vocabulary: int
@@ -48,6 +52,8 @@ class Table:
     read: Rows
     name: str = "The embedding table"
     progress: Progress = silent
+    weights: Any = None
+    variance: float = 1.0
 
     def rows(self, start: int, stop: int) -> Array:
         """Rows `start` to `stop` in float32.
@@ -72,6 +78,16 @@ class Table:
                 stop = min(start + CHUNK_ROWS, self.vocabulary)
                 yield start, stop, self.rows(start, stop)
                 advance(stop - start)
+
+    def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
+        """Mean error of the rows e that have these numbers [B], weighted; a scalar with a gradient.
+
+        The error |e - o|^2 / variance + `COSINE_WEIGHT` (1 - cos(e, o)) of a row and its reconstruction o; the first
+        term is 1 minus the explained variance.
+        """
+        errors = (rows - reconstruction).square().sum(-1) / self.variance
+        angles = 1 - functional.cosine_similarity(rows, reconstruction)
+        return (torch.from_numpy(self.weights)[numbers] * (errors + COSINE_WEIGHT * angles)).mean()
 
 
 def row_weights(
@@ -152,13 +168,13 @@ class Projective:
         return np.asarray((self.basis * self.scales).T)
 
 
-def moments(table: Table, weights: Array) -> Moments:
+def moments(table: Table) -> Moments:
     """One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    width = table.model_dim
+    width, weights = table.model_dim, table.weights
     total = float(weights.sum(dtype=np.float64))
     weighted_sum, products = np.zeros(width), np.zeros((width, width))
     for start, stop, rows in table.chunks("measuring the table"):
@@ -208,34 +224,8 @@ class Quality:
     error: float
 
 
-COSINE_WEIGHT = 0.2
-"""Weight of 1 - cosine beside the squared error."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The error |e - o|^2 / variance + `COSINE_WEIGHT` (1 - cos(e, o)) of a row e and its reconstruction o.
-
-    The first term is 1 minus the explained variance.
-
-    Attributes:
-        weights: of the rows [V].
-        variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
-    """
-
-    weights: Array
-    variance: float
-
-    def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
-        """Mean error of the rows that have these numbers [B], weighted; a scalar with a gradient."""
-        weights = torch.from_numpy(self.weights)[numbers]
-        errors = (rows - reconstruction).square().sum(-1) / self.variance
-        angles = 1 - functional.cosine_similarity(rows, reconstruction)
-        return (weights * (errors + COSINE_WEIGHT * angles)).mean()
-
-
 @torch.no_grad()
-def measure(table: Table, goal: Goal, reconstruct: Reconstruct, what: str = "comparing rows") -> Quality:
+def measure(table: Table, reconstruct: Reconstruct, what: str = "comparing rows") -> Quality:
     """One pass over the table, its rows compared with their reconstructions.
 
     Raises:
@@ -243,12 +233,12 @@ def measure(table: Table, goal: Goal, reconstruct: Reconstruct, what: str = "com
     """
     squared = cosine = 0.0
     for start, stop, rows in table.chunks(what):
-        weights = torch.from_numpy(goal.weights[start:stop]).double()
+        weights = torch.from_numpy(table.weights[start:stop]).double()
         own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
         squared += float(weights @ (own - other).square().sum(-1).double())
         cosine += float(weights @ functional.cosine_similarity(own, other).double())
-    total = float(goal.weights.sum(dtype="float64"))
-    relative, mean_cosine = squared / total / goal.variance, cosine / total
+    total = float(table.weights.sum(dtype="float64"))
+    relative, mean_cosine = squared / total / table.variance, cosine / total
     return Quality(1 - relative, mean_cosine, relative + COSINE_WEIGHT * (1 - mean_cosine))
 
 

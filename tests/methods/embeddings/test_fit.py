@@ -87,7 +87,7 @@ def test_the_last_layer_is_the_best_for_its_inputs(shared):
     array = bent_table()
     shape = UnitShape(300, 8, 24, 24, 2, 2, "group-linear", shared, reduction=False)
     unit = fit(array, replace(FAST, epochs=1), shape).unit
-    refine_reduction(unit, table_of(array), row_weights(300))
+    refine_reduction(unit, table_of(array))
     with torch.no_grad():
         first = torch.nn.functional.gelu(unit.layers[0](unit.map.weight))
     halves, targets = np.split(first.numpy(), 2, axis=1), np.split(array, 2, axis=1)
@@ -154,7 +154,7 @@ def test_a_tied_output_keeps_its_share_of_the_table():
     array = bent_table()
     tied = fit(array, tied_output=True)
     alone = fit(array).unit.map.weight.detach().numpy()
-    loose = fit_output(table_of(array), alone, row_weights(300))
+    loose = fit_output(table_of(array), alone)
     assert tied.output is not None
     assert tied.baseline.explained_variance + 1e-6 >= tied.output.explained_variance
     assert tied.output.explained_variance > loose.explained_variance
@@ -164,7 +164,7 @@ def test_a_tied_output_keeps_its_share_of_the_table():
 def test_the_reduction_is_the_best_for_its_features():
     array = bent_table()
     unit = fit(array).unit
-    refine_reduction(unit, table_of(array), row_weights(300))
+    refine_reduction(unit, table_of(array))
     with torch.no_grad():
         *_, expanded, _ = unit.stages(unit.map.weight)
         features = np.concatenate([expanded.numpy(), np.ones((300, 1))], axis=1)
@@ -207,7 +207,7 @@ def test_the_projection_for_a_tied_output_solves_weighted_least_squares():
     array, rng = bent_table(), np.random.default_rng(0)
     mapped = (array[:, :5] ** 2 + rng.standard_normal((300, 5))).astype(np.float32)
     weights = row_weights(300, np.arange(300))
-    found = fit_output(table_of(array), mapped, weights)
+    found = fit_output(table_of(array, counts=np.arange(300)), mapped)
     root = np.sqrt(weights.astype(np.float64))[:, None]
     inputs = np.concatenate([mapped, np.ones((300, 1))], axis=1)
     solution, *_ = np.linalg.lstsq(inputs * root, array * root, rcond=None)
@@ -222,7 +222,7 @@ def test_columns_without_variance_are_not_used():
     array = bent_table()
     mapped = start_of(array, 4).mapped(array)
     mapped[:, 2] = 0
-    found = fit_output(table_of(array), mapped, row_weights(300))
+    found = fit_output(table_of(array), mapped)
     np.testing.assert_allclose(found.projection[:, 2], 0, atol=1e-6)
 
 
