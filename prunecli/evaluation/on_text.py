@@ -23,14 +23,10 @@ if TYPE_CHECKING:
     from prunecli.running.examples import Batch
 
 
-def device_option() -> Any:
-    """Return the field `device`."""
-    return compute_option(
-        "auto",
-        "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …",
-        metavar="NAME",
-        recorded=False,
-    )
+DEVICE = compute_option(
+    "auto", "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …", metavar="NAME", recorded=False
+)
+"""Field `device` of commands that run models."""
 
 
 class RunOptions(Options):
@@ -39,7 +35,7 @@ class RunOptions(Options):
     batch_tokens: int = compute_option(
         4096, "Padded tokens in a batch; fewer take less memory.", recorded=False, ge=1
     )
-    device: str = device_option()
+    device: str = DEVICE
 
 
 class MemoryOptions(Options):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import MemoryOptions, RunOptions, device_option
+from prunecli.evaluation.on_text import DEVICE, MemoryOptions, RunOptions
 from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
@@ -229,7 +229,7 @@ class LatencyOptions(Options):
     threads: int | None = compute_option(
         None, "CPU threads. Default: one for small models, else the number of idle cores.", ge=1
     )
-    device: str = device_option()
+    device: str = DEVICE
     dtype: RunningDtype = RUNNING_DTYPE
     memory: bool = compute_option(
         True,

@@ -139,6 +139,23 @@ def train(
             if options.warmup > steps:
                 half = arguments.warmup_steps = steps // 2
                 report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
+
+            def disk_bytes(left: range) -> int:
+                """Bytes that the updates `left` hold on the disk at most: the state of the run, and results."""
+                weights = sum(parameter.nbytes for parameter in model.parameters())
+                learn = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+                one = weights + 2 * learn  # with Adam's moments
+                saves = -(-left.stop // options.eval_every)
+                result = sum(output.nbytes for output in outputs_of(source, source, dtype))
+                kept = 0
+                if keep is not None:
+                    due = sum(keep.is_due(step + 1) for step in left[:COUNTED_STEPS])
+                    # Time may end the run early.
+                    kept = weights + result * (due if options.minutes is None else min(due, 1))
+                # The Trainer keeps two states, and removes the third once it is written; the result is staged in
+                # float32.
+                return int(max(min(saves, 3) * one, min(saves, 2) * one + weights + result) + kept)
+
             limit = None if options.minutes is None else 60 * options.minutes
             with progress("training", None if steps == NO_END else steps, "steps") as advance:
                 watch = Watch(process_group, limit, advance, report)
@@ -148,7 +165,7 @@ def train(
                     trainer.add_callback(keep)
                 if asked_to_shard() and not trainer.is_sharded:
                     report("accelerate shards on GPUs alone: here each process holds the whole model.")
-                weights = trainer.run(lambda left: disk_bytes(model, source, options, left, dtype, keep))
+                weights = trainer.run(disk_bytes)
             if process_group.is_main:
                 model = build() if trainer.is_sharded else model
                 load_weights(model, weights)
@@ -202,38 +219,6 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))
     return parts
-
-
-def disk_bytes(
-    model: Any,
-    source: Checkpoint,
-    options: TrainingOptions,
-    steps: range,
-    dtype: str | None,
-    keep: Keep | None,
-) -> int:
-    """Bytes that a training holds on the disk at most: its state, and its results.
-
-    Args:
-        model: the model, as it is trained.
-        source: the checkpoint that training begins with.
-        steps: number of updates done, and of all.
-        dtype: type of the weights of the result. If None, as `source` stores them.
-        keep: which results are kept in its course.
-    """
-    weights: int = sum(parameter.nbytes for parameter in model.parameters())
-    learn: int = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    state = weights + 2 * learn  # with Adam's moments
-    saves = -(-steps.stop // options.eval_every)
-    result = sum(output.nbytes for output in outputs_of(source, source, dtype))
-    kept = 0
-    if keep is not None:
-        due = sum(keep.is_due(step + 1) for step in steps[:COUNTED_STEPS])
-        kept = weights + result * (
-            due if options.minutes is None else min(due, 1)
-        )  # time may end the run early
-    # The Trainer keeps two states, and removes the third once it is written; the result is staged in float32.
-    return max(min(saves, 3) * state, min(saves, 2) * state + weights + result) + kept
 
 
 def require_room(
