@@ -254,47 +254,30 @@ class Classification(ModelTask):
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
-        text, batch_tokens = self.data.text, self.options.decoding.batch_tokens
+        text, names = self.data.text, runner.model.config.id2label
         assert isinstance(text, LabelledText)
+        examples, right = (
+            labelled_examples(tokenizer, runner.model, text),
+            torch.tensor(label_ids(text, names)),
+        )
+        batches, forward = (
+            examples.batches(self.options.decoding.batch_tokens),
+            partial(class_logits, runner.model),
+        )
         line = f"{label}: classifying", len(text), "examples"
-        chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, line, self.progress)
-        (by_class, matthews), names = class_scores(chosen, labels), runner.model.config.id2label
+        logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
+        losses = cross_entropy(logits, right, reduction="none")
+        require_finite(losses, Batch({}, right, tuple(range(len(text)))))
+        chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first
+        by_class, matthews = class_scores(chosen, labels)
         scores = {
             "accuracy": float((chosen == labels).mean()),
             "f1": float(np.mean(list(by_class.values()))),
             "matthews": matthews,
-            "loss": float(losses.mean()),
+            "loss": float(losses.double().mean()),
             "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
         }
         return Measured(scores, chosen == labels)
-
-
-def classify(
-    runner: Runner,
-    tokenizer: Tokenizer,
-    text: LabelledText,
-    batch_tokens: int,
-    line: Line,
-    progress: Progress = silent,
-) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Let a model choose the class of every example.
-
-    Returns:
-        `[examples]` each: the class of the largest logit (the first of equal ones), the right class, and the
-        cross-entropy in nats.
-
-    Raises:
-        PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
-    """
-
-    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
-    labels = torch.tensor(label_ids(text, runner.model.config.id2label))
-    logits = torch.from_numpy(
-        outputs_of(runner, batches, partial(class_logits, runner.model), line, progress)
-    )
-    losses = cross_entropy(logits, labels, reduction="none")
-    require_finite(losses, Batch({}, labels, tuple(range(len(text)))))
-    return logits.argmax(dim=1).numpy(), labels.numpy(), losses.double().numpy()
 
 
 def class_logits(model: Any, batch: Batch) -> Tensor:
