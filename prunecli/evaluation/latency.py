@@ -195,8 +195,11 @@ class Turns:
         self.sizes: dict[str, dict[str, int]] = {}
         self.devices: dict[str, list[str]] = {}
         devices = choose_devices(self.options.device)
-        self.together = fit_together([*self.opened.values()], devices.first, COMPUTE[self.options.dtype])
-        self._side_by_side = self.together and len(self.opened) > 1
+        dtype = parse_dtype(str(COMPUTE[self.options.dtype]))
+        needed = sum(weight_bytes(checkpoint, dtype) for checkpoint in self.opened.values())
+        several = len(self.opened) > 1
+        self._side_by_side = several and needed <= MEMORY_SHARE * new_memory(devices.first)
+        self.together = self._side_by_side or not several
         self._devices = devices.alone if self._side_by_side else devices
 
     def timed(self, progress: Progress) -> Seconds:
@@ -277,13 +280,6 @@ WATCH_S = 0.5
 
 MEMORY_SHARE = 0.8
 """Models are held at once if they fit in this share of the free memory."""
-
-
-def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-
-    needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
-    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)
 
 
 def model_sizes(model: Any) -> dict[str, int]:

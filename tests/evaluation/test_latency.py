@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import latency, workloads
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, fit_together, measure_cost, run_task
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, measure_cost, run_task
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -315,7 +315,6 @@ def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, m
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
     monkeypatch.setattr(latency, "MEMORY_SHARE", 0.0)
-    assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
     payload = bench_latency(checkpoints, sentences, TURNS).to_json()
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 12 + ["pruned"] * 12
