@@ -19,6 +19,7 @@ from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.cost import weight_bytes
+from prunecli.model.history import history_step, named
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
@@ -41,9 +42,9 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data, with_filled_batch
-from prunecli.training.loss import check_logits_file, choose_attention, headless_loss, load_teacher
-from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import decisive, finetune_step, outputs_of, prepare, stage
+from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.parts import decisive, outputs_of, prepare, stage
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
@@ -365,7 +366,10 @@ def finetune(
                 "`task=embedding` does not go with `from_scratch`: no config.json says how texts are pooled",
                 "Train a checkpoint that prune-layers or another command made of the teacher.",
             )
-        options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
+        # What is left where there are no logits.
+        hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
+        loss = LossOptions(label_smoothing=0.0, hidden=hidden)
+        options = options.model_copy(update={"loss": loss})
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:
@@ -394,8 +398,22 @@ def finetune(
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
             stage(model, source, state / "result")
+            arguments: Json = {
+                **data.describe(),
+                **{key: value for key, value in decisive(options).items() if value is not None},
+                "steps": log["steps"],
+            }
+            if log.get("best"):
+                arguments["best"] = log["best"]["step"]
+            if options.teacher is not None:
+                with open_model(options.teacher) as teacher:
+                    arguments["teacher"] = named(teacher)
+                if options.teacher_logits is not None:
+                    arguments["teacher_logits"] = True
+            if start.config is not None:
+                arguments["from_scratch"] = source.model_type
+            step = history_step("finetune", source if start.config is None else None, arguments)
             with open_model(state / "result") as weights:
-                step = finetune_step(source, start.config, data, options, log)
                 outputs = outputs_of(source, weights, destination.dtype)
                 yield source, weights, rewritten(weights, source.structure, outputs, step)
 

@@ -25,7 +25,6 @@ from torch import Tensor
 from transformers import TrainerState
 
 from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
-from prunecli.modules.saving import save_tensors
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say
 from prunecli.tensors.documents import write_json
@@ -181,15 +180,8 @@ def sound_state(checkpoint: Path) -> Any:
         ) from error
 
 
-def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
-    """Every parameter once, under the running model's own names; the file appears once it is whole."""
-    begun = directory / f"{WEIGHTS}.new"
-    save_tensors(weights, begun)
-    begun.replace(directory / WEIGHTS)
-
-
 def load_weights(model: Any, directory: Path) -> None:
-    """Load the weights that `save_weights` stored.
+    """Load the weights that a checkpoint of the training stores.
 
     Raises:
         CheckpointError: it is of another model.

@@ -15,6 +15,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traini
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.modules.devices import choose_device
+from prunecli.modules.saving import save_tensors
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.tensors.transaction import require_space
@@ -23,12 +24,12 @@ from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import (
     FIXED,
+    WEIGHTS,
     WORKSPACE,
     fill,
     fixed_order,
     last_checkpoint,
     repeatable,
-    save_weights,
     sound_state,
     storing,
 )
@@ -353,7 +354,9 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            save_weights(weights, directory)
+            begun = directory / f"{WEIGHTS}.new"
+            save_tensors(weights, begun)
+            begun.replace(directory / WEIGHTS)  # the file appears once it is whole
 
     def figures(self) -> dict[str, Any]:
         """Figures of a finished training: steps, speed, losses, validations."""

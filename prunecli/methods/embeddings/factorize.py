@@ -10,12 +10,13 @@ import torch
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.table import checkpoint_table, count_tokens, read_unit
+from prunecli.methods.embeddings.table import checkpoint_table, count_tokens
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
-from prunecli.modules.define import DefineEmbedding
+from prunecli.modules.classes import stock_config
+from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
@@ -73,7 +74,12 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
-        unit = read_unit(checkpoint, tables)
+        padding = padding_id(stock_config(checkpoint), tables)
+        unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
+        with torch.no_grad():
+            for name, place in unit.named_parameters():
+                values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
+                place.copy_(torch.from_numpy(values))
     if plan.output_dim is not None and output is None:
         # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
         source, padding = checkpoint_table(checkpoint, plan.output_table, progress), plan.padding_id

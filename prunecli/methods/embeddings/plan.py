@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from prunecli.errors import UsageError, located
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.table import checkpoint_table, described, zero_padding_id
+from prunecli.methods.embeddings.table import checkpoint_table
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
-from prunecli.modules.classes import model_class
+from prunecli.modules.classes import model_class, stock_config
 from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 
@@ -79,9 +79,12 @@ def plan_embeddings(
         return _cached(checkpoint, tables, options, asked)
     sides = _sides(checkpoint, tables, options, is_tied)
     shape = chosen_shape(tables, options, "input" in sides)
-    zero_row = None
+    zero_row = None  # the padding token, if its row is zero
     if "input" in sides:
-        zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
+        table = checkpoint_table(checkpoint, f"{tables.input}.weight")
+        padding = getattr(stock_config(checkpoint), "pad_token_id", None)
+        if isinstance(padding, int) and 0 <= padding < table.vocabulary:
+            zero_row = None if table.rows(padding, padding + 1).any() else padding
     unit, output = tables.change.input, tables.change.output
     if "input" in sides:
         expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
@@ -92,6 +95,14 @@ def plan_embeddings(
             output = OutputChange()
     if "output" in sides:
         output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
+    said: dict[str, Any] = {}  # about the text that tokens are counted in
+    if text is not None:
+        if text.splits:
+            said = {"split": list(text.splits), "langs": list(text.asked) or None}
+        if text.plain is not None:
+            names = [path.name for path in text.plain.files]
+            said |= {"text": names, "text_sha256": text.plain.sha256}
+        said["lines"] = len(text.texts)
     side = "both" if len(sides) == 2 else next(iter(sides))
     arguments = {
         **options.recorded(),
@@ -99,7 +110,7 @@ def plan_embeddings(
         "kind": shape.kind if "input" in sides else None,
         "map_dim": shape.map_dim,
         **dict.fromkeys(("expand_dim", "depth", "max_groups")),
-        **({} if text is None else described(text)),
+        **said,
         "seed": options.seed,
     }
     if shape.layers:

@@ -14,15 +14,11 @@ from torch.nn import functional
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.embedding import TokenTables
-from prunecli.modules.classes import stock_config
-from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks
 from prunecli.tensors.computing import compute
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy
-from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 Array = NDArray[np.float32]
@@ -246,17 +242,6 @@ BATCH = 4096
 """Sentences that are tokenised at once."""
 
 
-def described(lines: Lines) -> dict[str, Any]:
-    """Fields of a history entry about the text that tokens are counted in."""
-    said: dict[str, Any] = {}
-    if lines.splits:
-        said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
-    if lines.plain is not None:
-        names = [path.name for path in lines.plain.files]
-        said |= {"text": names, "text_sha256": lines.plain.sha256}
-    return said | {"lines": len(lines.texts)}
-
-
 def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = silent) -> Table:
     """A tensor [V, m] whose rows are read as they are asked for; `progress` is told of every pass over them.
 
@@ -275,25 +260,6 @@ def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = sil
         return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
 
     return Table(*info.shape, rows, where, progress)
-
-
-def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:
-    """The padding token, where its row of the table is zero."""
-    found = getattr(stock_config(checkpoint), "pad_token_id", None)
-    if not isinstance(found, int) or not 0 <= found < table.vocabulary:
-        return None
-    return None if table.rows(found, found + 1).any() else found
-
-
-def read_unit(checkpoint: Checkpoint, tables: TokenTables) -> DefineEmbedding:
-    """The unit of a factorised checkpoint, in float32 on the CPU, without the factor of its rows."""
-    assert tables.unit is not None
-    unit = DefineEmbedding(tables.unit, padding_idx=padding_id(stock_config(checkpoint), tables))
-    with torch.no_grad():
-        for name, place in unit.named_parameters():
-            values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
-            place.copy_(torch.from_numpy(values))
-    return unit
 
 
 def count_tokens(
