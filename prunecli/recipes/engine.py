@@ -15,7 +15,6 @@ from prunecli.recipes.text import (
     RecipeText,
     Resolved,
     StepText,
-    applies,
     as_text,
     expand,
     faults_error,
@@ -104,16 +103,24 @@ def resolve(
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
-        if not applies(step_text, variables, number, faults):
+        where, left_out = f"steps[{number}].when", False
+        for name, wanted in step_text.when.items():
+            accepted = substitute(wanted, variables, f"{where}.{name}", faults)
+            values = accepted if isinstance(accepted, list) else [accepted]
+            if name not in variables:
+                faults.append(f"{where}: there is no variable {name!r}{near(name, variables)}")
+            elif as_text(variables[name]) not in map(as_text, values):
+                left_out = True
+        if left_out:
             continue
         given = step_text.arguments.items()
         arguments = {
             present_name(step_text.command, f"--{name}", str(value), say)[2:]: value for name, value in given
         }
         step_text = step_text.model_copy(update={"arguments": arguments})
-        for name, values in expand(step_text, variables, number, faults):
+        for name, seen in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
-            step = _resolve_step(step_text, name, values, commands, earlier, faults, pictures)
+            step = _resolve_step(step_text, name, seen, commands, earlier, faults, pictures)
             steps += [] if step is None else [step]
     if not steps and not faults:
         faults.append("no step is left: no `when` holds, or every `for-each` is empty")
@@ -121,8 +128,8 @@ def resolve(
     faults += _faults_of(steps, settable)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
-    return Recipe(tuple(steps), left_out)
+    without = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
+    return Recipe(tuple(steps), without)
 
 
 def _resolve_step(

@@ -266,19 +266,6 @@ def references(value: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def applies(step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]) -> bool:
-    """Whether every variable of the step's `when` has one of the values there."""
-    where = f"steps[{number}].when"
-    for name, wanted in step.when.items():
-        filled = substitute(wanted, variables, f"{where}.{name}", faults)
-        values = filled if isinstance(filled, list) else [filled]
-        if name not in variables:
-            faults.append(f"{where}: there is no variable {name!r}{near(name, variables)}")
-        elif as_text(variables[name]) not in map(as_text, values):
-            return False
-    return True
-
-
 def expand(
     step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
 ) -> Iterator[tuple[str, Mapping[str, Resolved]]]:

@@ -40,7 +40,7 @@ from prunecli.report.collect import (
 )
 from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
-from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree, render
+from prunecli.report.render import Block, Heading, Pictures, Text, Tree, render
 from prunecli.results.document import Cells, Document, Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
@@ -234,7 +234,7 @@ def history_section(data: ReportData) -> Iterator[Block]:
         shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
         yield Heading(entry.name)
         yield Text(f"From {name}{f' ({shown})' if fingerprint else ''}:", "soft")
-        yield Steps(command_lines(entry, data.checkpoints))
+        yield Text(style="steps", items=command_lines(entry, data.checkpoints))
         files = dict.fromkeys(
             f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)"
             for step in entry.history
@@ -387,20 +387,18 @@ SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {
 
 
 def report_page(data: ReportData) -> str:
-    """Return the whole page as HTML; equal data makes equal text."""
-    sections = [(title, blocks) for title, section in SECTIONS.items() if (blocks := list(section(data)))]
-    return render(f"{data.title}: pruning report", sections, list(_introduction(data)))
+    """Return the whole page as HTML; equal data makes equal text.
 
-
-def _introduction(data: ReportData) -> Iterator[Block]:
-    """Yield the contents, the best models with their differences, then the models with bad outputs."""
+    The introduction has the contents, the best models with their differences, then the models with bad outputs.
+    """
     contents = (
         f"{counted(len(data.checkpoints), 'checkpoint')} and {counted(len(data.documents), 'result file')}"
     )
-    yield Text(f"{contents}; made by prunecli {__version__}.", "soft")
+    introduction: list[Block] = [Text(f"{contents}; made by prunecli {__version__}.", "soft")]
     for compared, found in findings(data):
         if lines := [f"{one.name}: {one.text}" for one in best(found)]:
-            yield Text(style="headline", items=lines)
-            yield Text(f"Compared {compared}.", "soft")
+            introduction += [Text(style="headline", items=lines), Text(f"Compared {compared}.", "soft")]
         if bad := [one.bad for one in found if one.bad]:
-            yield Text(style="bad", items=bad)
+            introduction.append(Text(style="bad", items=bad))
+    sections = [(title, blocks) for title, section in SECTIONS.items() if (blocks := list(section(data)))]
+    return render(f"{data.title}: pruning report", sections, introduction)

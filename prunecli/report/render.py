@@ -71,7 +71,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or bullet points if `items` are given."""
+    """A paragraph, or bullet points if `items` are given; with the style "steps" numbered command lines."""
 
     text: str = ""
     style: str = ""
@@ -86,13 +86,6 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Numbered command lines."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Tree:
     """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
@@ -100,7 +93,7 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | Pictures | Steps | Tree
+Block = Heading | Text | Shown | Pictures | Tree
 
 
 def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> None:
