@@ -440,19 +440,18 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
             bias[used.flatten()] = 0
             carried = read
         elif number == last or shape.kind not in SKIPPING:
-            pairs = number == last or _pairs_stay_together(shape, number)
+            # Whether two units of a group are always read by the same group of the next layer.
+            if number == last or shape.kind == "hgt-residual":
+                pairs = True
+            elif shape.kind == "group-linear-shuffle":
+                pairs = groups == 1
+            else:
+                pairs = groups % shape.groups[number + 1] == 0
             carried, offsets = _carry(blocks, bias, parts, offsets, lowest, pairs=pairs)
     assert unit.reduce is not None
     unit.reduce.weight.copy_(expansion.T @ carried)
     unit.reduce.bias.copy_(mean - offsets @ expansion)
     return int(carried.any(dim=1).sum())
-
-
-def _pairs_stay_together(shape: UnitShape, layer: int) -> bool:
-    """Whether two units of a group are always read by the same group of the next layer."""
-    if shape.kind == "group-linear-shuffle":
-        return shape.groups[layer] == 1
-    return shape.kind == "hgt-residual" or shape.groups[layer] % shape.groups[layer + 1] == 0
 
 
 def _carry(
