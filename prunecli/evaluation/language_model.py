@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,8 @@ class CausalLanguageModel(ModelTask):
                 self._say_not_compared(label, "its tokenizer has other tokens")
         self.reference: Reference | None = None
         self.windows: list[Window] = []
-        self.prompts: dict[str, list[Ids]] = {}
-        self.continued: dict[str, dict[str, list[list[int]]]] = {}
+        self.prompts: list[tuple[str, Ids]] = []
+        self.continued: dict[str, list[list[int]]] = {}
 
     def kept_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
         """The first model's head, which is kept for the others (see `Reference`)."""
@@ -294,36 +294,33 @@ class CausalLanguageModel(ModelTask):
         self, label: str, model: Any, tokenizer: Any, windows: Sequence[Window]
     ) -> dict[str, dict[str, float]]:
         """Continue prompts of each name of texts; return name ("": all texts) -> agreement with the first model."""
-        options = self.options.decoding
+        options, self.prompts = self.options.decoding, []
         for name, rows in (self.text.by_name or {"": [*range(len(self.text))]}).items():
             chosen = set(rows)
             texts = [window.ids for window in windows if window.text in chosen]
-            self.prompts[name] = choose_prompts(texts, self.options.continuations)
-        total = sum(map(len, self.prompts.values()))
-        with self.progress(f"{label}: continuing", total, "prompts") as advance:
-            made = {
-                name: continue_greedily(
-                    model, tokenizer, own, options.batch_tokens, options.max_new_tokens, advance
-                )
-                for name, own in self.prompts.items()
-            }
-        self.continued[label] = made
+            self.prompts += [(name, ids) for ids in choose_prompts(texts, self.options.continuations)]
+        names, prompts = zip(*self.prompts, strict=True)
+        with self.progress(f"{label}: continuing", len(prompts), "prompts") as advance:
+            self.continued[label] = continue_greedily(
+                model, tokenizer, prompts, options.batch_tokens, options.max_new_tokens, advance
+            )
         if label == self.first:
             return {}
-        first = self.continued[self.first]
-        both = {name: (first[name], own) for name, own in made.items()}
-        both[""] = ([*chain(*first.values())], [*chain(*made.values())])
-        return {name: agreement(*pair) for name, pair in both.items()}
+        found = {}
+        for name in {"", *names}:
+            both = (self.continued[one] for one in (self.first, label))
+            own = ([row for of, row in zip(names, rows, strict=True) if name in ("", of)] for rows in both)
+            found[name] = agreement(*own)
+        return found
 
     def fields(self) -> Json:
         """See `Task`; with the prompts whose continuations differ most from the first model's."""
         found = []
-        for name, prompts in self.prompts.items():
-            for row, prompt in enumerate(prompts):
-                made = {label: continued[name][row] for label, continued in self.continued.items()}
-                first, *others = made.values()
-                alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
-                found.append((alike, name, prompt, made))
+        for row, (name, prompt) in enumerate(self.prompts):
+            made = {label: rows[row] for label, rows in self.continued.items()}
+            first, *others = made.values()
+            alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
+            found.append((alike, name, prompt, made))
         found = sorted(found, key=lambda one: one[0])[: self.options.examples]
         # Tokenizers of one vocabulary: the first one reads the tokens of all.
         decode = self.tokenizer.decode
