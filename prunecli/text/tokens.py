@@ -90,15 +90,8 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
-    plain = {
-        tokenizer.bos_token,
-        tokenizer.eos_token,
-        tokenizer.unk_token,
-        tokenizer.pad_token,
-        tokenizer.cls_token,
-        tokenizer.sep_token,
-        tokenizer.mask_token,
-    }
+    kinds = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+    plain = {getattr(tokenizer, f"{kind}_token") for kind in kinds}
     names = {str(name) for name in tokenizer.all_special_tokens} | set(tokenizer.get_added_vocab())
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
 
