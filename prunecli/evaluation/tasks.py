@@ -256,16 +256,11 @@ class Classification(ModelTask):
         """See `ModelTask`."""
         text, names = self.data.text, runner.model.config.id2label
         assert isinstance(text, LabelledText)
-        examples, right = (
-            labelled_examples(tokenizer, runner.model, text),
-            torch.tensor(label_ids(text, names)),
-        )
-        batches, forward = (
-            examples.batches(self.options.decoding.batch_tokens),
-            partial(class_logits, runner.model),
-        )
-        line = f"{label}: classifying", len(text), "examples"
+        examples = labelled_examples(tokenizer, runner.model, text)
+        batches = examples.batches(self.options.decoding.batch_tokens)
+        line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
         logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
+        right = torch.tensor(label_ids(text, names))
         losses = cross_entropy(logits, right, reduction="none")
         require_finite(losses, Batch({}, right, tuple(range(len(text)))))
         chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first

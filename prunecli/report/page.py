@@ -279,6 +279,7 @@ def _decision_map(decision: Decision) -> Picture:
         )
         for place in decision.places
     )
+    cells = cells.drop_duplicates(["place", "id"], keep="last")
     maps = cells.pivot(index="place", columns="id").reindex(cells["place"].unique())
     return heat_map(
         f"{decision.part.capitalize()}s by {decision.metric}",

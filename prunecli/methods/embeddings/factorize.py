@@ -112,7 +112,7 @@ def rewrite_embeddings(
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
     source, output = plan.tables.input, f"{plan.tables.output}.weight"
-    fitted: dict[str, Expression] = {}  # or computed from the unit
+    fitted: dict[str, Expression] = {}  # also what is computed from the unit
     if factors is not None and (unit := factors.unit) is not None:
         if plan.change.unit is None:
             rows = (unit.num_embeddings, unit.embedding_dim)

@@ -384,9 +384,7 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
             options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
             try:
                 made = tokenizer.apply_chat_template(chat, chat_template=template, **options)
-            except (
-                Exception
-            ):  # a template refuses roles and tools by any error; its literals are kept all the same
+            except Exception:  # templates refuse roles and tools by any error; their literals are kept
                 continue
             parts = str(made).split(MESSAGE)
             texts.update(parts)
