@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ import torch
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import LatencyOptions
-from prunecli.evaluation.workloads import Phase, Times, Workload, workload
+from prunecli.evaluation.workloads import Phase, Workload, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
@@ -214,21 +215,15 @@ class Turns:
         seconds: Seconds = {}
         with progress("timing", len(order), "runs") as advance:
             for setting, number, label in order:
-                phases = self.seconds(label, *setting)
+                (batch_size, beam), work, model = setting, self.workloads[label], self.model(label)
+                total: Any = Counter()
+                for start in range(0, len(work), batch_size):
+                    total.update(work.part(start, start + batch_size).run(model, beam))
                 if number >= options.warm_up:
-                    for phase, elapsed in phases.items():
+                    for phase, elapsed in total.items():
                         seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
                 advance(1)
         return seconds
-
-    def seconds(self, label: str, batch_size: int, beam: int) -> Times:
-        """Time of each phase of one pass over the examples."""
-        model, work = self.model(label), self.workloads[label]
-        total: Times = {}
-        for start in range(0, len(work), batch_size):
-            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
-                total[phase] = total.get(phase, 0.0) + elapsed
-        return total
 
     def model(self, label: str) -> Any:
         """The model of a checkpoint, loaded at its first turn."""

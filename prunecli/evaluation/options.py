@@ -190,12 +190,6 @@ class EvaluationOptions(MemoryOptions, RunOptions):
                         f"a ratio of at least {self.min_ratio:g} was asked for."
                     )
 
-    @property
-    def of_tasks(self) -> dict[str, bool]:
-        """Name of each option that goes with some tasks only -> whether it was given."""
-        names = ("stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
-        return {name: getattr(self, name) not in (None, 0) for name in names}
-
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.continuations and self.memory is not None:

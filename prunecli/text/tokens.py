@@ -181,14 +181,10 @@ def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary
         ids = [None]
     odd = [one for one in ids if one is None or not 0 <= one < vocabulary]
     if odd:
-        raise beyond(tokenizer, odd[0], vocabulary)
-
-
-def beyond(tokenizer: Tokenizer, number: int | None, vocabulary: int) -> CheckpointError:
-    """The error about a token id without a row in the model's table of `vocabulary` rows."""
-    token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
-    return CheckpointError(
-        f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "
-        f"and the model's table has {vocabulary:,} rows",
-        "Copy the model's own tokenizer files into it, or resize the model's embeddings to this tokenizer.",
-    )
+        number = odd[0]
+        token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "
+            f"and the model's table has {vocabulary:,} rows",
+            "Copy the model's own tokenizer files into it, or resize the model's embeddings to this tokenizer.",
+        )
