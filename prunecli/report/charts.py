@@ -39,8 +39,8 @@ LETTER, LINE = 6, 13
 MOST_NAMED = 12
 """Largest number of points with their names beside them."""
 
-MOST_NAMES = 200
-"""A heat map with more rows or columns shows means of neighbouring cells: every cell is an element of the page."""
+MOST_CELLS = 20_000
+"""A larger heat map shows means of neighbouring cells: every cell is an element of the page."""
 LONGEST_NAME = 32
 """Characters of a name on an axis."""
 END_OF_NAME = (
@@ -174,10 +174,12 @@ def heat_map(
         has_legend: whether to show the colour scale.
     """
     values = frame.astype(float).rename(str).rename(str, axis=1)
-    for _ in range(2):  # rows, then columns
-        step = max(1, -(-len(values) // MOST_NAMES))
-        means = values.groupby(np.arange(len(values)) // step).mean()
-        values = means.set_axis(values.index[::step]).T
+    while values.size > MOST_CELLS:
+        is_wide = values.shape[1] >= values.shape[0]
+        values = values.T if is_wide else values
+        pairs = values.groupby(np.arange(len(values)) // 2)
+        values = pairs.mean().set_axis(values.index[::2])
+        values = values.T if is_wide else values
     if values.shape != frame.shape:
         dropped = None
     down, across = list(values.index), list(values.columns)
