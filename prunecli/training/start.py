@@ -67,7 +67,7 @@ class Start:
         return path
 
     @cached_property
-    def identity(self) -> dict[str, dict[str, Any]]:
+    def identity(self) -> dict[str, dict[str, str]]:
         """What the weights depend on -> the file or directory that holds it -> its hash.
 
         Raises:
@@ -84,7 +84,7 @@ class Start:
             checkpoint.refuse_constants()
             return {
                 "source": {start: checkpoint.fingerprint},
-                "bytes": {start: checkpoint.total_bytes},
+                "bytes": {start: str(checkpoint.total_bytes)},
                 "config": {config: digest(checkpoint.config)},
             }
 

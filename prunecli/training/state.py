@@ -32,7 +32,7 @@ from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.transaction import output_error
 from prunecli.tensors.unfinished import acquire
 
-FORMAT = "prunecli.finetune-state/2"
+FORMAT = "prunecli.finetune-state/1"
 RUN = "run.json"
 WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
 
@@ -97,11 +97,13 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         shutil.rmtree(state)
     if run.is_file():
         kept = lenient(read_json)(run, FORMAT) or {}
-        before = kept.get("run")
-        if not isinstance(before, dict):
-            raise UsageError(f"{run}: damaged, or of another version", "Start over with `resume=never`.")
+        if not isinstance(kept.get("run"), dict):
+            raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
+        before = kept["run"] | kept.get("inputs", {})  # where 0.2.0 has names and hashes of files
         for key, now in json.loads(json.dumps(identity)).items():
-            was: Any = before.get(key, {} if key in HASHED else None)
+            was = before.get(key)
+            if key in HASHED and not isinstance(was, dict):
+                was = {}
             if key in HASHED and [was[name] for name in sorted(was)] != [now[name] for name in sorted(now)]:
                 changed = [name for name, digest in now.items() if was.get(name, digest) != digest]
                 if changed or not was:
