@@ -42,8 +42,8 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
             continue
         status = file.stat()
         content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else status.st_mtime_ns
-        found.append([name.as_posix(), status.st_size, content])
-    return f"directory:{digest(found)}"
+        found.append(f"{name.as_posix()}\0{status.st_size}\0{content}\n")
+    return f"directory:{hashlib.sha256(''.join(found).encode()).hexdigest()}"
 
 
 def _file_hash(path: Path) -> str:
