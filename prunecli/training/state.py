@@ -9,7 +9,6 @@ OUTPUT.training/
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -29,7 +28,6 @@ from prunecli.processes import ProcessGroup
 from prunecli.progress import Say
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, read_json
-from prunecli.tensors.transaction import output_error
 from prunecli.tensors.unfinished import acquire
 
 FORMAT = "prunecli.finetune-state/1"
@@ -135,29 +133,6 @@ def last_checkpoint(state: Path) -> Path | None:
         if path.parent.name.rpartition("-")[2].isdecimal() and read(str(path)) is not None
     }
     return found[max(found)] if found else None
-
-
-@contextmanager
-def storing(checkpoint: Path) -> Iterator[None]:
-    """Within, a checkpoint is written: whole, or not at all.
-
-    Raises:
-        OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(
-            error
-        ):  # torch.save on a full disk
-            raise
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        failed = output_error(checkpoint, error if isinstance(error, OSError) else OSError(errno.ENOSPC, ""))
-        last = last_checkpoint(checkpoint.parent)
-        raise OutputError(
-            f"{failed.message}; {f'{last} is kept' if last else 'the updates so far are lost'}",
-            f"Free some space, then repeat the same command{': it resumes from there' if last else ''}.",
-        ) from error
 
 
 def sound_state(checkpoint: Path) -> Any:

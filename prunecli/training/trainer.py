@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -13,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import OutputError, PruneError, UsageError
 from prunecli.modules.devices import choose_device
 from prunecli.modules.saving import save_tensors
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.tensors.transaction import require_space
+from prunecli.tensors.transaction import output_error, require_space
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
@@ -31,7 +33,6 @@ from prunecli.training.state import (
     last_checkpoint,
     repeatable,
     sound_state,
-    storing,
 )
 from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
@@ -334,9 +335,28 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         return model
 
     def _save_checkpoint(self, *arguments: Any) -> None:
-        directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        with storing(directory):
+        """Write a checkpoint: whole, or not at all.
+
+        Raises:
+            OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
+        """
+        state = Path(self.args.output_dir)
+        directory = state / f"checkpoint-{self.state.global_step}"
+        try:
             super()._save_checkpoint(*arguments)
+        except (OSError, RuntimeError) as error:
+            is_full = "inline_container" in str(error)  # torch.save on a full disk
+            if isinstance(error, RuntimeError) and not is_full:
+                raise
+            shutil.rmtree(directory, ignore_errors=True)
+            failed = output_error(
+                directory, error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")
+            )
+            last = last_checkpoint(state)
+            raise OutputError(
+                f"{failed.message}; {f'{last} is kept' if last else 'the updates so far are lost'}",
+                f"Free some space, then repeat the same command{': it resumes from there' if last else ''}.",
+            ) from error
 
     def save_model(self, output_dir: str, **_options: Any) -> None:
         """Keep the weights, and what a resumed run goes on from; a model that has come to nothing is not kept.
