@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.errors import CheckpointError, DataError
+from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.renumber import (
     SENTENCEPIECE,
@@ -63,37 +63,37 @@ def plan_vocabulary(
         CheckpointError: damaged files, or a trimmed tokenizer that cuts the text otherwise.
         DataError, UsageError: options that the tokenizer cannot meet.
     """
-    # A model that cannot be trimmed is refused before anything is counted.
-    (axis,) = axes_of(checkpoint, "token")
-    where = str(checkpoint.path)
-    carried = checkpoint.side_files.carried
-    side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
-    # Without a vocabulary, transformers makes up a tokenizer of nothing.
-    if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
-        raise CheckpointError(
-            f"{where}: holds no tokenizer whose vocabulary could be trimmed",
-            "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
-        )
-    tokenizer = load_tokenizer(checkpoint.path)
-    text = Text.of(lines, tokenizer)
-    vocabulary = read_vocabulary(tokenizer, where)
-    config = {**default_ids(checkpoint), **checkpoint.config}
-    generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
-    counts, template = count_tokens(tokenizer, text, progress)
-    needed = [*named_ids(config), *named_ids(generation)]
-    plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
-    change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
-    files = tokenizer_files(side, change)
-    if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
-        for name, data in files.items():
-            if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
-                files[name] = None
-    trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
-    settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
-    sizes = dict.fromkeys(axis.keys, len(change.new_ids))
-    new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes}, where)
-    compared = check_same((tokenizer, new), change.new_ids, text.all, where, progress)
-    return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
+    with located(checkpoint.path):
+        # A model that cannot be trimmed is refused before anything is counted.
+        (axis,) = axes_of(checkpoint, "token")
+        carried = checkpoint.side_files.carried
+        side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
+        # Without a vocabulary, transformers makes up a tokenizer of nothing.
+        if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
+            raise CheckpointError(
+                "holds no tokenizer whose vocabulary could be trimmed",
+                "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
+            )
+        tokenizer = load_tokenizer(checkpoint.path)
+        text = Text.of(lines, tokenizer)
+        vocabulary = read_vocabulary(tokenizer)
+        config = {**default_ids(checkpoint), **checkpoint.config}
+        generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
+        counts, template = count_tokens(tokenizer, text, progress)
+        needed = [*named_ids(config), *named_ids(generation)]
+        plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
+        change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
+        files = tokenizer_files(side, change)
+        if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
+            for name, data in files.items():
+                if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
+                    files[name] = None
+        trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
+        settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
+        sizes = dict.fromkeys(axis.keys, len(change.new_ids))
+        new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes})
+        compared = check_same((tokenizer, new), change.new_ids, text.all, progress)
+        return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -409,7 +409,7 @@ def _literals(template: str) -> set[str]:
 _REMEDY = "Nothing was written; please report it with the name of the model."
 
 
-def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
+def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Any:
     """Load the tokenizer that `files` and config.json describe, before they are written anywhere else.
 
     Raises:
@@ -422,16 +422,13 @@ def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: s
             return load_tokenizer(directory)
         except CheckpointError as error:
             reason = error.message.replace(directory, "it")
-            raise CheckpointError(
-                f"{where}: the trimmed tokenizer cannot be read: {reason}", _REMEDY
-            ) from error
+            raise CheckpointError(f"the trimmed tokenizer cannot be read: {reason}", _REMEDY) from error
 
 
 def check_same(
     tokenizers: tuple[Any, Any],
     new_ids: Mapping[int, int],
     texts: Sequence[str],
-    where: str,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Compare the original tokenizer with the trimmed one, token by token.
@@ -442,7 +439,6 @@ def check_same(
         tokenizers: the original and the trimmed one.
         new_ids: id -> new id.
         texts: texts to compare the tokenizers on: lines, documents, messages to a chat model, each once.
-        where: beginning of messages.
 
     Returns:
         `sentences`: number of texts that were compared; `changed`: number of these that hold removed tokens, and so
@@ -452,12 +448,12 @@ def check_same(
     Raises:
         CheckpointError: they differ.
     """
-    original, trimmed = (token_ids(tokenizer, where) for tokenizer in tokenizers)
+    original, trimmed = (token_ids(tokenizer) for tokenizer in tokenizers)
     expected = {token: new_ids[number] for token, number in original.items() if number in new_ids}
     if trimmed != expected:
         odd = min(token for token in {*trimmed, *expected} if trimmed.get(token) != expected.get(token))
         raise CheckpointError(
-            f"{where}: the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
+            f"the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
             _REMEDY,
         )
     targets = sides(tokenizers[0])
@@ -473,7 +469,7 @@ def check_same(
                 elif ids != list(after):
                     shown = line if len(line) <= 60 else f"{line[:60]}…"
                     raise CheckpointError(
-                        f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
+                        f"the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
                     )
                 found["running_before"] += len(before)
                 found["running_after"] += len(after)

@@ -44,7 +44,7 @@ def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Sele
 def new_tokenizer(source: Path, made: Selection) -> Any:
     files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
     files.update({name: data for name, data in made.files.items() if data is not None})
-    return load_trimmed(files, config_of(source), "here")
+    return load_trimmed(files, config_of(source))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def sources(tmp_path_factory):
 def test_every_token_that_stays_has_a_reason(kind, sources):
     """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
     made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
-    vocabulary = read_vocabulary(tokenizer, "here")
+    vocabulary = read_vocabulary(tokenizer)
     counts, _ = count_tokens(tokenizer, Text(dict.fromkeys(SEEN, 1)))
     allowed = {*counts, *vocabulary.special, *vocabulary.always, *vocabulary.closure(counts)}
     tokens = {number: token for token, number in vocabulary.ids.items()}
@@ -205,12 +205,12 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path):
 def test_tokenizers_that_differ_are_refused(sources):
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
-    assert check_same((old, old), same, SEEN, "here")["sentences"] == 3
-    with pytest.raises(CheckpointError, match=r"here: the trimmed tokenizer would give '.*' the id 7, not 8"):
-        check_same((old, old), {**same, 7: 8, 8: 7}, SEEN, "here")
+    assert check_same((old, old), same, SEEN)["sentences"] == 3
+    with pytest.raises(CheckpointError, match=r"the trimmed tokenizer would give '.*' the id 7, not 8"):
+        check_same((old, old), {**same, 7: 8, 8: 7}, SEEN)
     del same[len(old) - 1]
     with pytest.raises(CheckpointError, match="would give"):
-        check_same((old, old), same, SEEN, "here")
+        check_same((old, old), same, SEEN)
 
 
 def test_text_cut_otherwise_is_refused(sources, monkeypatch):
