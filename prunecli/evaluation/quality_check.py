@@ -243,7 +243,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
         if folder is None:
             return choice.read("translation"), True
         used = (choice.split_read or "val") if named is None else None
-        others = (name for name in ("test", "dev", "val") if name != used and has_split(Path(folder), name))
+        others = (name for name in ("test", "dev", "val") if name != used and has_split(folder, name))
         split = next(others, used)
         text = TextChoice(data=folder, split=split, langs=choice.langs, pairs=choice.pairs)
         return text.read("translation"), split == used

@@ -23,7 +23,7 @@ SHOWN = 12
 _ONE_A_LINE = "Name a file of text, one entry per line."
 
 
-def read_lines(path: Path | str) -> tuple[str, ...]:
+def read_lines(path: Path) -> tuple[str, ...]:
     r"""The lines of a UTF-8 file without their line ends (`\n` or `\r\n`) and without a byte order mark.
 
     A file whose name ends in `.gz` is unpacked.
@@ -32,7 +32,6 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
         DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
             line).
     """
-    path = Path(path)
     data = read_bytes(path, DataError, _ONE_A_LINE)
     try:
         if path.suffix == PACKED and data:

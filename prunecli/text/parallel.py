@@ -107,13 +107,13 @@ def _check_language(name: str, available: Sequence[str]) -> None:
         raise DataError(f"unknown language {name!r}: there is no text in it", near_names(name, available))
 
 
-def languages_of(directory: Path | str, split: str) -> tuple[str, ...]:
+def languages_of(directory: Path, split: str) -> tuple[str, ...]:
     """The languages that `split` has text in, sorted.
 
     Raises:
         DataError: no such directory, or no such split (the message lists the splits that there are).
     """
-    return tuple(_language_files(Path(directory), split))
+    return tuple(_language_files(directory, split))
 
 
 def has_split(directory: Path, split: str) -> bool:
@@ -121,7 +121,7 @@ def has_split(directory: Path, split: str) -> bool:
     return split in _splits(directory)
 
 
-def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | None = None) -> ParallelText:
+def read_parallel(directory: Path, split: str, languages: Sequence[str] | None = None) -> ParallelText:
     """Read one split: `SPLIT.LANG` (`val.eng_Latn`), or FLORES-200's `SPLIT/LANG.SPLIT` (`dev/eng_Latn.dev`).
 
     Either may be packed (`val.eng_Latn.gz`); where a file is there twice, the unpacked one is read.
@@ -135,7 +135,7 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
         DataError: no such directory, split or language; an empty file; a file that is not UTF-8; files of
             different line counts.
     """
-    files = _language_files(Path(directory), split)
+    files = _language_files(directory, split)
     names = tuple(files) if languages is None else tuple(dict.fromkeys(languages))
     for name in names:
         if name not in files:
@@ -143,7 +143,7 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
     return _aligned(split, {name: files[name] for name in names})
 
 
-def read_pair(source_file: Path | str, target_file: Path | str, pairs: Sequence[str]) -> ParallelText:
+def read_pair(source: Path, target: Path, pairs: Sequence[str]) -> ParallelText:
     """Read the two files of one direction; `pairs` names their languages (`eng_Latn-fra_Latn`).
 
     Raises:
@@ -156,7 +156,6 @@ def read_pair(source_file: Path | str, target_file: Path | str, pairs: Sequence[
             f"{','.join(pairs)!r} does not name the languages of the two files",
             "Write one pair SOURCE-TARGET, such as `pairs=eng_Latn-fra_Latn`.",
         )
-    source, target = Path(source_file), Path(target_file)
     return _aligned(source.name, {halves[0]: source, halves[1]: target})
 
 

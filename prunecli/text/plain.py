@@ -82,7 +82,7 @@ MIXED = "Warning: of the files that are added up, some read whole documents and 
 
 
 def read_plain(
-    files: Sequence[Path | str],
+    files: Sequence[Path],
     *,
     whole_files: bool = False,
     names: Sequence[str] = (),
@@ -108,7 +108,7 @@ def read_plain(
     """
     if not files:
         raise UsageError("no file of text was given", "Name one or more with `files`.")
-    paths = tuple(Path(file) for file in files)
+    paths = tuple(files)
     texts: list[str] = []
     owners: list[str] = []
     read: Counter[str] = Counter()
@@ -326,7 +326,7 @@ class LabelledText:
         return LabelledText(self.path, self.labels[rows], self.texts[rows], seconds, self.lines[rows])
 
 
-def read_labelled(path: Path | str) -> LabelledText:
+def read_labelled(path: Path) -> LabelledText:
     """Read `label<TAB>text` or `label<TAB>text<TAB>second text` lines, or JSON lines (`label`, `text`, `text_b`).
 
     It is JSON lines where the first line that is not blank begins with `{`. Blank lines are skipped.
@@ -335,7 +335,6 @@ def read_labelled(path: Path | str) -> LabelledText:
         DataError: no such file, an empty one or one that is not UTF-8; a line without a label or a text, or with a
             second text where others have none.
     """
-    path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
     is_json = numbered[0][1].lstrip().startswith("{")
     rows = []

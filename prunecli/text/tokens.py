@@ -24,13 +24,12 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "*
 """Files that hold a tokenizer's tokens; a few kinds, such as those of bytes, have none."""
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
+def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint directory, from its own files alone; no code of the directory is run.
 
     Raises:
         CheckpointError: no such directory, no tokenizer in it that transformers can read, or Git LFS pointers.
     """
-    directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
     refuse_pointers_beside_weights(directory)

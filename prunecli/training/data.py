@@ -96,8 +96,7 @@ def read_training_data(
     """
     train, pairs = choice.text_of(task, say)
     if isinstance(train, ParallelText):
-        named = None if choice.source_file is not None else choice.data or choice.demo
-        data = None if named is None else Path(named)
+        data = None if choice.source_file is not None else choice.data or choice.demo
         if data is None or (valid.split is None and not has_split(data, VALID_SPLIT)):
             say(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
             return TrainingData(task, train, None, pairs)

@@ -419,7 +419,7 @@ def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Any:
         for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
             (Path(directory) / name).write_bytes(data)
         try:
-            return load_tokenizer(directory)
+            return load_tokenizer(Path(directory))
         except CheckpointError as error:
             reason = error.message.replace(directory, "it")
             raise CheckpointError(f"the trimmed tokenizer cannot be read: {reason}", _REMEDY) from error
