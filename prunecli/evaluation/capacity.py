@@ -80,7 +80,18 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
-    targets = _dtypes(checkpoint, dtype, floats)
+    first = None if dtype is None else parse_dtype(dtype)
+    if checkpoint.quantised:
+        targets = [
+            None,
+            first or value_dtype(checkpoint.config),
+        ]  # the latter: what they are decoded to, if known
+    elif method_of(checkpoint.config):
+        targets = [None]
+    else:  # the type asked for, or as stored; and those of 32 and 16 bits that it is not one of
+        alone = first or (next(iter(floats)) if len(floats) == 1 else None)
+        same = 0 if alone is None else itemsize(alone)
+        targets = [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
     whole: list[Way] = []
     pruned: list[Way] = []
     ratio = None
@@ -119,8 +130,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
             device = found_device()
-            first = choose_dtype("auto", checkpoint, device)
-            dtypes = {first: None, (torch.bfloat16 if device.type == "cpu" else first): None}
+            usual = choose_dtype("auto", checkpoint, device)
+            dtypes = {usual: None, (torch.bfloat16 if device.type == "cpu" else usual): None}
             layered = [layers_in(checkpoint, budget, device, one) for one in dtypes]
     except PruneError as error:
         if not stock:
@@ -145,21 +156,6 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
             ways=[way for way, _ in layered],
         ),
     )
-
-
-def _dtypes(checkpoint: Checkpoint, asked: str | None, floats: set[str]) -> list[str | None]:
-    """The type asked for or None, and those of 32 and 16 bits that it is not one of; of quantised weights None, and
-    what they are decoded to where that is known.
-
-    Args:
-        floats: the floating types of the tensors.
-    """
-    first = None if asked is None else parse_dtype(asked)
-    if method_of(checkpoint.config) or checkpoint.quantised:
-        return [None, first or value_dtype(checkpoint.config)] if checkpoint.quantised else [None]
-    alone = first or (next(iter(floats)) if len(floats) == 1 else None)
-    same = 0 if alone is None else itemsize(alone)
-    return [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
 
 
 def _memory_for(total: int) -> int:
