@@ -82,10 +82,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
     first = None if dtype is None else parse_dtype(dtype)
     if checkpoint.quantised:
-        targets = [
-            None,
-            first or value_dtype(checkpoint.config),
-        ]  # the latter: what they are decoded to, if known
+        # As it is stored, and as what it is decoded to, if known.
+        targets = [None, first or value_dtype(checkpoint.config)]
     elif method_of(checkpoint.config):
         targets = [None]
     else:  # the type asked for, or as stored; and those of 32 and 16 bits that it is not one of
