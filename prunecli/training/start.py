@@ -68,7 +68,7 @@ class Start:
 
     @cached_property
     def identity(self) -> dict[str, dict[str, str]]:
-        """What the weights depend on -> the file or directory that holds it -> its hash.
+        """Names of what the weights depend on -> the file or directory that holds it -> its hash.
 
         Raises:
             PruneError: what cannot be trained.
