@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.define import DefineEmbedding
-    from prunecli.progress import Progress
     from prunecli.results.rewriting import Factorization
 
 
@@ -66,7 +65,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
         factors = fit_embeddings(opened, plan, console.progress()) if is_fitted else None
         shown = options.apply(opened, rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
-            draw(opened, plan, factors, plot, console.progress())
+            draw(opened, plan, factors, plot)
         options.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
 
 
@@ -157,9 +156,7 @@ CHUNK_ROWS = 4096
 """Rows of the table that go through the unit at a time."""
 
 
-def draw(
-    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
-) -> None:
+def draw(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path) -> None:
     """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; groups.
 
     What a layer gives is taken after its GELU.
@@ -175,7 +172,7 @@ def draw(
     kind = unit.shape.kind
     maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
     if kind != "projective":
-        maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
+        maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim))
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
     title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
     layers, groups = {}, {}
@@ -196,9 +193,9 @@ def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]
         yield next(islice(unit.stages(mapped), number, None)).detach().numpy()
 
 
-def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:
+def _projective_rows(table: Table, map_dim: int) -> Iterator[NDArray[np.floating]]:
     from prunecli.methods.embeddings.table import moments, projective, row_weights
 
-    first = projective(moments(table, row_weights(table.vocabulary), progress), map_dim)
+    first = projective(moments(replace(table, weights=row_weights(table.vocabulary))), map_dim)
     for _, _, rows in table.chunks():
         yield first.mapped(rows) @ first.expansion + first.mean

@@ -79,14 +79,42 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         )
     stock = checkpoint.runs_stock
     sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
-    targets = _dtypes(checkpoint, dtype)
-    whole = [_whole(checkpoint, budget, target, load) for target in targets]
+    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
+    first = None if dtype is None else parse_dtype(dtype)
+    if checkpoint.quantised:
+        # As it is stored, and as what it is decoded to, if known.
+        targets = [None, first or value_dtype(checkpoint.config)]
+    elif method_of(checkpoint.config):
+        targets = [None]
+    else:  # the type asked for, or as stored; and those of 32 and 16 bits that it is not one of
+        alone = first or (next(iter(floats)) if len(floats) == 1 else None)
+        same = 0 if alone is None else itemsize(alone)
+        targets = [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
+    whole: list[Way] = []
     pruned: list[Way] = []
     ratio = None
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
         ratio = memory_fits(checkpoint, budget, load, request, dtype=dtype)[0]
-    for target, way in zip(targets, whole, strict=True) if sparse else ():
+    for target in targets:
+        weights = weight_bytes(checkpoint, target)
+        cache, activations = decoding_bytes(checkpoint, load, target)
+        total = weights + cache + activations
+        named = config_dtype(target or stored_dtype(checkpoint))
+        if target is None and checkpoint.quantised:
+            named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
+        way = Way(
+            dtype=named,
+            as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
+            weight_bytes=weights,
+            cache_bytes=cache,
+            decoding_bytes=cache + activations,
+            needed_bytes=_memory_for(total),
+            fits=total <= budget - margin_bytes(budget),
+        )
+        whole.append(way)
+        if not sparse:
+            continue
         ratios = TEXT_RATIOS if stock and (checkpoint.quantised or target == targets[0]) else ()
         nearest, *fits = memory_fits(checkpoint, budget, load, request, ratios, dtype=target)
         if not way.fits:
@@ -100,8 +128,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
             device = found_device()
-            first = choose_dtype("auto", checkpoint, device)
-            dtypes = {first: None, (torch.bfloat16 if device.type == "cpu" else first): None}
+            usual = choose_dtype("auto", checkpoint, device)
+            dtypes = {usual: None, (torch.bfloat16 if device.type == "cpu" else usual): None}
             layered = [layers_in(checkpoint, budget, device, one) for one in dtypes]
     except PruneError as error:
         if not stock:
@@ -125,37 +153,6 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
             batch_length=layered[0][1] if layered else BATCH_LENGTH,
             ways=[way for way, _ in layered],
         ),
-    )
-
-
-def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
-    """The type asked for or None, and those of 32 and 16 bits that it is not one of; of quantised weights None, and
-    what they are decoded to where that is known."""
-    first = None if asked is None else parse_dtype(asked)
-    if method_of(checkpoint.config) or checkpoint.quantised:
-        return [None, first or value_dtype(checkpoint.config)] if checkpoint.quantised else [None]
-    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
-    alone = first or (floats.pop() if len(floats) == 1 else None)
-    same = 0 if alone is None else itemsize(alone)
-    return [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
-
-
-def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Way:
-    weights = weight_bytes(checkpoint, target)
-    cache, activations = decoding_bytes(checkpoint, load, target)
-    total = weights + cache + activations
-    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
-    named = config_dtype(target or stored_dtype(checkpoint))
-    if target is None and checkpoint.quantised:
-        named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
-    return Way(
-        dtype=named,
-        as_stored=target is None or (not checkpoint.quantised and floats <= {target}),
-        weight_bytes=weights,
-        cache_bytes=cache,
-        decoding_bytes=cache + activations,
-        needed_bytes=_memory_for(total),
-        fits=total <= budget - margin_bytes(budget),
     )
 
 

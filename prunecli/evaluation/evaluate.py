@@ -23,7 +23,6 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import (
     LEAST,
     SPM_MISSING,
-    Scores,
     Test,
     bootstrap_of_means,
     comet_scores,
@@ -52,7 +51,7 @@ from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
-from prunecli.text.tasks import TaskName, task_of, task_of_all
+from prunecli.text.tasks import TaskName, task_of_all
 from prunecli.text.tokens import language_id, languages, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200
@@ -143,7 +142,7 @@ class TranslationTask(Task):
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
         keys = self.keys[label]
-        found = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        found: dict[str, Any] = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
             tokenizer = load_tokenizer(checkpoint.path)
@@ -163,49 +162,46 @@ class TranslationTask(Task):
                     found[name] = done
             del model
             gc.collect()  # before the next checkpoint is loaded
-        self.translations[label] = {name: done for name, done in found.items() if done is not None}
+        self.translations[label] = found
 
     def fields(self) -> Json:
         """See `Task`."""
         options, labels = self.options, list(self.opened)
         compare, resamples = len(labels) > 1 and options.samples > 0, (options.samples, options.seed)
-        scores: dict[str, list[Scores]] = {label: [] for label in labels}
-        tests: dict[str, list[dict[str, Test]]] = {label: [] for label in labels}
-        comet = self._comet()
+        comet, rows = self._comet(), {label: dict[str, Json]() for label in labels}
+        metrics = [*self.metrics, *(["comet"] if comet else [])]
+        columns = [*metrics, "length_ratio", "over_generated"]
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
                 references = self.text.sentences[pair[1]]
-                outputs = [self.translations[label][name] for label in labels]
+                outputs = [own[name] for own in self.translations.values()]
+                tests: list[dict[str, Test]] = [{} for _ in labels]
                 if compare:
                     systems = [[made.text for made in own] for own in outputs]
-                    tested = paired_bootstrap(systems, references, self.metrics, *resamples)
-                    for label, by_metric in zip(labels, tested, strict=True):
-                        tests[label].append(by_metric)
-                for label, own in zip(labels, outputs, strict=True):
-                    scores[label].append(score(own, references, self.metrics))
-                if comet:
-                    values = {label: own[name] for label, own in comet.items()}
-                    for label, of_sentences in values.items():
-                        scores[label][-1]["comet"] = float(of_sentences.mean())
-                    of_means = bootstrap_of_means([*values.values()], *resamples) if compare else []
-                    for label, test in zip(labels, of_means, strict=False):
-                        tests[label][-1]["comet"] = test
+                    tests = paired_bootstrap(systems, references, self.metrics, *resamples)
+                if compare and comet:
+                    values = [own[name] for own in comet.values()]
+                    for test, of_means in zip(tests, bootstrap_of_means(values, *resamples), strict=True):
+                        test["comet"] = of_means
+                for label, own, test in zip(labels, outputs, tests, strict=True):
+                    found = score(own, references, self.metrics)
+                    if comet:
+                        found["comet"] = float(comet[label][name].mean())
+                    row = rows[label][name] = {column: found[column] for column in columns}
+                    if test:
+                        row["bootstrap"] = {metric: rounded(one, 4) for metric, one in test.items()}
                 advance(1)
-        metrics = [*self.metrics, *(["comet"] if comet else [])]
-        columns = [*metrics, "length_ratio", "over_generated"]
         pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
-        frames = {label: pd.DataFrame(own, columns=columns, index=pairs) for label, own in scores.items()}
+        frames = {label: pd.DataFrame(own.values(), pairs, columns) for label, own in rows.items()}
         results: list[Json] = []
         for label, frame in frames.items():
-            rows: list[Json] = [rounded(own, 4) for own in frame.to_dict("records")]
-            for row, by_metric in zip(rows, tests[label], strict=False):
-                row["bootstrap"] = {metric: rounded(test, 4) for metric, test in by_metric.items()}
             first = None if label == labels[0] else frames[labels[0]]
-            mean = means(frame, first if len(rows) > 1 else None)
+            mean = means(frame, first if len(pairs) > 1 else None)
             mean.pop("pairs")
             if compare and first is not None:
-                p_values = [[by_metric[one]["p_value"] for one in metrics] for by_metric in tests[label]]
-                certain = (frame - first)[metrics].where(np.array(p_values) < options.level)
+                tested = [row["bootstrap"] for row in rows[label].values()]
+                p_values = np.array([[test[one]["p_value"] for one in metrics] for test in tested])
+                certain = (frame - first)[metrics].where(p_values < options.level)
                 counts = {"worse": (certain < 0).sum(), "better": (certain > 0).sum()}
                 mean["significant"] = {
                     metric: {name: int(count[metric]) for name, count in counts.items()} for metric in metrics
@@ -215,7 +211,7 @@ class TranslationTask(Task):
                     "checkpoint": label,
                     "dtype": options.dtype,
                     "mean": mean,
-                    "pairs": dict(zip(self.names, rows, strict=True)),
+                    "pairs": {name: rounded(row, 4) for name, row in rows[label].items()},
                     **grouped_means(frame, self.groups, first),
                     **sizes(self.opened[label]),
                 }
@@ -346,12 +342,13 @@ def evaluate(
     output = None if output is None else Path(output)
     paths = {label: directory_of(model, say) for label, model in checkpoints.items()}
     directories = list(paths.values())
-    task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories, task_of)
+    task = choice.task if isinstance(choice, Dataset) else task or task_of_all(directories)
     options.check_limits(task, len(paths))
     if isinstance(choice, Dataset):
         data = choice
     else:
-        choice.check_task(task, options.of_tasks)
+        of_tasks = ("stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
+        choice.check_task(task, {name: getattr(options, name) not in (None, 0) for name in of_tasks})
         if task != "translation" and processes.world_size() > 1:
             raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
         data = choice.read(task, say)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, groupby, takewhile
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,24 +51,6 @@ ROWS = 32
 """Positions whose divergence is computed at a time: little memory compared with two blocks of logits."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Sums over the counted tokens of each example.
-
-    Attributes:
-        nats: `[examples]` float64: sum of -log q.
-        tokens: `[examples, spans]` int64: number of tokens in span n, which have 2^n to 2^(n + 1) - 1 tokens of the
-            window before them.
-        divergence: `[examples, spans]` float64: sum of KL(p || q), in nats; 0 for p.
-        agreed: `[examples]` int64: number of tokens for which p and q have the same most probable token; all for p.
-    """
-
-    nats: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    divergence: NDArray[np.float64]
-    agreed: NDArray[np.int64]
-
-
 @dataclass
 class Reference:
     """The distributions p of a first model, which those of others, q, are compared with on the same batches.
@@ -94,10 +76,15 @@ class Reference:
         self._states.close()
         self._head = self._model = None
 
-    def measure(self, runner: Runner, what: str, progress: Progress = silent) -> Compared:
+    def measure(self, runner: Runner, what: str, progress: Progress = silent) -> pd.DataFrame:
         """Run a model on the batches, and compare it with the first: sum_v p(v) (log p(v) - log q(v)) at each position.
 
         Of the first model the last hidden states and the head are stored; all other weights are freed.
+
+        Returns:
+            A row for each `example` and `span` n of it, which has 2^n to 2^(n + 1) - 1 tokens of the window before it:
+            sums over the counted tokens. `nats`: -log q; `divergence`: KL(p || q) in nats, 0 for p; `agreed`: how often
+            p and q have the same most probable token; `tokens`: their number.
 
         Raises:
             UsageError: its vocabulary has another size than the first model's; as `runner` does.
@@ -108,16 +95,7 @@ class Reference:
         is_first = model is None
         if not is_first:
             beside = LOGITS_BYTES + sum(weight.nbytes for weight in model.parameters())
-        count = sum(len(batch.indices) for batch in self.batches)
-        longest = max(batch.labels.shape[1] for batch in self.batches)
-        # The label at place t has t + 1 tokens before it.
-        spans = [slice((1 << n) - 1, (2 << n) - 1) for n in range(longest.bit_length())]
-        found = Compared(
-            np.zeros(count),
-            np.zeros((count, len(spans)), np.int64),
-            np.zeros((count, len(spans))),
-            np.zeros(count, np.int64),
-        )
+        found: list[pd.DataFrame] = []
 
         def forward(batch: Batch) -> tuple[Tensor, Tensor, Logits | None]:
             mask = batch.labels != IGNORED
@@ -140,17 +118,13 @@ class Reference:
 
         def finish(batch: Batch, made: tuple[Tensor, Tensor, Logits | None]) -> int:
             values, mask, logits = made
-            rows, where = list(batch.indices), mask.to(values.device)
-            nats, divergence, agreed = (
-                value.new_zeros(mask.shape).masked_scatter(where, value) for value in values
-            )
-            by_span = torch.stack([divergence[:, span].sum(dim=1) for span in spans], dim=1)
-            for sums in (nats.sum(dim=1), by_span.sum(dim=1)):
-                require_finite(sums, batch)
-            found.nats[rows] = nats.sum(dim=1).double().cpu().numpy()
-            found.tokens[rows] = torch.stack([mask[:, span].sum(dim=1) for span in spans], dim=1).numpy()
-            found.divergence[rows] = by_span.double().cpu().numpy()
-            found.agreed[rows] = agreed.sum(dim=1).double().cpu().numpy()
+            rows, places = mask.numpy().nonzero()
+            examples = np.array(batch.indices)[rows]
+            require_finite(values[:2].sum(dim=0), replace(batch, indices=tuple(examples)))
+            # The label at place t has t + 1 tokens before it.
+            keys = {"example": examples, "span": np.log2(places + 1).astype(int), "tokens": 1}
+            sums = dict(zip(("nats", "divergence", "agreed"), values.double().cpu().numpy(), strict=True))
+            found.append(pd.DataFrame(keys | sums).groupby(["example", "span"], as_index=False).sum())
             if logits is not None:
                 if logits.has_states:
                     self._held[batch.indices] = self._states.put(logits.states)
@@ -162,7 +136,7 @@ class Reference:
             self._model, self._head = runner.model, None
         elif is_first and self._head is not None:
             self._head.keep_head()
-        return found
+        return pd.concat(found)
 
 
 def _values(first: Tensor | None, other: Tensor, targets: Tensor) -> Tensor:
@@ -231,8 +205,8 @@ class CausalLanguageModel(ModelTask):
                 self._say_not_compared(label, "its tokenizer has other tokens")
         self.reference: Reference | None = None
         self.windows: list[Window] = []
-        self.prompts: dict[str, list[Ids]] = {}
-        self.continued: dict[str, dict[str, list[list[int]]]] = {}
+        self.prompts: list[tuple[str, Ids]] = []
+        self.continued: dict[str, list[list[int]]] = {}
 
     def kept_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
         """The first model's head, which is kept for the others (see `Reference`)."""
@@ -265,35 +239,35 @@ class CausalLanguageModel(ModelTask):
         )
         batches = window_examples(windows, *filling(model, tokenizer)).batches(options.decoding.batch_tokens)
         what = f"{label}: reading"
-        if not is_compared:
-            nats, tokens = measure_losses(runner, batches, len(windows), what, self.progress)
-            agreed = np.zeros(len(windows), np.int64)
-            read = Compared(nats, tokens[:, None], np.zeros((len(windows), 1)), agreed)
-        else:
+        if is_compared:
             self.reference = self.reference or Reference(batches, options.spill_directory)
             read = self.reference.measure(runner, what, self.progress)
-        of_texts = Compared(*(sum_by_text(values, windows, len(texts)) for values in vars(read).values()))
+        else:
+            nats, tokens = measure_losses(runner, batches, len(windows), what, self.progress)
+            read = pd.DataFrame({"nats": nats, "tokens": tokens}).rename_axis("example").reset_index()
+        read["text"] = [windows[number].text for number in read["example"]]
         shown = is_compared and label != self.first
         scores = {
-            name: self._scores(of_texts, rows, name, compared=shown) | continued.get(name, {})
+            name: self._scores(read[read["text"].isin(rows)], name, compared=shown) | continued.get(name, {})
             for name, rows in {"": range(len(texts)), **self.text.by_name}.items()
         }
+        values = np.zeros(0)
         if not self.text.whole_files:
-            values = of_texts.nats / np.log(2) / np.array([len(text.encode()) for text in texts])
-        elif windows == self.windows:
-            values = read.nats / read.tokens.sum(axis=1)
-        else:
-            values = np.zeros(0)  # other windows cannot be tested against the first model's
+            nats = read.groupby("text")["nats"].sum().reindex(range(len(texts)), fill_value=0.0)
+            values = nats.to_numpy() / np.log(2) / [len(text.encode()) for text in texts]
+        elif windows == self.windows:  # other windows cannot be tested against the first model's
+            sums = read.groupby("example")[["nats", "tokens"]].sum()
+            values = (sums["nats"] / sums["tokens"]).to_numpy()
         return Measured(scores.pop(""), values, cut, scores)
 
-    def _scores(self, found: Compared, rows: Sequence[int], name: str, *, compared: bool) -> Json:
+    def _scores(self, found: pd.DataFrame, name: str, *, compared: bool) -> Json:
         """Scores of some of the texts."""
-        by_span = found.tokens[rows].sum(axis=0)
-        tokens, texts = int(by_span.sum()), [self.text.texts[row] for row in rows if found.tokens[row].any()]
+        found = found[found["tokens"] > 0]
+        tokens, nats = int(found["tokens"].sum()), float(found["nats"].sum())
+        texts = [self.text.texts[number] for number in found["text"].unique()]
         if not tokens:
             whose = f"{name}: " if name else ""
             raise DataError(f"{whose}the text has no token to predict", "Leave it out, or give longer text.")
-        nats = float(found.nats[rows].sum())
         scores: Json = {
             "perplexity": perplexity(nats / tokens),
             "loss": nats / tokens,
@@ -302,18 +276,17 @@ class CausalLanguageModel(ModelTask):
             "tokens": tokens,
         }
         if compared:
-            divergence = found.divergence[rows].sum(axis=0)
-            scores["kl_divergence"] = float(found.divergence[rows].sum() / tokens)
-            scores["top1_agreement"] = float(found.agreed[rows].sum() / tokens)
+            scores["kl_divergence"] = float(found["divergence"].sum() / tokens)
+            scores["top1_agreement"] = float(found["agreed"].sum() / tokens)
             # Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c).
             scores["by_position"] = [
                 {
                     "first": 1 << n,
                     "last": (2 << n) - 1,
-                    "tokens": int(by_span[n]),
-                    "kl_divergence": round(divergence[n] / by_span[n], 6),
+                    "tokens": int(own["tokens"].sum()),
+                    "kl_divergence": round(own["divergence"].sum() / own["tokens"].sum(), 6),
                 }
-                for n in np.flatnonzero(by_span).tolist()
+                for n, own in found.groupby("span")
             ]
         return scores
 
@@ -321,36 +294,33 @@ class CausalLanguageModel(ModelTask):
         self, label: str, model: Any, tokenizer: Any, windows: Sequence[Window]
     ) -> dict[str, dict[str, float]]:
         """Continue prompts of each name of texts; return name ("": all texts) -> agreement with the first model."""
-        options = self.options.decoding
+        options, self.prompts = self.options.decoding, []
         for name, rows in (self.text.by_name or {"": [*range(len(self.text))]}).items():
             chosen = set(rows)
             texts = [window.ids for window in windows if window.text in chosen]
-            self.prompts[name] = choose_prompts(texts, self.options.continuations)
-        total = sum(map(len, self.prompts.values()))
-        with self.progress(f"{label}: continuing", total, "prompts") as advance:
-            made = {
-                name: continue_greedily(
-                    model, tokenizer, own, options.batch_tokens, options.max_new_tokens, advance
-                )
-                for name, own in self.prompts.items()
-            }
-        self.continued[label] = made
+            self.prompts += [(name, ids) for ids in choose_prompts(texts, self.options.continuations)]
+        names, prompts = zip(*self.prompts, strict=True)
+        with self.progress(f"{label}: continuing", len(prompts), "prompts") as advance:
+            self.continued[label] = continue_greedily(
+                model, tokenizer, prompts, options.batch_tokens, options.max_new_tokens, advance
+            )
         if label == self.first:
             return {}
-        first = self.continued[self.first]
-        both = {name: (first[name], own) for name, own in made.items()}
-        both[""] = ([*chain(*first.values())], [*chain(*made.values())])
-        return {name: agreement(*pair) for name, pair in both.items()}
+        found = {}
+        for name in {"", *names}:
+            both = (self.continued[one] for one in (self.first, label))
+            own = ([row for of, row in zip(names, rows, strict=True) if name in ("", of)] for rows in both)
+            found[name] = agreement(*own)
+        return found
 
     def fields(self) -> Json:
         """See `Task`; with the prompts whose continuations differ most from the first model's."""
         found = []
-        for name, prompts in self.prompts.items():
-            for row, prompt in enumerate(prompts):
-                made = {label: continued[name][row] for label, continued in self.continued.items()}
-                first, *others = made.values()
-                alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
-                found.append((alike, name, prompt, made))
+        for row, (name, prompt) in enumerate(self.prompts):
+            made = {label: rows[row] for label, rows in self.continued.items()}
+            first, *others = made.values()
+            alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
+            found.append((alike, name, prompt, made))
         found = sorted(found, key=lambda one: one[0])[: self.options.examples]
         # Tokenizers of one vocabulary: the first one reads the tokens of all.
         decode = self.tokenizer.decode
@@ -370,13 +340,6 @@ class CausalLanguageModel(ModelTask):
         if self.options.continuations:
             raise UsageError(line, "Leave `continuations` out, or compare models of one tokenizer.")
         self.say(f"{line}.")
-
-
-def sum_by_text(values: NDArray[Any], windows: Sequence[Window], count: int) -> NDArray[Any]:
-    """Sums `[count, …]` of `values` `[windows, …]` over the windows of each text."""
-    sums = np.zeros((count, *values.shape[1:]), values.dtype)
-    np.add.at(sums, np.array([window.text for window in windows]), values)
-    return sums
 
 
 def choose_prompts(texts: Sequence[Ids], count: int) -> list[Ids]:

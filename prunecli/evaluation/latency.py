@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ import torch
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import LatencyOptions
-from prunecli.evaluation.workloads import Phase, Times, Workload, workload
+from prunecli.evaluation.workloads import Phase, Workload, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
@@ -45,7 +46,7 @@ from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
 from prunecli.text.choice import TextChoice, described
 from prunecli.text.parallel import pair_name
-from prunecli.text.tasks import TaskName, task_of, task_of_all
+from prunecli.text.tasks import TaskName, task_of_all
 
 BEAM = 5
 """Default beam of translation."""
@@ -85,7 +86,7 @@ def bench_latency(
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     if task is None:
         is_parallel = choice.data or choice.source_file
-        task = "translation" if is_parallel else task_of_all(list(directories.values()), task_of)
+        task = "translation" if is_parallel else task_of_all([*directories.values()])
     choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":
@@ -195,8 +196,11 @@ class Turns:
         self.sizes: dict[str, dict[str, int]] = {}
         self.devices: dict[str, list[str]] = {}
         devices = choose_devices(self.options.device)
-        self.together = fit_together([*self.opened.values()], devices.first, COMPUTE[self.options.dtype])
-        self._side_by_side = self.together and len(self.opened) > 1
+        dtype = parse_dtype(str(COMPUTE[self.options.dtype]))
+        needed = sum(weight_bytes(checkpoint, dtype) for checkpoint in self.opened.values())
+        several = len(self.opened) > 1
+        self._side_by_side = several and needed <= MEMORY_SHARE * new_memory(devices.first)
+        self.together = self._side_by_side or not several
         self._devices = devices.alone if self._side_by_side else devices
 
     def timed(self, progress: Progress) -> Seconds:
@@ -211,21 +215,15 @@ class Turns:
         seconds: Seconds = {}
         with progress("timing", len(order), "runs") as advance:
             for setting, number, label in order:
-                phases = self.seconds(label, *setting)
+                (batch_size, beam), work, model = setting, self.workloads[label], self.model(label)
+                total: Any = Counter()
+                for start in range(0, len(work), batch_size):
+                    total.update(work.part(start, start + batch_size).run(model, beam))
                 if number >= options.warm_up:
-                    for phase, elapsed in phases.items():
+                    for phase, elapsed in total.items():
                         seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
                 advance(1)
         return seconds
-
-    def seconds(self, label: str, batch_size: int, beam: int) -> Times:
-        """Time of each phase of one pass over the examples."""
-        model, work = self.model(label), self.workloads[label]
-        total: Times = {}
-        for start in range(0, len(work), batch_size):
-            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
-                total[phase] = total.get(phase, 0.0) + elapsed
-        return total
 
     def model(self, label: str) -> Any:
         """The model of a checkpoint, loaded at its first turn."""
@@ -277,13 +275,6 @@ WATCH_S = 0.5
 
 MEMORY_SHARE = 0.8
 """Models are held at once if they fit in this share of the free memory."""
-
-
-def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-
-    needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
-    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)
 
 
 def model_sizes(model: Any) -> dict[str, int]:

@@ -24,14 +24,10 @@ if TYPE_CHECKING:
     from prunecli.running.runner import Runner
 
 
-def device_option() -> Any:
-    """Return the field `device`."""
-    return compute_option(
-        "auto",
-        "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …",
-        metavar="NAME",
-        recorded=False,
-    )
+DEVICE = compute_option(
+    "auto", "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …", metavar="NAME", recorded=False
+)
+"""Field `device` of commands that run models."""
 
 
 class BatchOptions(Options):
@@ -40,7 +36,7 @@ class BatchOptions(Options):
     batch_tokens: int = compute_option(
         4096, "Padded tokens in a batch; fewer take less memory.", recorded=False, ge=1
     )
-    device: str = device_option()
+    device: str = DEVICE
 
 
 class RunOptions(BatchOptions):

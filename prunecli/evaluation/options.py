@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import BatchOptions, RunOptions, device_option
+from prunecli.evaluation.on_text import DEVICE, BatchOptions, RunOptions
 from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
@@ -190,12 +190,6 @@ class EvaluationOptions(RunOptions):
                         f"a ratio of at least {self.min_ratio:g} was asked for."
                     )
 
-    @property
-    def of_tasks(self) -> dict[str, bool]:
-        """Name of each option that goes with some tasks only -> whether it was given."""
-        names = ("stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
-        return {name: getattr(self, name) not in (None, 0) for name in names}
-
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.continuations and self.memory is not None:
@@ -229,7 +223,7 @@ class LatencyOptions(Options):
     threads: int | None = compute_option(
         None, "CPU threads. Default: one for small models, else the number of idle cores.", ge=1
     )
-    device: str = device_option()
+    device: str = DEVICE
     dtype: RunningDtype = RUNNING_DTYPE
     memory: bool = compute_option(
         True,

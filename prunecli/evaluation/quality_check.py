@@ -71,21 +71,18 @@ def part_of(text: Text, start: float, stop: float) -> Text:
     if isinstance(text, PlainText) and text.whole_files:
         found = []
         for whole in text.texts:
-            first, last = (_line_end(whole, round(share * len(whole))) for share in (start, stop))
+            places = [round(share * len(whole)) for share in (start, stop)]
+            # The next line end, or the place itself if there is none; the ends of the text stay.
+            first, last = (
+                max(whole.find("\n", place - 1) + 1, place) if 0 < place < len(whole) else place
+                for place in places
+            )
             found.append(whole[first:last])
         kept = [number for number, one in enumerate(found) if one.strip()]
         names = tuple(text.names[number] for number in kept) if text.names else ()
         return replace(text, texts=tuple(found[number] for number in kept), names=names)
-    rows = slice(round(start * len(text)), max(round(stop * len(text)), round(start * len(text)) + 1))
-    if isinstance(text, ParallelText):
-        return replace(text, sentences={name: own[rows] for name, own in text.sentences.items()})
-    names = ("texts", "names") if isinstance(text, PlainText) else ("labels", "texts", "seconds", "lines")
-    return replace(text, **{name: own and own[rows] for name in names for own in (getattr(text, name),)})
-
-
-def _line_end(text: str, place: int) -> int:
-    """The next line end, or the place itself if there is none."""
-    return max(text.find("\n", place - 1) + 1, place) if 0 < place < len(text) else place
+    first = round(start * len(text))
+    return text.cut(slice(first, max(round(stop * len(text)), first + 1)))
 
 
 @dataclass
@@ -164,8 +161,8 @@ class Measurer:
             if data.task == "lm" and same_tokens and self.diverges:
                 self._reference = self._reference or Reference(batches)
                 compared = self._reference.measure(runner, what, self.progress)
-                nats, tokens = compared.nats, compared.tokens
-                found["divergence"] = float(compared.divergence.sum() / tokens.sum())
+                nats, tokens = compared["nats"], compared["tokens"]
+                found["divergence"] = float(compared["divergence"].sum() / tokens.sum())
             else:
                 count = 1 + max(max(batch.indices) for batch in batches)
                 nats, tokens = measure_losses(runner, batches, count, what, self.progress)
@@ -245,7 +242,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
         if folder is None:
             return choice.read("translation"), True
         used = (choice.split_read or "val") if named is None else None
-        others = (name for name in ("test", "dev", "val") if name != used and has_split(Path(folder), name))
+        others = (name for name in ("test", "dev", "val") if name != used and has_split(folder, name))
         split = next(others, used)
         text = TextChoice(data=folder, split=split, langs=choice.langs, pairs=choice.pairs)
         return text.read("translation"), split == used

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -253,47 +254,25 @@ class Classification(ModelTask):
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
-        text, batch_tokens = self.data.text, self.options.decoding.batch_tokens
+        text, names = self.data.text, runner.model.config.id2label
         assert isinstance(text, LabelledText)
-        line = f"{label}: classifying", len(text), "examples"
-        chosen, labels, losses = classify(runner, tokenizer, text, batch_tokens, line, self.progress)
-        by_class, names = f1_scores(chosen, labels), runner.model.config.id2label
+        examples = labelled_examples(tokenizer, runner.model, text)
+        batches = examples.batches(self.options.decoding.batch_tokens)
+        line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
+        logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
+        right = torch.tensor(label_ids(text, names))
+        losses = cross_entropy(logits, right, reduction="none")
+        require_finite(losses, Batch({}, right, tuple(range(len(text)))))
+        chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first
+        by_class, matthews = class_scores(chosen, labels)
         scores = {
             "accuracy": float((chosen == labels).mean()),
             "f1": float(np.mean(list(by_class.values()))),
-            "matthews": matthews_correlation(chosen, labels),
-            "loss": float(losses.mean()),
+            "matthews": matthews,
+            "loss": float(losses.double().mean()),
             "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
         }
         return Measured(scores, chosen == labels)
-
-
-def classify(
-    runner: Runner,
-    tokenizer: Tokenizer,
-    text: LabelledText,
-    batch_tokens: int,
-    line: Line,
-    progress: Progress = silent,
-) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Let a model choose the class of every example.
-
-    Returns:
-        `[examples]` each: the class of the largest logit (the first of equal ones), the right class, and the
-        cross-entropy in nats.
-
-    Raises:
-        PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
-    """
-
-    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
-    labels = torch.tensor(label_ids(text, runner.model.config.id2label))
-    logits = torch.from_numpy(
-        outputs_of(runner, batches, partial(class_logits, runner.model), line, progress)
-    )
-    losses = cross_entropy(logits, labels, reduction="none")
-    require_finite(losses, Batch({}, labels, tuple(range(len(text)))))
-    return logits.argmax(dim=1).numpy(), labels.numpy(), losses.double().numpy()
 
 
 def class_logits(model: Any, batch: Batch) -> Tensor:
@@ -320,23 +299,19 @@ def outputs_of(
     return np.stack([found[number] for number in sorted(found)])
 
 
-def f1_scores(chosen: Ints, labels: Ints) -> dict[int, float]:
-    """`F1 = 2 TP / (2 TP + FP + FN)` of every class in `chosen` or `labels`; their mean is macro F1."""
-    hits = {int(number): (chosen == number, labels == number) for number in np.union1d(chosen, labels)}
-    return {number: float(2 * np.sum(a & b) / (np.sum(a) + np.sum(b))) for number, (a, b) in hits.items()}
+def class_scores(chosen: Ints, labels: Ints) -> tuple[dict[int, float], float]:
+    """F1 of every class in `chosen` or `labels`, and Matthews' correlation of both, from their confusion matrix.
 
-
-def matthews_correlation(chosen: Ints, labels: Ints) -> float:
-    """Matthews' correlation of chosen and right classes, for any number of classes (Gorodkin 2004); CoLA's measure.
-
-    Returns:
-        The correlation; 0 if all labels, or all chosen classes, are equal.
+    `F1 = 2 TP / (2 TP + FP + FN)`; its mean over the classes is macro F1. The correlation is that of Gorodkin 2004, for
+    any number of classes (CoLA's measure); 0 if all labels, or all chosen classes, are equal.
     """
-    classes = np.union1d(chosen, labels)
-    called, true = (np.equal.outer(own, classes) for own in (chosen, labels))
-    a, b = called - called.mean(axis=0), true - true.mean(axis=0)
-    spread = np.sqrt(np.square(a).sum() * np.square(b).sum())
-    return float((a * b).sum() / spread) if spread > 0 else 0.0
+    table = pd.crosstab(labels, chosen)
+    classes = table.index.union(table.columns)
+    table = table.reindex(index=classes, columns=classes, fill_value=0)
+    hits, right, called, count = np.diag(table), table.sum(axis=1), table.sum(axis=0), len(labels)
+    spread = math.sqrt((count**2 - right @ right) * (count**2 - called @ called))
+    matthews = (count * hits.sum() - right @ called) / spread if spread else 0.0
+    return (2 * hits / (right + called)).to_dict(), float(matthews)
 
 
 def perplexity(loss: float) -> float:
@@ -448,16 +423,12 @@ def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:
 
 
 def _similarities(text: LabelledText) -> NDArray[np.float64]:
-    values = []
-    for label, line in zip(text.labels, text.lines, strict=True):
-        try:
-            values.append(float(label))
-        except ValueError:
-            values.append(np.nan)
-        if not np.isfinite(values[-1]):
-            raise DataError(
-                f"{text.path}, line {line:,}: {label!r} is no similarity", "Give a number, such as 3.8."
-            )
-    if len(set(values)) < 2:
+    values = pd.to_numeric(pd.Series(text.labels), errors="coerce")
+    for row in values.index[~np.isfinite(values)]:
+        raise DataError(
+            f"{text.path}, line {text.lines[row]:,}: {text.labels[row]!r} is no similarity",
+            "Give a number, such as 3.8.",
+        )
+    if values.nunique() < 2:
         raise DataError(f"{text.path}: all pairs are equally similar", "Give pairs of different similarity.")
-    return np.array(values)
+    return np.asarray(values, np.float64)

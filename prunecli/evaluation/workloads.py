@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -43,7 +44,7 @@ from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
-from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
+from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 
 Phase = Literal["prefill", "decode"] | None
 """None: the whole pass, for tasks without phases."""
@@ -93,45 +94,26 @@ class Workload(ABC):
 
 @dataclass(frozen=True)
 class Decoding(Workload):
-    """Sentences that are decoded to one length.
+    """Sentences that are decoded to one length, or prompts that are continued with the cache of keys and values.
 
     Attributes:
         pad_id: padding token of a batch.
-        forced_id: first output token (the target language), or None.
         new_tokens: length of each output.
-    """
-
-    pad_id: int
-    forced_id: int | None
-    new_tokens: int
-
-    @property
-    def tokens(self) -> dict[Phase, int]:
-        """See `Workload`."""
-        return {None: len(self) * self.new_tokens}
-
-    def run(self, model: Any, beam: int) -> Times:
-        """See `Workload`."""
-        start = time.perf_counter()
-        decode(model, self.rows, beam, self.new_tokens, self.pad_id, self.forced_id)
-        return {None: time.perf_counter() - start}
-
-
-@dataclass(frozen=True)
-class Continuation(Workload):
-    """Prompts of a language model, each continued by `new_tokens` tokens with the cache of keys and values.
-
-    The prefill is the prompt's pass, which gives the first new token; the decoding is the `new_tokens` passes after it,
-    of one token each.
+        forced_id: first output token (the target language), or None.
+        has_prompts: of a language model, whose prefill is timed apart: the prompt's pass, which gives the first new
+            token; the decoding is the `new_tokens` passes after it, of one token each.
     """
 
     pad_id: int
     new_tokens: int
+    forced_id: int | None = None
+    has_prompts: bool = False
 
     @property
     def tokens(self) -> dict[Phase, int]:
         """See `Workload`."""
-        return {"prefill": sum(map(len, self.rows)), "decode": len(self) * self.new_tokens}
+        made = len(self) * self.new_tokens
+        return {"prefill": sum(map(len, self.rows)), "decode": made} if self.has_prompts else {None: made}
 
     def run(self, model: Any, beam: int) -> Times:
         """See `Workload`."""
@@ -144,12 +126,12 @@ class Continuation(Workload):
                 times.append(finished_at(model))
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
-        count = self.new_tokens + 1
-        watch = StoppingCriteriaList([note_the_first_token])
-        endless = _without_an_end(model, count)
-        generate(model, self.rows, self.pad_id, beam, count, stopping_criteria=watch, **endless)
-        start, first, end = *times, finished_at(model)
-        return {"prefill": first - start, "decode": end - first}
+        watch = StoppingCriteriaList([note_the_first_token] if self.has_prompts else [])
+        count = self.new_tokens + self.has_prompts
+        decode(model, self.rows, beam, count, self.pad_id, self.forced_id, stopping_criteria=watch)
+        times.append(finished_at(model))
+        spans = [end - start for start, end in pairwise(times)]
+        return dict(zip(self.tokens, spans, strict=True))
 
 
 @dataclass(frozen=True)
@@ -198,13 +180,13 @@ def finished_at(model: Any) -> float:
 
 
 def decode(
-    model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, forced_id: int | None
+    model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, forced_id: int | None, **more: Any
 ) -> list[list[int]]:
-    """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start."""
+    """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start or the prompt."""
     settings = _without_an_end(model, new_tokens)
     if forced_id is not None:
         settings["forced_bos_token_id"] = forced_id
-    return generate(model, sources, pad_id, beam, new_tokens, **settings)
+    return generate(model, sources, pad_id, beam, new_tokens, **settings, **more)
 
 
 def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
@@ -258,9 +240,36 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
             )
     else:
         assert isinstance(text, PlainText)
+        require_task(model, data.task)
         if data.task == "lm":
-            return _continuation(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
-        require_task(model, "mlm")
+            # Each line is a prompt, or each stretch of `PROMPT` tokens of a document. With `context`, the texts are
+            # concatenated and cut into prompts of `context` tokens.
+            limit, room, context = position_count(model), None, data.context
+            if limit is not None:
+                _require_positions(checkpoint, new_tokens + 1, limit)
+                room = limit - new_tokens - 1  # the prefill's token is the first that is fed
+                if context is not None and context > room:
+                    raise UsageError(
+                        f"{directory}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, "
+                        f"the model has {limit:,} positions",
+                        f"Ask for at most `context={room}`.",
+                    )
+            length = context or min(PROMPT, room or PROMPT)
+            beginning = bounded(text.texts, length * count)
+            if context is not None:
+                ids = packed_examples(tokenizer, model, beginning, context).ids
+            elif text.whole_files:
+                ids = text_examples(tokenizer, model, beginning, length, whole=True).ids
+            else:
+                ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
+            rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
+            if len(rows) < count:
+                raise DataError(
+                    f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are "
+                    "needed",
+                    "Give more text, a smaller `context`, or fewer `sentences`.",
+                )
+            return Decoding(tuple(rows), padding_id(model, tokenizer), new_tokens, has_prompts=True)
         examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
     return Passes(range(len(examples.ids)), examples, pooled)
 
@@ -294,49 +303,7 @@ def decoding(
     pad_id = tokenizer.pad_token_id
     has_row = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
     # Padding is masked: without a padding token, any token serves.
-    return Decoding(tuple(map(tuple, ids)), pad_id if has_row else 0, forced, new_tokens)
-
-
-def _continuation(
-    checkpoint: Checkpoint,
-    model: Any,
-    tokenizer: Tokenizer,
-    text: PlainText,
-    context: int | None,
-    count: int,
-    new_tokens: int,
-) -> Continuation:
-    """Each line is a prompt, or each stretch of `PROMPT` tokens of a document.
-
-    With `context`, the texts are concatenated and cut into prompts of `context` tokens.
-    """
-
-    require_task(model, "lm")
-    limit, room = position_count(model), None
-    if limit is not None:
-        _require_positions(checkpoint, new_tokens + 1, limit)
-        room = limit - new_tokens - 1  # the prefill's token is the first that is fed
-        if context is not None and context > room:
-            raise UsageError(
-                f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, "
-                f"the model has {limit:,} positions",
-                f"Ask for at most `context={room}`.",
-            )
-    length = context or min(PROMPT, room or PROMPT)
-    texts = bounded(text.texts, length * count)
-    if context is not None:
-        ids = packed_examples(tokenizer, model, texts, context).ids
-    elif text.whole_files:
-        ids = text_examples(tokenizer, model, texts, length, whole=True).ids
-    else:
-        ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-    rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
-    if len(rows) < count:
-        raise DataError(
-            f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
-            "Give more text, a smaller `context`, or fewer `sentences`.",
-        )
-    return Continuation(tuple(rows), padding_id(model, tokenizer), new_tokens)
+    return Decoding(tuple(map(tuple, ids)), pad_id if has_row else 0, new_tokens, forced)
 
 
 def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> None:

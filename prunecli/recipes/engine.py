@@ -15,7 +15,6 @@ from prunecli.recipes.text import (
     RecipeText,
     Resolved,
     StepText,
-    applies,
     as_text,
     expand,
     faults_error,
@@ -104,25 +103,33 @@ def resolve(
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
-        if not applies(step_text, variables, number, faults):
+        where, left_out = f"steps[{number}].when", False
+        for name, wanted in step_text.when.items():
+            accepted = substitute(wanted, variables, f"{where}.{name}", faults)
+            values = accepted if isinstance(accepted, list) else [accepted]
+            if name not in variables:
+                faults.append(f"{where}: there is no variable {name!r}{near(name, variables)}")
+            elif as_text(variables[name]) not in map(as_text, values):
+                left_out = True
+        if left_out:
             continue
         given = step_text.arguments.items()
         arguments = {
             present_name(step_text.command, f"--{name}", str(value), say)[2:]: value for name, value in given
         }
         step_text = step_text.model_copy(update={"arguments": arguments})
-        for name, values in expand(step_text, variables, number, faults):
+        for name, seen in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
-            step = _resolve_step(step_text, name, values, commands, earlier, faults, pictures)
+            step = _resolve_step(step_text, name, seen, commands, earlier, faults, pictures)
             steps += [] if step is None else [step]
     if not steps and not faults:
         faults.append("no step is left: no `when` holds, or every `for-each` is empty")
     settable = {name: value for name, value in variables.items() if name in text.variables}
-    faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
+    faults += _faults_of(steps, settable)
     if faults:
         raise faults_error(path, faults)
-    left_out = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
-    return Recipe(tuple(steps), left_out)
+    without = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
+    return Recipe(tuple(steps), without)
 
 
 def _resolve_step(
@@ -237,14 +244,29 @@ def related(path: Path, other: Path) -> bool:
     return lies_in(path, other) or lies_in(other, path)
 
 
-def _wiring_faults(steps: Sequence[Step]) -> list[str]:
+def _faults_of(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
+    """Faults of names, of outputs in the way of others, and of inputs that neither exist nor are made by then.
+
+    Args:
+        settable: variables; those that name a missing input are told.
+    """
     faults = [
         f"step {name!r}: there are two steps of this name; put each `for-each` variable into it"
         for name, count in Counter(step.name for step in steps).items()
         if count > 1
     ]
     writers: list[tuple[Path, Step]] = []
+    named = set[Path]()
     for step in steps:
+        for source in step.inputs:
+            if source in named or any(related(source, output) for output, _ in writers) or source.exists():
+                continue
+            named.add(source)
+            given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
+            remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
+            faults.append(
+                f"step {step.name!r}: its input {source} does not exist, and no earlier step makes it{remedy}"
+            )
         for output in step.makes:
             faults += [
                 f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
@@ -254,21 +276,4 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
             if any(lies_in(source, output) for source in step.inputs):
                 faults.append(f"step {step.name!r}: its output {output} would replace its input")
             writers.append((output, step))
-    return faults
-
-
-def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
-    """One fault for each input that neither exists nor is made by then, with the variables that name the input."""
-    faults, named = [], set[Path]()
-    for number, step in enumerate(steps):
-        outputs = [output for earlier in steps[:number] for output in earlier.makes]
-        for source in step.inputs:
-            if source in named or any(related(source, output) for output in outputs) or source.exists():
-                continue
-            named.add(source)
-            given_by = [f"`assignments={name}=…`" for name, value in settable.items() if value == str(source)]
-            remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
-            faults.append(
-                f"step {step.name!r}: its input {source} does not exist, and no earlier step makes it{remedy}"
-            )
     return faults

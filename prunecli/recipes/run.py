@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from prunecli import __version__
 from prunecli.errors import OutputError, UsageError
-from prunecli.recipes.engine import Step, related
+from prunecli.recipes.engine import Step, lies_in, related
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.hub.fetch import commit_of
 from prunecli.tensors.json_files import lenient, read_json
@@ -34,26 +34,16 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
         return f"file:{path.stat().st_size}:{_file_hash(path)}"
     if not path.is_dir():
         return None
-    # Links are left as they are.
-    home, *excluded = (Path(os.path.abspath(item)) for item in (path, *exclude))  # noqa: PTH100
-    content_hash = hashlib.sha256()
-    for file in _files(home, set(excluded)):
-        status = file.stat()
-        content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else str(status.st_mtime_ns)
-        name = file.relative_to(home).as_posix()
-        content_hash.update(f"{name}\0{status.st_size}\0{content}\n".encode())
-    return f"directory:{content_hash.hexdigest()}"
-
-
-def _files(directory: Path, excluded: set[Path]) -> Iterator[Path]:
-    for entry in sorted(directory.iterdir()):
-        if entry.name.startswith(".") or entry in excluded:
+    found = []
+    for file in sorted(path.rglob("*")):  # without the files in linked directories, which may lead back up
+        name = file.relative_to(path)
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if is_hidden or not file.is_file() or any(lies_in(file, one) for one in exclude):
             continue
-        if entry.is_dir():
-            # A linked directory may lead back up: its files do not count.
-            yield from () if entry.is_symlink() else _files(entry, excluded)
-        elif entry.is_file():
-            yield entry
+        status = file.stat()
+        content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else status.st_mtime_ns
+        found.append(f"{name.as_posix()}\0{status.st_size}\0{content}\n")
+    return f"directory:{hashlib.sha256(''.join(found).encode()).hexdigest()}"
 
 
 def _file_hash(path: Path) -> str:
@@ -91,9 +81,9 @@ State = Mapping[str, Record]
 """Step's key -> its record."""
 
 
-def state_file(recipe: Path, directory: Path = Path()) -> Path:
+def state_file(recipe: Path) -> Path:
     """Return the file with the state of a recipe, in the working directory."""
-    return directory / ".prunecli" / f"{recipe.stem}.json"
+    return Path(".prunecli", f"{recipe.stem}.json")
 
 
 def read_state(path: Path) -> State:
@@ -142,25 +132,6 @@ def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str |
     return None
 
 
-def refuse_foreign_outputs(steps: Sequence[Step], state: State) -> None:
-    """Outputs that exist are replaced only where this recipe made them and nobody changed them since.
-
-    Raises:
-        OutputError: an output of a step that has to run is somebody else's.
-    """
-    own = {name: content for record in state.values() for name, content in record.outputs.items()}
-    for step in steps:
-        if stale_reason(step, state) is None:
-            continue
-        for output in step.outputs:
-            if output.exists() and own.get(str(output)) != identity(output):
-                changed = "changed after" if str(output) in own else "exists, and was not made by"
-                raise OutputError(
-                    f"{output} {changed} this recipe's step {step.name!r}",
-                    "Move it away, or give `force` to replace it.",
-                )
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a step: skipped (no reason to run), or run for `reason` with exit status `status`."""
@@ -204,8 +175,16 @@ def run_steps(
         OutputError: an output is in the way, or a step ended well without writing its output.
     """
     state = dict(read_state(path))
-    if not force:
-        refuse_foreign_outputs(steps, state)
+    own = {name: content for record in state.values() for name, content in record.outputs.items()}
+    # Before the first step: outputs are replaced only if this recipe made them and nobody changed them since.
+    for step in () if force else steps:
+        for output in () if stale_reason(step, state) is None else step.outputs:
+            if output.exists() and own.get(str(output)) != identity(output):
+                changed = "changed after" if str(output) in own else "exists, and was not made by"
+                raise OutputError(
+                    f"{output} {changed} this recipe's step {step.name!r}",
+                    "Move it away, or give `force` to replace it.",
+                )
     outcomes: list[Outcome] = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state)

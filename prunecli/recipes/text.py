@@ -13,6 +13,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from prunecli.errors import PruneError, UsageError, reason_of
+from prunecli.tensors.json_files import read_bytes
 from prunecli.text.files import near_names
 
 _PACKAGED = Path(__file__).parent / "files"
@@ -125,19 +126,14 @@ def read_recipe(path: Path) -> RecipeText:
         PruneError: it is missing, or cannot be read.
         UsageError: it is not YAML, or has fields that a recipe has not; all faults are listed.
     """
-    if not path.is_file():
-        wrong = "a directory, not a recipe" if path.is_dir() else "no such file"
-        raise PruneError(f"{path}: {wrong}", "Give the path of a recipe: a YAML file of steps.")
+    data = read_bytes(path, PruneError, "Give the path of a recipe: a YAML file of steps.")
     try:
-        text = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise PruneError(f"{path}: cannot read this recipe: {reason}") from error
+        text = yaml.load(data, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError) as error:
-        # The last three come from tags, such as `!!int x`.
+        # The first also of bytes that are not UTF-8; the last three come from tags, such as `!!int x`.
         raise UsageError(f"{path}: this is not YAML of a recipe: {reason_of(error)}") from error
     if not isinstance(text, dict):
         raise UsageError(f"{path}: a recipe is a mapping that has `steps`")
@@ -268,19 +264,6 @@ def references(value: Any) -> list[str]:
     texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
     names = [match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None]
     return list(dict.fromkeys(names))
-
-
-def applies(step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]) -> bool:
-    """Whether every variable of the step's `when` has one of the values there."""
-    where = f"steps[{number}].when"
-    for name, wanted in step.when.items():
-        filled = substitute(wanted, variables, f"{where}.{name}", faults)
-        values = filled if isinstance(filled, list) else [filled]
-        if name not in variables:
-            faults.append(f"{where}: there is no variable {name!r}{near(name, variables)}")
-        elif as_text(variables[name]) not in map(as_text, values):
-            return False
-    return True
 
 
 def expand(

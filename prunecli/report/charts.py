@@ -193,15 +193,12 @@ def heat_map(
     width, height = (_cell_size(len(names)) for names in (across, down))
     height = height if len(across) == len(down) else max(height, min(14, 900 // max(1, len(down))))
     gap = 0.06 if min(width, height) >= 8 else 0
-    is_turned = max((min(len(name), LONGEST_NAME) for name in across), default=0) * 7 > width and not all(
-        map(str.isdigit, across)
-    )
     axis = {"labelExpr": END_OF_NAME, "labelOverlap": True, "ticks": False, "domain": False}
     x, y = (
         side.scale(domain=labels, paddingInner=gap).axis(**axis).title(title or None)
         for side, labels, title in ((alt.X("column:O"), across, titles[1]), (alt.Y("row:O"), down, titles[0]))
     )
-    x["axis"]["labelAngle"] = -90 if is_turned else 0
+    x["axis"]["labelAngle"] = 0 if all(map(str.isdigit, across)) else -90
     base = alt.Chart(_data(cells)).encode(x, y)
     colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
     told = [
@@ -400,21 +397,20 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         tooltip=[alt.Tooltip("distance:Q", format=".4~g")],
     )  # fmt: skip
     rows = [{"x": 0.0, "leaf": leaves[leaf], "family": families.get(leaves[leaf])} for leaf in tree["leaves"]]
-    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60, opacity=1).encode(
+    known, held = list(dict.fromkeys(families.values())), {row["family"] for row in rows}
+    own = [family for family in known if family in held]
+    shared = {
+        "scale": alt.Scale(domain=known),
+        "legend": _legend(columns=2, values=own) if own else None,
+    }
+    # The dots carry the names of the leaves: without families, they have no size.
+    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60 if own else 0, opacity=1).encode(
         x="x:Q",
         y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(
             ticks=False, domain=False, grid=False, labelPadding=8, labelExpr=END_OF_NAME
         )),
-        tooltip=["leaf:N"],
+        color=alt.Color("family:N", **shared),
+        shape=alt.Shape("family:N", **shared),
+        tooltip=["leaf:N", *(["family:N"] if own else [])],
     )  # fmt: skip
-    known, held = list(dict.fromkeys(families.values())), {row["family"] for row in rows}
-    if own := [family for family in known if family in held]:
-        domain, legend = alt.Scale(domain=known), _legend(columns=2, values=own)
-        dots = dots.encode(
-            color=alt.Color("family:N", scale=domain, legend=legend),
-            shape=alt.Shape("family:N", scale=domain, legend=legend),
-            tooltip=["leaf:N", "family:N"],
-        )
-    else:
-        dots = dots.mark_point(size=0)
     return alt.layer(branches, dots).resolve_scale(y="independent").properties(height=20 * len(leaves))

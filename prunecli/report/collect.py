@@ -121,10 +121,31 @@ def collect(
         what = "a file, not a directory" if directory.exists() else "no such directory"
         raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
     data = ReportData(directory.resolve().name or str(directory.resolve()))
-    folders = list(_folders(directory))
+    folders = []
+    for name, inside, _ in os.walk(directory):
+        depth = len(Path(name).relative_to(directory).parts)
+        inside[:] = sorted(
+            one
+            for one in inside
+            if depth < DEPTH
+            and not (one.startswith(".") or one.endswith(".training") or one in _STEPPED_OVER)
+        )
+        folders.append(Path(name))
     with progress("reading", len(folders), "folders") as advance:
         for folder in folders:
-            _read_folder(folder, directory, data)
+            place = folder.relative_to(directory)
+            if (folder / "config.json").is_file():
+                with _noted(data, place, folder):
+                    if _is_checkpoint(folder):
+                        entry = _entry(place.as_posix(), folder)
+                        data.checkpoints.append(entry)
+                        with _noted(data, place / FILE, folder / FILE):
+                            entry.decisions.update(read_decisions(folder, entry.history))
+            for path in sorted(folder.glob("*.json")):
+                if path.is_file() and not path.name.startswith("."):
+                    with _noted(data, place / path.name, path):
+                        if (result := _read_result(path)) is not None:
+                            data.documents[(place / path.name).as_posix()] = result
             advance(1)
     if not (data.checkpoints or data.documents or data.unreadable):
         raise DataError(
@@ -135,42 +156,12 @@ def collect(
     named = {source.get("fingerprint") for source in sources}
     named |= {model.fingerprint for result in data.documents.values() for model in result.models}
     missing = named - {entry.fingerprint for entry in data.checkpoints}
-    for name, path in (elsewhere or {}).items():
-        with open_model(path) as checkpoint:
+    for name, original in (elsewhere or {}).items():
+        with open_model(original) as checkpoint:
             is_missing = checkpoint.fingerprint in missing
         if is_missing:  # to read a found family takes seconds
-            data.elsewhere.append(_entry(name, path))
+            data.elsewhere.append(_entry(name, original))
     return data
-
-
-def _folders(directory: Path) -> Iterator[Path]:
-    """The directory and its folders, by name."""
-    for folder, names, _ in os.walk(directory):
-        depth = len(Path(folder).relative_to(directory).parts)
-        names[:] = sorted(
-            name
-            for name in names
-            if depth < DEPTH
-            and not (name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER)
-        )
-        yield Path(folder)
-
-
-def _read_folder(folder: Path, directory: Path, data: ReportData) -> None:
-    """Add the checkpoint and the results in one folder to the data."""
-    name = folder.relative_to(directory)
-    if (folder / "config.json").is_file():
-        with _noted(data, name, folder):
-            if _is_checkpoint(folder):
-                entry = _entry(name.as_posix(), folder)
-                data.checkpoints.append(entry)
-                with _noted(data, name / FILE, folder / FILE):
-                    entry.decisions.update(read_decisions(folder, entry.history))
-    for path in sorted(folder.glob("*.json")):
-        if path.is_file() and not path.name.startswith("."):
-            with _noted(data, name / path.name, path):
-                if (result := _read_result(path)) is not None:
-                    data.documents[(name / path.name).as_posix()] = result
 
 
 @contextmanager

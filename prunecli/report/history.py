@@ -105,17 +105,15 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     """
     names = {one.fingerprint: one.name for one in checkpoints}
     sources = [step.get("source", {}) for step in entry.history]
-    paths = [names.get(str(source.get("fingerprint")), _source_name(source)) for source in sources]
+    paths = []  # names below the directory, else `org/name@revision` or the name of a directory
+    for source in sources:
+        revision = f"@{source['revision']}" if "revision" in source else ""
+        own = f"{source.get('path', '')}{revision}"
+        paths.append(names.get(str(source.get("fingerprint")), own))
     return [
         step_text(step, source=source, output=output)
         for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     ]
-
-
-def _source_name(source: Fields) -> str:
-    """`org/name@revision`, or the name of a directory."""
-    revision = f"@{source['revision']}" if "revision" in source else ""
-    return f"{source.get('path', '')}{revision}"
 
 
 def step_text(step: Fields, *more: str, source: str = "", output: str | None = None) -> str:

@@ -40,7 +40,7 @@ from prunecli.report.collect import (
 )
 from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
-from prunecli.report.render import Block, Heading, Pictures, Steps, Text, Tree, render
+from prunecli.report.render import Block, Heading, Pictures, Text, Tree, render
 from prunecli.results.document import Cells, Document, Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
@@ -70,8 +70,32 @@ def quality_section(data: ReportData) -> Iterator[Block]:
         if charts:
             yield Pictures(charts)
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
-        shown = enumerate(zip(main.rows, rows, strict=True))
-        yield replace(main, rows=[_with_size(*both, unit, lost) for both in shown])
+        sized: list[Cells] = []
+        for index, (shown, row) in enumerate(zip(main.rows, rows, strict=True)):
+            speed: Cells = {}
+            if row.timed is not None:
+                timing = row.timed.timings[0]
+                name, spread = timing.rate
+                speed = {
+                    name.replace(" per second", "/s"): spread.text(1),
+                    "speed-up": timing.speedup.text(2),
+                    "remark": "noisy" if timing.is_noisy else None,
+                }
+            sized.append(
+                {
+                    "checkpoint": row.result.checkpoint,
+                    f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
+                    "parameters": maybe(millions, row.size[0]),
+                    "size": maybe(bytes_text, row.size[1]),
+                    **{
+                        title: text
+                        for title, text in shown.items()
+                        if title not in ("checkpoint", "parameters")
+                    },
+                    **speed,
+                }
+            )
+        yield replace(main, rows=sized)
         yield from others
         if evaluation.examples:
             labels = dict.fromkeys(label for example in evaluation.examples for label in example.outputs)
@@ -81,30 +105,6 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 for one in evaluation.examples
             ]
             yield Shown("Examples of outputs", examples, text_columns=3 + len(labels))
-
-
-def _with_size(
-    index: int, both: tuple[Mapping[str, str | None], Row], unit: Unit, lost: dict[int, Removed]
-) -> Cells:
-    """A row of the scores with what was removed, the size and the speed of the checkpoint."""
-    shown, row = both
-    speed: Cells = {}
-    if row.timed is not None:
-        timing = row.timed.timings[0]
-        name, spread = timing.rate
-        speed = {
-            name.replace(" per second", "/s"): spread.text(1),
-            "speed-up": timing.speedup.text(2),
-            "remark": "noisy" if timing.is_noisy else None,
-        }
-    return {
-        "checkpoint": row.result.checkpoint,
-        f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-        "parameters": maybe(millions, row.size[0]),
-        "size": maybe(bytes_text, row.size[1]),
-        **{title: text for title, text in shown.items() if title not in ("checkpoint", "parameters")},
-        **speed,
-    }
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
@@ -234,7 +234,7 @@ def history_section(data: ReportData) -> Iterator[Block]:
         shown = fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
         yield Heading(entry.name)
         yield Text(f"From {name}{f' ({shown})' if fingerprint else ''}:", "soft")
-        yield Steps(command_lines(entry, data.checkpoints))
+        yield Text(style="steps", items=command_lines(entry, data.checkpoints))
         files = dict.fromkeys(
             f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)"
             for step in entry.history
@@ -268,54 +268,26 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
 
 def _decision_map(decision: Decision) -> Picture:
     """Draw places by the ids that were up for the choice. The groups of a router share a row."""
-    values: dict[str, dict[int, float]] = {}
-    kept: dict[str, dict[int, bool]] = {}
-    for place in decision.places:
-        name = place_name(decision, place).partition(", group ")[0]
-        own = np.full(place.count, np.nan) if place.values is None else place.values
-        values.setdefault(name, {}).update(zip(place.ids.tolist(), own.tolist(), strict=True))
-        kept.setdefault(name, {}).update(zip(place.ids.tolist(), place.kept.tolist(), strict=True))
-    frame, stayed = (pd.DataFrame(rows).sort_index().T for rows in (values, kept))
+    cells = pd.concat(
+        pd.DataFrame(
+            {
+                "place": place_name(decision, place).partition(", group ")[0],
+                "id": place.ids,
+                "value": np.nan if place.values is None else place.values,
+                "kept": place.kept,
+            }
+        )
+        for place in decision.places
+    )
+    cells = cells.drop_duplicates(["place", "id"], keep="last")
+    maps = cells.pivot(index="place", columns="id").reindex(cells["place"].unique())
     return heat_map(
         f"{decision.part.capitalize()}s by {decision.metric}",
-        frame,
-        colour_range([frame]),
+        maps["value"],
+        colour_range([maps["value"]]),
         titles=("", decision.part),
-        dropped=stayed.eq(False),
+        dropped=maps["kept"].eq(False),
     )
-
-
-def kept_experts(data: ReportData) -> Iterator[Block]:
-    """Yield a map of the kept experts for each checkpoint with fewer experts than its original."""
-    for entry in data.checkpoints:
-        if entry.checkpoint.structure.of_kind("expert") and entry.inventory.layers:
-            layers = [
-                (f"{one.side} {one.layer}", one.experts, one.original_experts)
-                for one in entry.inventory.layers
-            ]
-            yield Heading(entry.name)
-            yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
-
-
-def kept_heads(data: ReportData) -> Iterator[Block]:
-    """Yield a map of the kept heads by kind of attention for each checkpoint with fewer heads than its original."""
-    entries = [
-        one
-        for one in data.checkpoints
-        if one.checkpoint.structure.of_kind("head") and one.inventory.attentions
-    ]
-    if entries:
-        yield Heading("Heads that are left")
-        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
-    for entry in entries:
-        drawn = []
-        for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
-            own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
-            layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
-            if any(layer.original_heads for layer in own):
-                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
-        yield Heading(entry.name, level=4)
-        yield Pictures(drawn)
 
 
 def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
@@ -333,12 +305,17 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
 
 def experts_section(data: ReportData) -> Iterator[Block]:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
-    kept = list(kept_experts(data))
-    if kept:
+    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
+    if kept := [entry for entry in reduced if entry.inventory.layers]:
         yield Text(
             "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
-        yield from kept
+    for entry in kept:
+        layers = [
+            (f"{one.side} {one.layer}", one.experts, one.original_experts) for one in entry.inventory.layers
+        ]
+        yield Heading(entry.name)
+        yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
     yield from results_section(GateStatistics, data)
 
 
@@ -346,7 +323,19 @@ def heads_section(data: ReportData) -> Iterator[Block]:
     """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
     yield from results_section(Scores, data)
     yield from results_section(HeadComparison, data)
-    yield from kept_heads(data)
+    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("head")]
+    if kept := [entry for entry in reduced if entry.inventory.attentions]:
+        yield Heading("Heads that are left")
+        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
+    for entry in kept:
+        drawn = []
+        for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
+            own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
+            layers = [(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
+            if any(layer.original_heads for layer in own):
+                drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
+        yield Heading(entry.name, level=4)
+        yield Pictures(drawn)
 
 
 def training_section(data: ReportData) -> Iterator[Block]:
@@ -399,20 +388,18 @@ SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {
 
 
 def report_page(data: ReportData) -> str:
-    """Return the whole page as HTML; equal data makes equal text."""
-    sections = [(title, blocks) for title, section in SECTIONS.items() if (blocks := list(section(data)))]
-    return render(f"{data.title}: pruning report", sections, list(_introduction(data)))
+    """Return the whole page as HTML; equal data makes equal text.
 
-
-def _introduction(data: ReportData) -> Iterator[Block]:
-    """Yield the contents, the best models with their differences, then the models with bad outputs."""
+    The introduction has the contents, the best models with their differences, then the models with bad outputs.
+    """
     contents = (
         f"{counted(len(data.checkpoints), 'checkpoint')} and {counted(len(data.documents), 'result file')}"
     )
-    yield Text(f"{contents}; made by prunecli {__version__}.", "soft")
+    introduction: list[Block] = [Text(f"{contents}; made by prunecli {__version__}.", "soft")]
     for compared, found in findings(data):
         if lines := [f"{one.name}: {one.text}" for one in best(found)]:
-            yield Text(style="headline", items=lines)
-            yield Text(f"Compared {compared}.", "soft")
+            introduction += [Text(style="headline", items=lines), Text(f"Compared {compared}.", "soft")]
         if bad := [one.bad for one in found if one.bad]:
-            yield Text(style="bad", items=bad)
+            introduction.append(Text(style="bad", items=bad))
+    sections = [(title, blocks) for title, section in SECTIONS.items() if (blocks := list(section(data)))]
+    return render(f"{data.title}: pruning report", sections, introduction)

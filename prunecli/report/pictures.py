@@ -287,20 +287,17 @@ def head_maps(scores: Scores, values: Mapping[str, Floats], counted: str | None 
         values: axis -> a value for each head.
         counted: if given, what the values are, for a histogram of all heads (1905.10650, Figure 1).
     """
-    grouped: dict[str, dict[tuple[int, str], pd.Series]] = {}
+    rows: dict[str, dict[tuple[int, str], pd.Series]] = {}
     for axis, own in values.items():
         attention = module_of(axis)
         kind, layer = kind_and_layer(scores.model_type, attention)
-        grouped.setdefault(kind, {})[layer, attention] = pd.Series(own, scores.ids[axis], float)
+        rows.setdefault(kind, {})[layer, attention] = pd.Series(own, scores.ids[axis], float)
     frames = {}
-    for kind in sorted(grouped, key=lambda kind: [*KINDS, kind].index(kind)):
-        rows = {
-            str(layer) if kind in KIND_NAMES else attention: grouped[kind][layer, attention]
-            for layer, attention in sorted(grouped[kind])
-        }
-        frame = pd.DataFrame(rows).sort_index().T
+    for kind in sorted(rows, key=lambda kind: [*KINDS, kind].index(kind)):
+        frame = pd.DataFrame(rows[kind]).sort_index().T.sort_index()
         if frame.size:
-            frames[KIND_NAMES.get(kind, kind)] = frame
+            names = frame.index.get_level_values(0 if kind in KIND_NAMES else 1)
+            frames[KIND_NAMES.get(kind, kind)] = frame.set_axis(names)
     ends = colour_range(frames.values())
     pictures = [heat_map(name, frame, ends, titles=("layer", "head")) for name, frame in frames.items()]
     if counted is not None and frames:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,19 +25,40 @@ if TYPE_CHECKING:
 NOTHING = "–"
 """Text of a table cell without a value."""
 
-LIGHT = {
-    "page": "#fcfcfb", "ink": "#16161a", "soft": "#55555e", "line": "#d5d5da",
-    "link": "#1c5cab", "bad": "#a02020",
-}  # fmt: skip
-DARK = {
-    "page": "#1a1a19", "ink": "#f3f3f1", "soft": "#b5b5bd", "line": "#45454b",
-    "link": "#86b6ef", "bad": "#ee8d8d",
-}  # fmt: skip
-_SERIES = ("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7", "#d03b3b", "#b8437f", "#c4501c", "#55555e")
-_SERIES_DARK = ("#5598e7", "#2fb183", "#d99a1c", "#a79df0", "#ee7d7d", "#e57fae", "#ee8a5c", "#b5b5bd")
-_RISING = ("#e8f1fb", "#aecdf3", "#5e9ee8", "#256abf", "#0d366b")
-_AROUND = ("#184f95", "#86b6ef", "#f0efec", "#f09a9a", "#932020")
-_AROUND_DARK = ("#86b6ef", "#2f66ad", "#383835", "#a54747", "#f5a3a3")
+INK, SOFT, LINE = "#16161a", "#55555e", "#d5d5da"
+"""Colours of texts and lines in charts: those of the page by day. By night a filter of the page inverts the charts."""
+_GUIDE = {"labelColor": SOFT, "titleColor": INK, "titleFontWeight": "normal"}
+THEME: Json = {
+    "background": None,
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        **_GUIDE,
+        "domainColor": SOFT,
+        "tickColor": SOFT,
+        "gridColor": LINE,
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "labelLimit": 220,
+        "labelOverlap": True,
+    },
+    "legend": {**_GUIDE, "labelFontSize": 12},
+    "title": {"color": INK, "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
+    "text": {"fill": INK},
+    "line": {"color": SOFT},
+    "point": {"color": INK},
+    "rule": {"color": INK},
+    "range": {
+        "category": (
+            *("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7"),
+            *("#d03b3b", "#b8437f", "#c4501c", "#55555e"),
+        ),
+        "heatmap": ("#e8f1fb", "#aecdf3", "#5e9ee8", "#256abf", "#0d366b"),
+        "diverging": ("#184f95", "#86b6ef", "#f0efec", "#f09a9a", "#932020"),
+    },
+    "style": {"reference": {"stroke": SOFT, "strokeDash": [4, 3]}},
+}
+"""Vega-Lite configuration of all charts."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or bullet points if `items` are given."""
+    """A paragraph, or bullet points if `items` are given; with the style "steps" numbered command lines."""
 
     text: str = ""
     style: str = ""
@@ -65,13 +86,6 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Numbered command lines."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Tree:
     """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
@@ -79,43 +93,7 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | Pictures | Steps | Tree
-
-
-def _theme(
-    base: Mapping[str, str], series: Sequence[str], rising: Sequence[str], around: Sequence[str]
-) -> Json:
-    """Return the Vega-Lite configuration for these colours."""
-    font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
-    guide = {"labelColor": base["soft"], "titleColor": base["ink"], "titleFontWeight": "normal"}
-    line = {"domainColor": base["soft"], "tickColor": base["soft"], "gridColor": base["line"]}
-    return {
-        "background": None,
-        "font": font,
-        "view": {"stroke": None},
-        "axis": {
-            **guide,
-            **line,
-            "labelFontSize": 11,
-            "titleFontSize": 12,
-            "labelLimit": 220,
-            "labelOverlap": True,
-        },
-        "legend": {**guide, "labelFontSize": 12},
-        "title": {"color": base["ink"], "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
-        "text": {"fill": base["ink"]},
-        "line": {"color": base["soft"]},
-        "point": {"color": base["ink"]},
-        "rule": {"color": base["ink"]},
-        "range": {"category": series, "heatmap": rising, "diverging": around},
-        "style": {"reference": {"stroke": base["soft"], "strokeDash": [4, 3]}},
-    }
-
-
-THEMES = {
-    "light": _theme(LIGHT, _SERIES, _RISING, _AROUND),
-    "dark": _theme(DARK, _SERIES_DARK, _RISING[::-1], _AROUND_DARK),
-}
+Block = Heading | Text | Shown | Pictures | Tree
 
 
 def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> None:
@@ -140,7 +118,7 @@ def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> 
             "vconcat": drawn,
             "datasets": datasets,
             "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-            "config": {**THEMES["light"], "background": "white"},
+            "config": {**THEME, "background": "white"},
             "padding": 12,
             **({"title": title} if title else {}),
         }
@@ -157,7 +135,7 @@ def _script() -> str:
     """Vega-Lite and what draws the charts with it; bundling takes seconds."""
     import vl_convert
 
-    own = _asset("page.js").replace("THEMES", json.dumps(THEMES))
+    own = _asset("page.js").replace("THEME", json.dumps(THEME))
     bundle = vl_convert.javascript_bundle(own, **VEGA_LITE)
     return bundle.replace("</script", r"<\/script")
 
@@ -193,8 +171,6 @@ def render(
         script=Markup(script),
         nothing=NOTHING,
         missing=missing if drawn else "",
-        light=LIGHT,
-        dark=DARK,
         kind=lambda content: type(content).__name__,
         specification=lambda picture: _json(picture.specification("container")),
     )

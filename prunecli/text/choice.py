@@ -293,14 +293,13 @@ class TextChoice(Options):
 
     def _directory(self, say: Say) -> Path:
         if self.data is not None:
-            return Path(self.data)
+            return self.data
         if self.demo is None:
             raise UsageError("no text is given", _NEEDS["translation"])
-        demo = Path(self.demo)
         # In which languages: a model of the user's own knows others.
-        names = ", ".join(languages_of(demo, "val"))
+        names = ", ".join(languages_of(self.demo, "val"))
         say(f"No `data` given: using the demo's text, in {names}; give yours with `data`.")
-        return demo
+        return self.demo
 
     def selecting(self, task: TrainingTask, data: Path | None, split: str | None) -> TextChoice | None:
         """The text that something is chosen on, where it is another than that which it is reported on.

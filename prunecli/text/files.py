@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -24,7 +23,7 @@ SHOWN = 12
 _ONE_A_LINE = "Name a file of text, one entry per line."
 
 
-def read_lines(path: Path | str) -> tuple[str, ...]:
+def read_lines(path: Path) -> tuple[str, ...]:
     r"""The lines of a UTF-8 file without their line ends (`\n` or `\r\n`) and without a byte order mark.
 
     A file whose name ends in `.gz` is unpacked.
@@ -33,7 +32,6 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
         DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
             line).
     """
-    path = Path(path)
     data = read_bytes(path, DataError, _ONE_A_LINE)
     try:
         if path.suffix == PACKED and data:
@@ -224,26 +222,11 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
             f"{data}: nothing bounds how much of it is read",
             f"Name its first rows, hf://{data.name}:{data.split}[:1000].",
         )
+    from prunecli.model.conversion import require_package
+
+    datasets = require_package("datasets>=3", f"{data}: reading a data set of the hub")
     documents: list[str | Chat] = []
     left = None if max_tokens is None else CHARACTERS * max_tokens
-    for document in _documents(data):
-        documents.append(document)
-        contents = [document] if isinstance(document, str) else [str(one["content"]) for one in document]
-        if left is not None and (left := left - sum(map(len, contents))) <= 0:
-            break
-    if not documents:
-        raise DataError(f"{data}: no rows", "Name another split.")
-    return tuple(documents)
-
-
-def _documents(data: HubData) -> Iterator[str | Chat]:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise PruneError(
-            f"{data}: data sets of the hub are read by the package datasets, which is not installed.",
-            "Install it: pip install datasets. Or give a file.",
-        ) from error
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
         for number, row in enumerate(islice(rows, data.count), start=1):
@@ -264,13 +247,19 @@ def _documents(data: HubData) -> Iterator[str | Chat]:
                     {key: value for key, value in message.items() if value is not None or key == "content"}
                     for message in document
                 )
-            yield document
+            documents.append(document)
+            contents = [document] if isinstance(document, str) else [str(one["content"]) for one in document]
+            if left is not None and (left := left - sum(map(len, contents))) <= 0:
+                break
     except PruneError:
         raise
     except Exception as error:  # whatever a server, a format or a name of a split runs into there
         raise DataError(
             f"{data}: cannot be read ({reason_of(error)})", "Check its name, split and config."
         ) from error
+    if not documents:
+        raise DataError(f"{data}: no rows", "Name another split.")
+    return tuple(documents)
 
 
 _NAMED_FORM = "Write `text=FILE`, or `text=NAME=FILE`."

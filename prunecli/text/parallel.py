@@ -47,7 +47,11 @@ class ParallelText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "sentences", self.split)
-        return replace(self, sentences={name: lines[:count] for name, lines in self.sentences.items()})
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> ParallelText:
+        """Some of the sentences."""
+        return replace(self, sentences={name: lines[rows] for name, lines in self.sentences.items()})
 
 
 def pair_name(source: str, target: str) -> str:
@@ -71,13 +75,26 @@ def parse_pairs(
     """
     if pairs is not None and langs is not None:
         raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
-    if pairs is not None:
-        directions = [_parse_pair(part, available) for part in pairs]
-    else:
+    directions: list[tuple[str, str]] = []
+    if pairs is None:
         names = available if langs is None else langs
         for name in names:
             _check_language(name, available)
         directions = [(source, target) for source in names for target in names if source != target]
+    for text in pairs or ():
+        # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
+        cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]
+        cuts = [(source, target) for source, target in cuts if source and target]
+        if not cuts:
+            raise UsageError(
+                f"{text!r} is not a language pair", "Write SOURCE-TARGET, such as eng_Latn-fra_Latn."
+            )
+        source, target = next((cut for cut in cuts if cut[0] in available and cut[1] in available), cuts[0])
+        _check_language(source, available)
+        _check_language(target, available)
+        if source == target:
+            raise UsageError(f"{text!r}: source and target are the same language")
+        directions.append((source, target))
     if not directions:
         raise UsageError(
             "no language pair: a pair needs two languages", "Give `pairs=a-b`, or `langs` with two or more."
@@ -85,42 +102,26 @@ def parse_pairs(
     return tuple(dict.fromkeys(directions))
 
 
-def _parse_pair(text: str, available: Sequence[str]) -> tuple[str, str]:
-    # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
-    cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]
-    cuts = [(source, target) for source, target in cuts if source and target]
-    if not cuts:
-        raise UsageError(
-            f"{text!r} is not a language pair", "Write SOURCE-TARGET, such as eng_Latn-fra_Latn."
-        )
-    source, target = next((cut for cut in cuts if cut[0] in available and cut[1] in available), cuts[0])
-    _check_language(source, available)
-    _check_language(target, available)
-    if source == target:
-        raise UsageError(f"{text!r}: source and target are the same language")
-    return source, target
-
-
 def _check_language(name: str, available: Sequence[str]) -> None:
     if name not in available:
         raise DataError(f"unknown language {name!r}: there is no text in it", near_names(name, available))
 
 
-def languages_of(directory: Path | str, split: str) -> tuple[str, ...]:
+def languages_of(directory: Path, split: str) -> tuple[str, ...]:
     """The languages that `split` has text in, sorted.
 
     Raises:
         DataError: no such directory, or no such split (the message lists the splits that there are).
     """
-    return tuple(_language_files(Path(directory), split))
+    return tuple(_language_files(directory, split))
 
 
 def has_split(directory: Path, split: str) -> bool:
     """Whether there is text of `split` in `directory`."""
-    return directory.is_dir() and split in _splits(directory)
+    return split in _splits(directory)
 
 
-def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | None = None) -> ParallelText:
+def read_parallel(directory: Path, split: str, languages: Sequence[str] | None = None) -> ParallelText:
     """Read one split: `SPLIT.LANG` (`val.eng_Latn`), or FLORES-200's `SPLIT/LANG.SPLIT` (`dev/eng_Latn.dev`).
 
     Either may be packed (`val.eng_Latn.gz`); where a file is there twice, the unpacked one is read.
@@ -134,7 +135,7 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
         DataError: no such directory, split or language; an empty file; a file that is not UTF-8; files of
             different line counts.
     """
-    files = _language_files(Path(directory), split)
+    files = _language_files(directory, split)
     names = tuple(files) if languages is None else tuple(dict.fromkeys(languages))
     for name in names:
         if name not in files:
@@ -142,7 +143,7 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
     return _aligned(split, {name: files[name] for name in names})
 
 
-def read_pair(source_file: Path | str, target_file: Path | str, pairs: Sequence[str]) -> ParallelText:
+def read_pair(source: Path, target: Path, pairs: Sequence[str]) -> ParallelText:
     """Read the two files of one direction; `pairs` names their languages (`eng_Latn-fra_Latn`).
 
     Raises:
@@ -155,7 +156,6 @@ def read_pair(source_file: Path | str, target_file: Path | str, pairs: Sequence[
             f"{','.join(pairs)!r} does not name the languages of the two files",
             "Write one pair SOURCE-TARGET, such as `pairs=eng_Latn-fra_Latn`.",
         )
-    source, target = Path(source_file), Path(target_file)
     return _aligned(source.name, {halves[0]: source, halves[1]: target})
 
 
@@ -173,15 +173,13 @@ def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
 
 
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
-    if directory.is_file():
-        raise DataError(
-            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with `data`."
-        )
     if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory", "Name a directory of text with `data`.")
-    files = _splits(directory).get(split)
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name a directory of files SPLIT.LANG with `data`.")
+    found = _splits(directory)
+    files = found.get(split)
     if not files:
-        splits = [name for name, files in _splits(directory).items() if len(files) > 1]
+        splits = [name for name, files in found.items() if len(files) > 1]
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
             near_names(split, splits, "Splits found"),
@@ -190,26 +188,16 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
 
 
 def _splits(directory: Path) -> dict[str, dict[str, Path]]:
+    """Split -> language -> file. `SPLIT/LANG.SPLIT` comes before `SPLIT.LANG`, an unpacked file before a packed one."""
     splits: dict[str, dict[str, Path]] = {}
-    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
-        inside = {
-            Path(name).stem: p for name, p in _files(folder).items() if name.endswith(f".{folder.name}")
-        }
-        by_language = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
-        if by_language:
-            splits[folder.name] = by_language
-    for name, path in _files(directory).items():
-        split, _, language = name.rpartition(".")
-        if _LANGUAGE.fullmatch(language):
+    for path in (*sorted(directory.glob("*/*")), *sorted(directory.glob("*"))):
+        is_inside = path.parent != directory
+        first, _, last = path.name.removesuffix(PACKED).rpartition(".")
+        language, split = (first, last) if is_inside else (last, first)
+        is_split = not is_inside or split == path.parent.name
+        if is_split and _LANGUAGE.fullmatch(language) and path.is_file():
             splits.setdefault(split, {}).setdefault(language, path)
     return splits
-
-
-def _files(directory: Path) -> dict[str, Path]:
-    """The name that each file has unpacked -> the file; the unpacked one where it is there twice."""
-    files = sorted(path for path in directory.iterdir() if path.is_file())
-    packed = {path.stem: path for path in files if path.suffix == PACKED}
-    return packed | {path.name: path for path in files if path.suffix != PACKED}
 
 
 FORM = "Give lines of a language, a tab and its group, or a JSON object {language: group}."

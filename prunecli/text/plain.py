@@ -70,7 +70,11 @@ class PlainText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
-        return replace(self, texts=self.texts[:count], names=self.names[:count])
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> PlainText:
+        """Some of the texts."""
+        return replace(self, texts=self.texts[rows], names=self.names[rows])
 
 
 MIXED = "Warning: of the files that are added up, some read whole documents and others single lines."
@@ -78,7 +82,7 @@ MIXED = "Warning: of the files that are added up, some read whole documents and 
 
 
 def read_plain(
-    files: Sequence[Path | str],
+    files: Sequence[Path],
     *,
     whole_files: bool = False,
     names: Sequence[str] = (),
@@ -104,15 +108,20 @@ def read_plain(
     """
     if not files:
         raise UsageError("no file of text was given", "Name one or more with `files`.")
-    paths = tuple(Path(file) for file in files)
+    paths = tuple(files)
     texts: list[str] = []
     owners: list[str] = []
     read: Counter[str] = Counter()
     for path, name in zip(paths, names or [""] * len(paths), strict=True):
+        rows: Sequence[str]
         if is_plain(path):
-            rows: Sequence[str] = read_lines(path)
+            rows = read_lines(path)
         else:
-            rows = _texts_alone(path, read_hub_data(path) if is_hub_data(path) else read_json_lines(path))
+            documents = read_hub_data(path) if is_hub_data(path) else read_json_lines(path)
+            rows = [one for one in documents if isinstance(one, str) and one.strip()]
+            if not rows or not all(isinstance(one, str) for one in documents):
+                held = "chats" if documents else "no text"
+                raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
         filled = [number for number, row in enumerate(rows) if row.strip()]
         filled = filled[: None if max_sentences is None else max_sentences - read[name]]
         read[name] += len(filled)
@@ -153,14 +162,6 @@ def convention(files: Sequence[Path], *, whole_files: bool) -> str | None:
         how = "as a whole document" if count == 1 else "as whole documents"
         return f"Text: {counted(count, 'file')} {how} (`whole_files=False` takes each line as a text)."
     return f"Text: {counted(count, 'file')}, each line a text (`whole_files` takes each file as one text)."
-
-
-def _texts_alone(path: Path, documents: Sequence[str | Chat]) -> list[str]:
-    texts = [document for document in documents if isinstance(document, str) and document.strip()]
-    if any(not isinstance(document, str) for document in documents) or not texts:
-        held = "chats" if documents else "no text"
-        raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
-    return texts
 
 
 AT_ONCE = 1 << 8
@@ -317,16 +318,15 @@ class LabelledText:
             DataError: there are fewer.
         """
         require_count(count, len(self), "examples", str(self.path))
-        return replace(
-            self,
-            labels=self.labels[:count],
-            texts=self.texts[:count],
-            seconds=None if self.seconds is None else self.seconds[:count],
-            lines=self.lines[:count],
-        )
+        return self.cut(slice(count))
+
+    def cut(self, rows: slice) -> LabelledText:
+        """Some of the examples."""
+        seconds = None if self.seconds is None else self.seconds[rows]
+        return LabelledText(self.path, self.labels[rows], self.texts[rows], seconds, self.lines[rows])
 
 
-def read_labelled(path: Path | str) -> LabelledText:
+def read_labelled(path: Path) -> LabelledText:
     """Read `label<TAB>text` or `label<TAB>text<TAB>second text` lines, or JSON lines (`label`, `text`, `text_b`).
 
     It is JSON lines where the first line that is not blank begins with `{`. Blank lines are skipped.
@@ -335,7 +335,6 @@ def read_labelled(path: Path | str) -> LabelledText:
         DataError: no such file, an empty one or one that is not UTF-8; a line without a label or a text, or with a
             second text where others have none.
     """
-    path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
     is_json = numbered[0][1].lstrip().startswith("{")
     rows = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from prunecli.errors import UsageError
 
@@ -18,7 +18,6 @@ TrainingTask = Literal[TaskName, "feature-extraction"]
 """What a model can be trained for."""
 HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
 """Tasks of models without a head, which learn from a teacher alone."""
-Task = TypeVar("Task", bound=str)
 
 _ENDINGS: Mapping[str, TrainingTask] = {
     **dict.fromkeys(
@@ -74,11 +73,8 @@ def task_of(checkpoint: Checkpoint) -> TaskName:
     return "embedding" if task == "feature-extraction" else task
 
 
-def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -> Task:
+def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
     """The task that several checkpoints' models have in common.
-
-    Args:
-        of: says it of one.
 
     Raises:
         UsageError: not all for the same.
@@ -86,10 +82,10 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
     """
     from prunecli.model.checkpoint import open_model
 
-    paths: dict[Task, Path] = {}
+    paths: dict[TaskName, Path] = {}
     for path in checkpoints:
         with open_model(path) as checkpoint:
-            paths.setdefault(of(checkpoint), path)
+            paths.setdefault(task_of(checkpoint), path)
     if len(paths) > 1:
         (first, path), (second, other), *_ = paths.items()
         raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with `task` what is measured.")

@@ -24,13 +24,12 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "*
 """Files that hold a tokenizer's tokens; a few kinds, such as those of bytes, have none."""
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
+def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint directory, from its own files alone; no code of the directory is run.
 
     Raises:
         CheckpointError: no such directory, no tokenizer in it that transformers can read, or Git LFS pointers.
     """
-    directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
     refuse_pointers_beside_weights(directory)
@@ -90,15 +89,8 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
-    plain = {
-        tokenizer.bos_token,
-        tokenizer.eos_token,
-        tokenizer.unk_token,
-        tokenizer.pad_token,
-        tokenizer.cls_token,
-        tokenizer.sep_token,
-        tokenizer.mask_token,
-    }
+    kinds = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+    plain = {getattr(tokenizer, f"{kind}_token") for kind in kinds}
     names = {str(name) for name in tokenizer.all_special_tokens} | set(tokenizer.get_added_vocab())
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
 
@@ -188,14 +180,10 @@ def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary
         ids = [None]
     odd = [one for one in ids if one is None or not 0 <= one < vocabulary]
     if odd:
-        raise beyond(tokenizer, odd[0], vocabulary)
-
-
-def beyond(tokenizer: Tokenizer, number: int | None, vocabulary: int) -> CheckpointError:
-    """The error about a token id without a row in the model's table of `vocabulary` rows."""
-    token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
-    return CheckpointError(
-        f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "
-        f"and the model's table has {vocabulary:,} rows",
-        "Copy the model's own tokenizer files into it, or resize the model's embeddings to this tokenizer.",
-    )
+        number = odd[0]
+        token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "
+            f"and the model's table has {vocabulary:,} rows",
+            "Copy the model's own tokenizer files into it, or resize the model's embeddings to this tokenizer.",
+        )

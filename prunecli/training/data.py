@@ -65,16 +65,17 @@ class TrainingData:
             "pairs": [pair_name(*pair) for pair in self.pairs],
         }
 
-    def inputs(self) -> dict[str, dict[str, str]]:
-        """Key of `describe` -> names of its files -> hashes of their lines."""
-        digests = {}
+    def identity(self) -> dict[str, Any]:
+        """`describe` with the names of the files -> hashes of their lines in place of the hash of each text."""
+        files: dict[str, dict[str, str]] = {}
         for key, text in (("train", self.train), ("valid", self.valid)):
+            files[key] = {}
             if isinstance(text, ParallelText):
-                lines = text.sentences.items()
-                digests[key] = {f"{text.split}.{name}": lines_sha256(sentences) for name, sentences in lines}
+                for name, lines in text.sentences.items():
+                    files[key][f"{text.split}.{name}"] = lines_sha256(lines)
             elif text is not None:
-                digests[key] = {", ".join(map(str, text.files)): text.sha256}
-        return digests
+                files[key][", ".join(map(str, text.files))] = text.sha256
+        return {**self.describe(), **files}
 
 
 VALID_SPLIT = "val"
@@ -95,8 +96,7 @@ def read_training_data(
     """
     train, pairs = choice.text_of(task, say)
     if isinstance(train, ParallelText):
-        named = None if choice.source_file is not None else choice.data or choice.demo
-        data = None if named is None else Path(named)
+        data = None if choice.source_file is not None else choice.data or choice.demo
         if data is None or (valid.split is None and not has_split(data, VALID_SPLIT)):
             say(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
             return TrainingData(task, train, None, pairs)

@@ -19,6 +19,7 @@ from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.cost import weight_bytes
+from prunecli.model.history import history_step, named
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
@@ -41,9 +42,9 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data, with_filled_batch
-from prunecli.training.loss import check_logits_file, choose_attention, headless_loss, load_teacher
-from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import decisive, finetune_step, outputs_of, prepare, stage
+from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.parts import decisive, outputs_of, prepare, stage
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
@@ -89,19 +90,17 @@ def train(
     if process_group.is_main:
         identity = {
             **start.identity,
-            **data.describe(),
+            **data.identity(),
             **decisive(options),
-            "teacher": None,
+            "teacher": {},
             "processes": process_group.world_size,
         }
-        inputs = {**start.files(), **data.inputs()}
         if options.teacher is not None:
             with open_model(options.teacher) as teacher:
-                identity["teacher"] = teacher.fingerprint
-            inputs["teacher"] = {str(options.teacher): teacher.fingerprint}
+                identity["teacher"] = {str(options.teacher): teacher.fingerprint}
         if options.teacher_logits is not None:
             identity["teacher_logits"] = True
-        prepare_state(state, identity, inputs, resume=resume)
+        prepare_state(state, identity, resume=resume)
     else:
         report, progress = unsaid, silent
     try:
@@ -141,6 +140,23 @@ def train(
             if options.warmup > steps:
                 half = arguments.warmup_steps = steps // 2
                 report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
+
+            def disk_bytes(left: range) -> int:
+                """Bytes that the updates `left` hold on the disk at most: the state of the run, and results."""
+                weights = sum(parameter.nbytes for parameter in model.parameters())
+                learn = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+                one = weights + 2 * learn  # with Adam's moments
+                saves = -(-left.stop // options.eval_every)
+                result = sum(output.nbytes for output in outputs_of(source, source, dtype))
+                kept = 0
+                if keep is not None:
+                    due = sum(keep.is_due(step + 1) for step in left[:COUNTED_STEPS])
+                    # Time may end the run early.
+                    kept = weights + result * (due if options.minutes is None else min(due, 1))
+                # The Trainer keeps two states, and removes the third once it is written; the result is staged in
+                # float32.
+                return int(max(min(saves, 3) * one, min(saves, 2) * one + weights + result) + kept)
+
             limit = None if options.minutes is None else 60 * options.minutes
             with progress("training", None if steps == NO_END else steps, "steps") as advance:
                 watch = Watch(process_group, limit, advance, report)
@@ -150,7 +166,7 @@ def train(
                     trainer.add_callback(keep)
                 if asked_to_shard() and not trainer.is_sharded:
                     report("accelerate shards on GPUs alone: here each process holds the whole model.")
-                weights = trainer.run(lambda left: disk_bytes(model, source, options, left, dtype, keep))
+                weights = trainer.run(disk_bytes)
             if process_group.is_main:
                 model = build() if trainer.is_sharded else model
                 load_weights(model, weights)
@@ -204,38 +220,6 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))
     return parts
-
-
-def disk_bytes(
-    model: Any,
-    source: Checkpoint,
-    options: TrainingOptions,
-    steps: range,
-    dtype: str | None,
-    keep: Keep | None,
-) -> int:
-    """Bytes that a training holds on the disk at most: its state, and its results.
-
-    Args:
-        model: the model, as it is trained.
-        source: the checkpoint that training begins with.
-        steps: number of updates done, and of all.
-        dtype: type of the weights of the result. If None, as `source` stores them.
-        keep: which results are kept in its course.
-    """
-    weights: int = sum(parameter.nbytes for parameter in model.parameters())
-    learn: int = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    state = weights + 2 * learn  # with Adam's moments
-    saves = -(-steps.stop // options.eval_every)
-    result = sum(output.nbytes for output in outputs_of(source, source, dtype))
-    kept = 0
-    if keep is not None:
-        due = sum(keep.is_due(step + 1) for step in steps[:COUNTED_STEPS])
-        kept = weights + result * (
-            due if options.minutes is None else min(due, 1)
-        )  # time may end the run early
-    # The Trainer keeps two states, and removes the third once it is written; the result is staged in float32.
-    return max(min(saves, 3) * state, min(saves, 2) * state + weights + result) + kept
 
 
 def require_room(
@@ -322,18 +306,6 @@ class Destination:
             )
 
 
-def _preview(start: Start, data: TrainingData, options: TrainingOptions, destination: Destination) -> str:
-    """Return the line that says what a run would do."""
-    ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
-    until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
-    beside = "" if options.teacher is None else f", taught by {options.teacher}"
-    texts = len(data.train) * max(len(data.pairs), 1)
-    return (
-        f"Dry run: would train {start.path} for {data.task} on {texts:,} texts{beside}, for {until}, and "
-        f"write {destination.output}; nothing is trained or written."
-    )
-
-
 def finetune(
     start: Start | Path | str,
     choice: TextChoice,
@@ -394,7 +366,10 @@ def finetune(
                 "`task=embedding` does not go with `from_scratch`: no config.json says how texts are pooled",
                 "Train a checkpoint that prune-layers or another command made of the teacher.",
             )
-        options = options.model_copy(update={"loss": headless_loss(options.loss, task)})
+        # What is left where there are no logits.
+        hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
+        loss = LossOptions(label_smoothing=0.0, hidden=hidden)
+        options = options.model_copy(update={"loss": loss})
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:
@@ -405,7 +380,13 @@ def finetune(
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
     if dry_run:
-        say(_preview(start, data, options, destination))
+        ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
+        until = " or ".join(f"{count:g} {name}" for name, count in ends.items() if count is not None)
+        beside = "" if options.teacher is None else f", taught by {options.teacher}"
+        say(
+            f"Dry run: would train {start.path} for {task} on {len(data.train) * max(len(data.pairs), 1):,} "
+            f"texts{beside}, for {until}, and write {destination.output}; nothing is trained or written."
+        )
         return None
     state = state_directory(destination.output)
     if destination.keeps and not state.is_dir():
@@ -417,8 +398,22 @@ def finetune(
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
             stage(model, source, state / "result")
+            arguments: Json = {
+                **data.describe(),
+                **{key: value for key, value in decisive(options).items() if value is not None},
+                "steps": log["steps"],
+            }
+            if log.get("best"):
+                arguments["best"] = log["best"]["step"]
+            if options.teacher is not None:
+                with open_model(options.teacher) as teacher:
+                    arguments["teacher"] = named(teacher)
+                if options.teacher_logits is not None:
+                    arguments["teacher_logits"] = True
+            if start.config is not None:
+                arguments["from_scratch"] = source.model_type
+            step = history_step("finetune", source if start.config is None else None, arguments)
             with open_model(state / "result") as weights:
-                step = finetune_step(source, start.config, data, options, log)
                 outputs = outputs_of(source, weights, destination.dtype)
                 yield source, weights, rewritten(weights, source.structure, outputs, step)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +140,6 @@ def hidden_distance(outputs: Any, taught: Any, batch: Mapping[str, Tensor]) -> T
 def _distance(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     difference = (student.float() - teacher.float()).square().mean(dim=-1)
     return (difference * chosen).sum()
-
-
-def headless_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
-    """The options that are left where there are no logits."""
-    hidden = options.hidden or (1.0 if task == "feature-extraction" else 0.0)
-    return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=hidden)
 
 
 COMPARED = ("decoder_start_token_id", "pad_token_id")

@@ -6,15 +6,14 @@ import shutil
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from prunecli.errors import UsageError
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
-from prunecli.model.history import history_step, named
 from prunecli.model.patchwork import module_name
 from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import StockNames, stored_tensors
@@ -23,9 +22,6 @@ from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainedPart, TrainingOptions
-
-if TYPE_CHECKING:
-    from prunecli.training.data import TrainingData
 
 PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
 """Values of `train` -> the part of a layout."""
@@ -207,28 +203,3 @@ def decisive(options: TrainingOptions) -> Json:
     }
     values = options.values_of(TrainingOptions)
     return {key: values[key] for key in values if key not in apart} | asdict(options.loss)
-
-
-def finetune_step(
-    source: Checkpoint,
-    config: Path | None,
-    data: TrainingData,
-    options: TrainingOptions,
-    log: Json,
-) -> Json:
-    """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
-    arguments: Json = {
-        **data.describe(),
-        **{key: value for key, value in decisive(options).items() if value is not None},
-        "steps": log["steps"],
-    }
-    if log.get("best"):
-        arguments["best"] = log["best"]["step"]
-    if options.teacher is not None:
-        with open_model(options.teacher) as teacher:
-            arguments["teacher"] = named(teacher)
-        if options.teacher_logits is not None:
-            arguments["teacher_logits"] = True
-    if config is not None:
-        arguments["from_scratch"] = source.model_type
-    return history_step("finetune", source if config is None else None, arguments)

@@ -67,40 +67,83 @@ class Start:
         return path
 
     @cached_property
-    def identity(self) -> dict[str, object]:
-        """Hashes of the model's files, as JSON.
+    def identity(self) -> dict[str, dict[str, str]]:
+        """Names of what the weights depend on -> the file or directory that holds it -> its hash.
 
         Raises:
             PruneError: what cannot be trained.
         """
+        start = str(self.path)
+        config = str(self.path / "config.json") if self.path.is_dir() else start
         if self.config is not None:
             values, _, words = _read(self.config, self.tokenizer)
-            return {"source": None, "config": digest(values), "vocabulary": digest(words.get_vocab())}
+            vocabulary = {str(self.tokenizer or start): digest(words.get_vocab())}
+            return {"source": {}, "config": {config: digest(values)}, "vocabulary": vocabulary}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
             checkpoint.refuse_constants()
             return {
-                "source": checkpoint.fingerprint,
-                "bytes": checkpoint.total_bytes,
-                "config": digest(checkpoint.config),
+                "source": {start: checkpoint.fingerprint},
+                "bytes": {start: str(checkpoint.total_bytes)},
+                "config": {config: digest(checkpoint.config)},
             }
 
-    def files(self) -> dict[str, dict[str, str]]:
-        """Key of `identity` -> the file or directory that it is of -> its value, for messages."""
-        start = str(self.path)
-        paths = dict.fromkeys(("source", "bytes"), start) | {
-            "config": str(Path(start) / "config.json") if Path(start).is_dir() else start,
-            "vocabulary": str(self.tokenizer or start),
-        }
-        return {key: {paths[key]: str(value)} for key, value in self.identity.items() if value is not None}
-
     def open(self, state: Path) -> Checkpoint:
-        """The checkpoint that training begins with; random weights lie in the directory `state`."""
-        if self.config is None:
-            return open_model(self.path)
-        if not (state / "initial").is_dir():
-            initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
-        return open_model(state / "initial")
+        """The checkpoint that training begins with.
+
+        Random weights, as the family's stock class draws them, lie in the directory `state` with their tokenizer. A
+        config.json of a reduced model gives one of that structure, made as large as that from the start.
+
+        Raises:
+            PruneError: a config or tokenizer that cannot be used, or that do not fit together.
+        """
+        directory = state / "initial"
+        if self.config is None or directory.is_dir():
+            return open_model(self.path if self.config is None else directory)
+        file = _file(self.config)
+        values, family, words = _read(self.config, self.tokenizer)
+        if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
+            if WEIGHTS_KEY in values:
+                raise UnsupportedModelError(
+                    f"{file}: a mixture whose layers differ in their number of experts is not trained from random "
+                    "weights",
+                    "Give a config of one number for all.",
+                )
+            values.pop(KEY, None)
+        if KEY in values:
+            # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
+            reduced = Structure.from_json(values[KEY], str(file))
+            steps = tuple({key: step[key] for key in step if key != "source"} for step in reduced.history)
+            values = {**values, KEY: replace(reduced, history=steps).to_json()}
+            described = ConfiguredCheckpoint(file, values)
+            require_room_to_draw(file, described.total_parameters)
+            model = random_model(described, self.seed)
+        else:
+            from transformers import CONFIG_MAPPING
+
+            model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
+            if model_class is None:
+                raise UnsupportedModelError(
+                    f"{file}: transformers has no class of its own for a model of type {family.model_type}",
+                    "Choose a config of a family that it has one for.",
+                )
+            with transformers_takes(file):
+                config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
+                with torch.device("meta"):
+                    size = sum(parameter.numel() for parameter in model_class(config).parameters())
+                require_room_to_draw(file, size)
+                torch.manual_seed(self.seed)
+                model = model_class(config).float()
+        directory.mkdir(parents=True)
+        with no_bars():
+            model.save_pretrained(directory)
+        words.save_pretrained(directory)
+        generation = file.parent / GENERATION
+        if KEY in values and generation.is_file():  # that of the model that was reduced
+            shutil.copyfile(generation, directory / GENERATION)
+        opened = open_model(directory)
+        opened.check()
+        return opened
 
     def task(self, say: Say = unsaid) -> TrainingTask:
         """The model's task; without a head, the vectors of texts if `modules.json` says how they are pooled.
@@ -125,50 +168,6 @@ class Start:
         name = next(iter(class_names(values)), family.model_class)
         is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
         return task_of_class(name, is_pair=is_pair)
-
-
-def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
-    """Write a model of random weights, as the family's stock class draws them, with its tokenizer.
-
-    A config.json of a reduced model gives one of that structure, made as large as that from the start.
-
-    Args:
-        config: a JSON file as config.json, or a directory that holds one.
-        tokenizer: a directory with tokenizer files; None: that of `config`.
-        directory: what is made.
-        seed: of the weights.
-
-    Raises:
-        PruneError: a config or tokenizer that cannot be used, or that do not fit together.
-    """
-    file = _file(config)
-    values, family, words = _read(config, tokenizer)
-    if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
-        if WEIGHTS_KEY in values:
-            raise UnsupportedModelError(
-                f"{file}: a mixture whose layers differ in their number of experts is not trained from random weights",
-                "Give a config of one number for all.",
-            )
-        values.pop(KEY, None)
-    if KEY in values:
-        # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
-        reduced = Structure.from_json(values[KEY], str(file))
-        steps = tuple({key: step[key] for key in step if key != "source"} for step in reduced.history)
-        values = {**values, KEY: replace(reduced, history=steps).to_json()}
-        described = ConfiguredCheckpoint(file, values)
-        require_room_to_draw(file, described.total_parameters)
-        model = random_model(described, seed)
-    else:
-        model = _random_model(file, values, family, seed)
-    directory.mkdir(parents=True)
-    with no_bars():
-        model.save_pretrained(directory)
-    words.save_pretrained(directory)
-    generation = file.parent / GENERATION
-    if KEY in values and generation.is_file():  # that of the model that was reduced
-        shutil.copyfile(generation, directory / GENERATION)
-    with open_model(directory) as checkpoint:
-        checkpoint.check()
 
 
 def _file(config: Path) -> Path:
@@ -239,21 +238,3 @@ def require_room_to_draw(config: Path, parameters: int) -> None:
             f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
             "Make its sizes smaller.",
         )
-
-
-def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
-    from transformers import CONFIG_MAPPING
-
-    model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
-    if model_class is None:
-        raise UnsupportedModelError(
-            f"{file}: transformers has no class of its own for a model of type {family.model_type}",
-            "Choose a config of a family that it has one for.",
-        )
-    with transformers_takes(file):
-        config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
-        with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in model_class(config).parameters())
-        require_room_to_draw(file, size)
-        torch.manual_seed(seed)
-        return model_class(config).float()

@@ -9,7 +9,6 @@ OUTPUT.training/
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -20,18 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerState
 
 from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
-from prunecli.modules.saving import save_tensors
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, read_json
-from prunecli.tensors.transaction import output_error
 from prunecli.tensors.unfinished import acquire
 
 FORMAT = "prunecli.finetune-state/1"
@@ -79,24 +75,15 @@ HASHED = {
     "valid": "the validation text",
     "teacher": "the teacher",
 }
-"""Keys of a run's identity whose values say nothing to a reader -> what they are of."""
+"""Keys of a run's identity that stand for files -> what these are."""
 
 
-class _RunFile(BaseModel):
-    """run.json: what the weights depend on, and for keys of it that stand for files their names -> hashes."""
-
-    run: dict[str, Any]
-    inputs: dict[str, dict[str, str]] = {}
-
-
-def prepare_state(
-    state: Path, identity: Mapping[str, Any], inputs: Mapping[str, Mapping[str, str]], *, resume: bool
-) -> None:
+def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
     """Make the directory, or check that what it holds is of this very run.
 
     Args:
-        identity: everything that the weights depend on; JSON values.
-        inputs: for keys of it that stand for files: their names -> hashes, for messages.
+        identity: everything that the weights depend on; JSON values, for keys of `HASHED` the files' names -> hashes.
+            Files may be moved.
         resume: go on from what is there; else it is removed.
 
     Raises:
@@ -107,30 +94,33 @@ def prepare_state(
     if not resume and run.is_file():
         shutil.rmtree(state)
     if run.is_file():
-        try:
-            kept = _RunFile.model_validate(read_json(run, FORMAT))
-        except ValidationError as error:
-            raise UsageError(f"{run}: damaged", "Start over with `resume=never`.") from error
-        for key, value in json.loads(json.dumps(identity)).items():
-            if kept.run.get(key) != value:
-                before, now = kept.inputs.get(key, {}), inputs.get(key, {})
-                changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
-                if key not in HASHED:
-                    what = f"{key} was {kept.run.get(key)}, now it is {value}"
-                elif changed or not before:
+        kept = lenient(read_json)(run, FORMAT) or {}
+        if not isinstance(kept.get("run"), dict):
+            raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
+        before = kept["run"] | kept.get("inputs", {})  # where 0.2.0 has names and hashes of files
+        for key, now in json.loads(json.dumps(identity)).items():
+            was = before.get(key)
+            if key in HASHED and not isinstance(was, dict):
+                was = {}
+            if key in HASHED and [was[name] for name in sorted(was)] != [now[name] for name in sorted(now)]:
+                changed = [name for name, digest in now.items() if was.get(name, digest) != digest]
+                if changed or not was:
                     what = f"{HASHED[key]} changed" + (f" ({', '.join(changed)})" if changed else "")
                 else:
-                    what = f"{HASHED[key]} was {', '.join(before)}, now it is {', '.join(now) or 'none'}"
-                raise UsageError(
-                    f"{state}: the state of another run: {what}",
-                    "Repeat the first command to go on; or start over with `resume=never`; or choose another `output`.",
-                )
+                    what = f"{HASHED[key]} was {', '.join(was)}, now it is {', '.join(now) or 'none'}"
+            elif key not in HASHED and was != now:
+                what = f"{key} was {was}, now it is {now}"
+            else:
+                continue
+            raise UsageError(
+                f"{state}: the state of another run: {what}",
+                "Repeat the first command to go on; or start over with `resume=never`; or choose another `output`.",
+            )
         return
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
         raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another `output`.")
     state.mkdir(exist_ok=True)
-    written = {key: dict(files) for key, files in inputs.items()}
-    write_json(run, {"format": FORMAT, "run": dict(identity), "inputs": written})
+    write_json(run, {"format": FORMAT, "run": dict(identity)})
 
 
 def last_checkpoint(state: Path) -> Path | None:
@@ -143,29 +133,6 @@ def last_checkpoint(state: Path) -> Path | None:
         if path.parent.name.rpartition("-")[2].isdecimal() and read(str(path)) is not None
     }
     return found[max(found)] if found else None
-
-
-@contextmanager
-def storing(checkpoint: Path) -> Iterator[None]:
-    """Within, a checkpoint is written: whole, or not at all.
-
-    Raises:
-        OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
-    """
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "inline_container" not in str(
-            error
-        ):  # torch.save on a full disk
-            raise
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        failed = output_error(checkpoint, error if isinstance(error, OSError) else OSError(errno.ENOSPC, ""))
-        last = last_checkpoint(checkpoint.parent)
-        raise OutputError(
-            f"{failed.message}; {f'{last} is kept' if last else 'the updates so far are lost'}",
-            f"Free some space, then repeat the same command{': it resumes from there' if last else ''}.",
-        ) from error
 
 
 def sound_state(checkpoint: Path) -> Any:
@@ -190,15 +157,8 @@ def sound_state(checkpoint: Path) -> Any:
         ) from error
 
 
-def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
-    """Every parameter once, under the running model's own names; the file appears once it is whole."""
-    begun = directory / f"{WEIGHTS}.new"
-    save_tensors(weights, begun)
-    begun.replace(directory / WEIGHTS)
-
-
 def load_weights(model: Any, directory: Path) -> None:
-    """Load the weights that `save_weights` stored.
+    """Load the weights that a checkpoint of the training stores.
 
     Raises:
         CheckpointError: it is of another model.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -13,24 +15,24 @@ import torch
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import OutputError, PruneError, UsageError
 from prunecli.modules.devices import choose_device
+from prunecli.modules.saving import save_tensors
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.tensors.transaction import require_space
+from prunecli.tensors.transaction import output_error, require_space
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import (
     FIXED,
+    WEIGHTS,
     WORKSPACE,
     fill,
     fixed_order,
     last_checkpoint,
     repeatable,
-    save_weights,
     sound_state,
-    storing,
 )
 from prunecli.training.watch import REMEDY, TrainingError, Validation, Watch, require_number
 
@@ -104,12 +106,11 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         logging_steps=min(LOG_EVERY, every),
         logging_nan_inf_filter=False,  # it waits for the device at every step
         eval_strategy="steps" if validates else "no",
-        eval_steps=every if validates else None,
-        save_strategy="steps",
+        eval_steps=every,
         save_steps=every,
         save_total_limit=2,
-        metric_for_best_model=options.metric if validates else None,
-        greater_is_better=options.metric != "loss" if validates else None,
+        metric_for_best_model=options.metric,
+        greater_is_better=options.metric != "loss",
         remove_unused_columns=False,
         report_to="none",
         disable_tqdm=True,
@@ -158,7 +159,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
         self.parameter_names = [name for name, _ in model.named_parameters()]
-        self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         own: list[Any] = [watch]
         if validation is not None and options.patience is not None:
             own.append(EarlyStoppingCallback(options.patience))
@@ -218,12 +218,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.watch.tokens += read
         return batches, scored
 
-    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        """A batch forwards and back; its loss joins those of the next log."""
-        loss: Tensor = super().training_step(*arguments, **options)
-        self.loss_sum += loss
-        return loss
-
     def probe(self) -> None:
         """A batch forwards and back: what an update computes, and leaves nothing of it."""
         was_training = self.model.training
@@ -236,18 +230,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         finally:
             self.model.zero_grad(set_to_none=True)
             self.model.train(was_training)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
-        if "loss" in logs:
-            logs["loss"] = self._summed_loss() / (self.state.global_step - self.logged_step)
-            self.loss_sum.zero_()
-            self.logged_step = self.state.global_step
-        super().log(logs, start_time)
-
-    def _summed_loss(self) -> float:
-        """Sum of the losses of the updates since the last log, as a mean over the processes."""
-        return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
     def compute_loss(self, model: Any, inputs: Inputs, num_items_in_batch: int) -> Any:
         """This batch's part of the mean over the update's tokens.
@@ -297,8 +279,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         else:
             if last is not None:
                 report(f"Going on from step {step:,} in {state}.")
-                total, self.logged_step = self.watch.unlogged or (0.0, step)
-                self.loss_sum.fill_(total)
             if group.is_main:
                 stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
                 require_space(state, disk_bytes(range(step, steps)) - stored)
@@ -355,9 +335,28 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         return model
 
     def _save_checkpoint(self, *arguments: Any) -> None:
-        directory = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        with storing(directory):
+        """Write a checkpoint: whole, or not at all.
+
+        Raises:
+            OutputError: the disk does not take the checkpoint; earlier checkpoints stay.
+        """
+        state = Path(self.args.output_dir)
+        directory = state / f"checkpoint-{self.state.global_step}"
+        try:
             super()._save_checkpoint(*arguments)
+        except (OSError, RuntimeError) as error:
+            is_full = "inline_container" in str(error)  # torch.save on a full disk
+            if isinstance(error, RuntimeError) and not is_full:
+                raise
+            shutil.rmtree(directory, ignore_errors=True)
+            failed = output_error(
+                directory, error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")
+            )
+            last = last_checkpoint(state)
+            raise OutputError(
+                f"{failed.message}; {f'{last} is kept' if last else 'the updates so far are lost'}",
+                f"Free some space, then repeat the same command{': it resumes from there' if last else ''}.",
+            ) from error
 
     def save_model(self, output_dir: str, **_options: Any) -> None:
         """Keep the weights, and what a resumed run goes on from; a model that has come to nothing is not kept.
@@ -372,11 +371,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
             )
-        self.watch.unlogged = self._summed_loss(), self.logged_step
         if self.args.should_save:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            save_weights(weights, directory)
+            begun = directory / f"{WEIGHTS}.new"
+            save_tensors(weights, begun)
+            begun.replace(directory / WEIGHTS)  # the file appears once it is whole
 
     def figures(self) -> dict[str, Any]:
         """Figures of a finished training: steps, speed, losses, validations."""

@@ -54,7 +54,6 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         seconds: spent on updates, without validation and saving.
         tokens: that the decoder, or the only stack, read in these updates, padding left out, of all processes.
         elapsed: seconds of everything, earlier sittings of the same run included.
-        unlogged: sum of the losses since the last log, and the step of that log.
         interrupted: a signal asked to stop.
         start: value of the metric before the first update; None without validation.
     """
@@ -66,7 +65,6 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
     seconds: float = 0.0
     tokens: int = 0
     elapsed: float = 0.0
-    unlogged: tuple[float, int] | None = None
     interrupted: bool = False
     training_loss: float | None = None
     start: float | None = None
@@ -76,7 +74,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """The counters, from which a resumed run counts on."""
-        kept = {name: getattr(self, name) for name in ("seconds", "tokens", "unlogged", "start")}
+        kept = {name: getattr(self, name) for name in ("seconds", "tokens", "start")}
         kept["elapsed"] = self.elapsed + time.perf_counter() - self._began
         return {"args": {}, "attributes": kept}
 
@@ -105,6 +103,8 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
             control.should_evaluate = args.eval_strategy != "no"
         if self.interrupted:
             control.should_training_stop = control.should_save = True
+        # The Trainer does not store the losses since the last log: a resumed run begins with none.
+        control.should_log |= control.should_save
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """The mean loss since the last log."""

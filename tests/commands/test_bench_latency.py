@@ -67,11 +67,7 @@ def test_speed_over_batch_sizes_is_drawn(folder):
 def test_noisy_speeds_are_named(folder, monkeypatch):
     seconds = iter([1.0, 1.0, 2.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
 
-    def timed(turns, label, *_):
-        turns.model(label)
-        return {None: next(seconds)}
-
-    monkeypatch.setattr("prunecli.evaluation.latency.Turns.seconds", timed)
+    monkeypatch.setattr("prunecli.evaluation.workloads.Decoding.run", lambda *_: {None: next(seconds)})
     result = _run("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
     assert "Noisy, more than 20% from run to run: full, pruned." in result.stdout
     assert "--runs 11." in result.stdout

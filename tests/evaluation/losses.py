@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.evaluation.language_model import sum_by_text
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
 from prunecli.running.losses import measure_losses
@@ -44,7 +43,8 @@ def lm_losses(
     windows = lm_windows(tokenizer, runner.model, texts, context=context, stride=stride)
     batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(batch_tokens)
     both = measure_losses(runner, batches, len(windows), "reading", progress)
-    return TextLosses(*(sum_by_text(values, windows, len(texts)) for values in both))
+    owners = [window.text for window in windows]
+    return TextLosses(*(np.bincount(owners, values, len(texts)) for values in both))
 
 
 def mlm_losses(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +20,6 @@ from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.language_model import (
     NEW_TOKENS,
     PROMPT,
-    Compared,
     Reference,
     choose_prompts,
     continue_greedily,
@@ -325,7 +325,7 @@ TOKENS = [[1, 2, 4, 4], [0, 0, 2, 1], [1, 0, 0, 0], [1, 2, 4, 4]]
 """Counted tokens of WINDOWS by how many come before."""
 
 
-def measured(first: Any, *others: Any, runner: Any = InMemory) -> list[Compared]:
+def measured(first: Any, *others: Any, runner: Any = InMemory) -> list[pd.DataFrame]:
     with closing(Reference(batches())) as kept:
         found = [kept.measure(runner(first), "reading")]
         return [*found, *(kept.measure(runner(other), "reading") for other in others)]
@@ -352,17 +352,17 @@ def undeclared(model_type: str, seed: int) -> Any:
     return model.eval()
 
 
-def assert_right(found: list[Compared], wanted: tuple[list[list[float]], list[int]]) -> None:
+def assert_right(found: list[pd.DataFrame], wanted: tuple[list[list[float]], list[int]]) -> None:
     itself, same, other = found
-    assert (itself.divergence == 0).all()
-    assert (itself.agreed == itself.tokens.sum(axis=1)).all()
-    assert (same.divergence == 0).all(), "a model does not diverge from itself"
-    assert (same.agreed == same.tokens.sum(axis=1)).all()
-    assert np.array_equal(same.nats, itself.nats)
-    assert other.tokens.tolist() == TOKENS
-    assert other.divergence == pytest.approx(np.array(wanted[0]), rel=1e-4, abs=1e-5)
+    for one in (itself, same):
+        assert (one["divergence"] == 0).all(), "a model does not diverge from itself"
+        assert (one["agreed"] == one["tokens"]).all()
+    assert np.array_equal(same["nats"], itself["nats"])
+    by_span = other.pivot(index="example", columns="span").fillna(0)
+    assert by_span["tokens"].to_numpy().tolist() == TOKENS
+    assert by_span["divergence"].to_numpy() == pytest.approx(np.array(wanted[0]), rel=1e-4, abs=1e-5)
     assert max(map(max, wanted[0])) > 1e-3
-    assert other.agreed.tolist() == wanted[1]
+    assert by_span["agreed"].sum(axis=1).tolist() == wanted[1]
 
 
 @pytest.mark.parametrize("model_type", [*own_branches(DECODERS), "qwen3"])
@@ -402,18 +402,19 @@ def test_a_head_that_takes_something_else(tmp_path, monkeypatch):
     assert all(value.numel() for value in first.parameters())
 
 
-def test_a_token_that_only_the_first_allows(tmp_path):
-    """Its divergence is infinite: no mean can be made of it."""
+@pytest.mark.parametrize(("logit", "said"), [(-torch.inf, "inf"), (torch.nan, "nan")])
+def test_a_token_that_only_the_first_allows(tmp_path, logit, said):
+    """Its divergence is infinite, or no number: no mean can be made of it."""
     first, other = (load_model(tiny_family(tmp_path / str(n), "gpt2", seed=n), device="cpu") for n in (0, 1))
     forward = other.forward
 
     def without_token_9(**inputs):
         output = forward(**inputs)
-        output.logits[..., 9] = -torch.inf
+        output.logits[..., 9] = logit
         return output
 
     other.forward = without_token_9
-    with pytest.raises(DataError, match="inf, not a finite number"):
+    with pytest.raises(DataError, match=f"example 1: the loss is {said}, not a finite number"):
         measured(first, other)
 
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import latency, workloads
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, fit_together, measure_cost, run_task
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, measure_cost, run_task
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -56,7 +56,7 @@ def turns(monkeypatch):
         loaded.label = label
         return loaded
 
-    def decode(model, sources, beam, new_tokens, pad_id, forced_id):
+    def decode(model, sources, beam, *_, **__):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
@@ -70,7 +70,7 @@ def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, mo
     spent = {"full": [4.0, 4.0, 4.2, 40.0, 4.1, 3.9], "pruned": [2.0] * 6}  # the first warms up
     clock = [0.0]
 
-    def decode(model, *_):
+    def decode(model, *_, **__):
         clock[0] += spent[model.label].pop(0)
 
     monkeypatch.setattr(workloads, "decode", decode)
@@ -123,7 +123,7 @@ def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
 
 
 def test_a_process_that_fails_says_why(tmp_path):
-    work = workloads.Decoding([[5, 2]], 1, None, 2)
+    work = workloads.Decoding([[5, 2]], 1, 2)
     task = {"checkpoint": str(tmp_path / "nothing"), "device": "cpu", "dtype": "auto", "threads": 1}
     with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
         measure_cost(**task, work=work, beam=1)
@@ -315,7 +315,6 @@ def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, m
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
     monkeypatch.setattr(latency, "MEMORY_SHARE", 0.0)
-    assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
     payload = bench_latency(checkpoints, sentences, TURNS).to_json()
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 12 + ["pruned"] * 12

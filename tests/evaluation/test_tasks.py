@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +17,8 @@ from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import (
-    classify,
+    class_scores,
     cosines,
-    f1_scores,
-    matthews_correlation,
     perplexity,
     retrieved,
 )
@@ -110,11 +107,15 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
     payload = evaluate(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
     ).to_json()
-    line = "classifying", 4, "examples"
-    made = [classify(*_open(path), labelled, 64, line) for path in classifiers.values()]
-    right = [chosen == labels for chosen, labels, _ in made]
-    for row, (chosen, labels, _) in zip(payload["results"], made, strict=True):
-        by_class = f1_scores(chosen, labels)
+    right, labels = [], np.array([0, 1, 2, 0])
+    for row, path in zip(payload["results"], classifiers.values(), strict=True):
+        runner, tokenizer = _open(path)
+        logits = [logits_of(runner.model, input_ids=tokenizer(text)["input_ids"]) for text in labelled.texts]
+        chosen = np.array([int(np.argmax(one)) for one in logits])
+        by_class, _ = class_scores(chosen, labels)
+        right.append(chosen == labels)
+        losses = [nll(one, int(label)) for one, label in zip(logits, labels, strict=True)]
+        assert row["scores"]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
         assert row["scores"]["accuracy"] == pytest.approx((chosen == labels).mean())
         assert row["scores"]["f1"] == pytest.approx(sum(by_class.values()) / len(by_class), abs=1e-6)
         correlation = matthews(labels.tolist(), chosen.tolist())
@@ -165,51 +166,18 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     assert not (tmp_path / "new.json").exists()
 
 
-LINE = ("classifying", 5, "examples")
-LINES = ("0\tthe hat\n", "LABEL_1\ta thing of one\n", "2\tno\n", "2\tthen ten hens\n", "1\ton\n")
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    path = tiny_family(
-        tmp_path_factory.mktemp("c"), "bert", architectures=["BertForSequenceClassification"], num_labels=3
-    )
-    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
-
-
-@pytest.fixture
-def classification_text(tmp_path):
-    (tmp_path / "text.tsv").write_text("".join(LINES))
-    return read_labelled(tmp_path / "text.tsv")
-
-
-def test_choices_are_those_of_single_examples(classifier, classification_text):
-    runner, tokenizer = classifier
-    steps = []
-
-    @contextmanager
-    def progress(*line):
-        assert line == LINE
-        yield steps.append
-
-    chosen, labels, losses = classify(runner, tokenizer, classification_text, 20, LINE, progress)
-    assert sum(steps) == len(classification_text)
-    assert labels.tolist() == [0, 1, 2, 2, 1]
-    for index, sentence in enumerate(classification_text.texts):
-        logits = logits_of(runner.model, input_ids=tokenizer(sentence)["input_ids"])
-        assert chosen[index] == int(np.argmax(logits))
-        assert losses[index] == pytest.approx(nll(logits, int(labels[index])), abs=1e-5)
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
 def test_matthews_correlation_against_its_definition(pairs):
     chosen, labels = zip(*pairs, strict=True)
-    found = matthews_correlation(np.array(chosen), np.array(labels))
+    by_class, found = class_scores(np.array(chosen), np.array(labels))
     assert found == pytest.approx(matthews(labels, chosen), abs=1e-9)
+    for one, value in by_class.items():
+        called, right = ([value == one for value in own] for own in (chosen, labels))
+        hits = sum(a and b for a, b in zip(called, right, strict=True))
+        assert value == pytest.approx(2 * hits / (sum(called) + sum(right)))
     two = [[value % 2 for value in values] for values in (chosen, labels)]
-    assert matthews_correlation(*map(np.array, two)) == pytest.approx(
-        matthews_binary(two[1], two[0]), abs=1e-9
-    )
+    _, found = class_scores(*map(np.array, two))
+    assert found == pytest.approx(matthews_binary(two[1], two[0]), abs=1e-9)
 
 
 TEXTS = ["a dog runs", "two men sit on a bench", "a", "the bench is red", "a dog on a red bench", "men run"]

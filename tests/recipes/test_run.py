@@ -41,7 +41,7 @@ class Worker:
 def run(workplace, worker=None, force=False, **overrides):
     worker = Worker() if worker is None else worker
     recipe = resolved(workplace, **overrides)
-    outcomes = run_steps(recipe.steps, state_file(workplace / "recipe.yaml", workplace), worker, force=force)
+    outcomes = run_steps(recipe.steps, workplace / state_file(workplace / "recipe.yaml"), worker, force=force)
     return worker, outcomes
 
 
@@ -122,7 +122,7 @@ def test_a_preview_says_what_follows_from_what(workplace):
         "made/language is made anew",
     ]
     run(workplace)
-    state = read_state(state_file(workplace / "recipe.yaml", workplace))
+    state = read_state(workplace / state_file(workplace / "recipe.yaml"))
     assert [outcome.reason for outcome in preview(recipe.steps, state)] == [None] * 4
     assert {outcome.reason for outcome in preview(recipe.steps, state, force=True)} == {"--force"}
 

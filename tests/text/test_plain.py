@@ -22,7 +22,7 @@ def _file(folder, name, data):
 def test_each_line_is_a_text_and_blank_lines_are_none(tmp_path):
     first = _file(tmp_path, "a.txt", b"\xef\xbb\xbfThe hat.\r\n\r\n  \t\r\n No.\r\n")
     second = _file(tmp_path, "b.txt", "une\u2028ligne\nlast")
-    text = read_plain([first, str(second)])
+    text = read_plain([first, second])
     assert text.texts == ("The hat.", " No.", "une\u2028ligne", "last")
     assert text.files == (first, second)
     assert len(text) == 4

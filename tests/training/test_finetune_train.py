@@ -114,8 +114,12 @@ def test_a_stop_between_two_validations_keeps_that_step(model, tmp_path, monkeyp
     again = train(model, tmp_path / "parts", options(steps=8, eval_every=4, accumulate=2), report=said.append)
     assert any(line.startswith("Going on from step 3") for line in said)
     assert staged(again) == staged(whole)
-    for figure in ("training", "validation", "tokens"):
+    for figure in ("validation", "tokens"):
         assert again.log[figure] == whole.log[figure]
+    third, fourth, *rest = again.log["training"]  # the losses up to the stop are a point of their own
+    first, *others = whole.log["training"]
+    assert (third["step"], fourth["step"], rest) == (3, 4, others)
+    assert (3 * third["loss"] + fourth["loss"]) / 4 == pytest.approx(first["loss"], abs=1e-6)
 
 
 def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(model, tmp_path):

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.processes import ALONE
 from prunecli.text.choice import TextChoice
 from prunecli.training import finetune as finetuning
-from prunecli.training import state, trainer
+from prunecli.training import trainer
 from prunecli.training import trainer as training
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.state import WORKSPACE, fixed_order, repeatable
@@ -84,7 +84,7 @@ def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("owner", "function", "call", "error", "left"),
-    [(state, "save_tensors", 2, FULL, 2), (torch, "save", 1, TORCH, 0)],
+    [(trainer, "save_tensors", 2, FULL, 2), (torch, "save", 1, TORCH, 0)],
 )
 def test_a_state_that_cannot_be_written_leaves_the_one_before(
     run, tmp_path, monkeypatch, owner, function, call, error, left

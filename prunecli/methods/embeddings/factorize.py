@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, OutputMap, fit_define
 from prunecli.methods.embeddings.plan import EmbeddingPlan
-from prunecli.methods.embeddings.table import Table, checkpoint_table, count_tokens, read_unit
+from prunecli.methods.embeddings.table import checkpoint_table, count_tokens
 from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
-from prunecli.modules.define import DefineEmbedding
+from prunecli.modules.classes import stock_config
+from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
@@ -50,58 +50,49 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
     checkpoint.check()
     tables = plan.tables
     if plan.shape is not None:
-        _require_room(checkpoint, plan.shape)
+        # The unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`).
+        unit_bytes, moment_bytes = 4 * plan.shape.parameters, 8 * plan.shape.parameters
+        matrices = 8 * (plan.shape.model_dim**2 + 2 * plan.shape.features**2)
+        needed, free = unit_bytes + moment_bytes + matrices, new_memory(torch.device("cpu"))
+        if needed > FREE_SHARE * free:
+            raise PruneError(
+                f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit_bytes)}, Adam's moments "
+                f"{bytes_text(moment_bytes)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
+                "of which a tenth stays so",
+                "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
+            )
     counts = None
     if plan.text is not None and (plan.shape is not None or plan.output_dim is not None):
         counts = count_tokens(checkpoint, plan.text.texts, tables.vocabulary, progress)
     unit, fit, output = None, None, None
     if plan.shape is not None:
         fit = fit_define(
-            checkpoint_table(checkpoint, f"{tables.input}.weight"),
+            checkpoint_table(checkpoint, f"{tables.input}.weight", progress),
             plan.shape,
             FitOptions(epochs=plan.options.epochs, seed=plan.options.seed),
             counts=counts,
             padding_idx=plan.padding_id,
             tied_output=plan.fits_both,
-            progress=progress,
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
-        unit = read_unit(checkpoint, tables)
+        padding = padding_id(stock_config(checkpoint), tables)
+        unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
+        with torch.no_grad():
+            for name, place in unit.named_parameters():
+                values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
+                place.copy_(torch.from_numpy(values))
     if plan.output_dim is not None and output is None:
-        source = checkpoint_table(checkpoint, plan.output_table)
-        output = _output_map(source, plan.output_dim, counts, plan.padding_id, progress)
+        # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
+        source, padding = checkpoint_table(checkpoint, plan.output_table, progress), plan.padding_id
+        if padding is not None and source.rows(padding, padding + 1).any():
+            padding = None
+        projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
+        alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
+        assert alone.output is not None
+        table = alone.unit.map.weight.detach().numpy()
+        output = replace(alone.output, table=table, quality=alone.quality)
     return Factors(unit, fit, output)
-
-
-def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
-    """Refuse a fit that does not fit: the unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`)."""
-    unit, moments_size = 4 * shape.parameters, 8 * shape.parameters
-    matrices = 8 * (shape.model_dim**2 + 2 * shape.features**2)
-    needed, free = unit + moments_size + matrices, new_memory(torch.device("cpu"))
-    if needed > FREE_SHARE * free:
-        raise PruneError(
-            f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit)}, Adam's moments "
-            f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
-            "of which a tenth stays so",
-            "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
-        )
-
-
-def _output_map(
-    table: Table,
-    map_dim: int,
-    counts: NDArray[np.int64] | None,
-    padding_id: int | None,
-    progress: Progress,
-) -> OutputMap:
-    """The projective embedding of the output table: no map of this n is nearer to the rows without their mean."""
-    if padding_id is not None and table.rows(padding_id, padding_id + 1).any():
-        padding_id = None
-    shape = UnitShape(table.vocabulary, map_dim, table.model_dim, kind="projective")
-    fit = fit_define(table, shape, counts=counts, padding_idx=padding_id, tied_output=True, progress=progress)
-    assert fit.output is not None
-    return replace(fit.output, table=fit.unit.map.weight.detach().numpy(), quality=fit.quality)
 
 
 Shape = tuple[int, ...]
@@ -122,8 +113,24 @@ def rewrite_embeddings(
     """
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
-    fitted = {} if factors is None else _fitted(plan, factors)
     source, output = plan.tables.input, f"{plan.tables.output}.weight"
+    fitted: dict[str, Expression] = {}  # also what is computed from the unit
+    if factors is not None and (unit := factors.unit) is not None:
+        if plan.change.unit is None:
+            rows = (unit.num_embeddings, unit.embedding_dim)
+            fitted[f"{source}.weight"] = Generated(
+                rows, lambda start, stop: np.asarray(unit.rows(start, stop))
+            )
+        else:
+            for part, held in unit.named_parameters():
+                fitted[f"{source}.{part}"] = given(held.detach().numpy())
+    if factors is not None and factors.output is not None:
+        fitted[f"{plan.tables.output}.project.weight"] = given(factors.output.projection.T)
+        mapped = factors.output.table
+        if mapped is None and factors.unit is not None:
+            mapped = factors.unit.map.weight.detach().numpy()
+        if mapped is not None:
+            fitted[output] = given(mapped)
     table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     first = next(name for name in checkpoint.tensors if name in gone)
@@ -137,9 +144,15 @@ def rewrite_embeddings(
         else:
             made.append(Output(name, stored.dtype, shape, Copy(stored.name)))
     outputs = [*replacing(checkpoint, {**dict.fromkeys(gone, ()), first: made})]
-    for alias, name in _untied_beside(checkpoint, plan).items():
-        info = checkpoint.info(name)
-        outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+    # `tie_word_embeddings` false, which says that the tables are apart, parts a bias from what it was tied to, too.
+    family, change = checkpoint.require_architecture(), plan.change.output
+    is_whole = plan.is_tied and change is not None and change.map_dim is None
+    if is_whole and family.embedding is not None and family.embedding.apart:
+        for alias, name in family.tied.items():
+            is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
+            if alias in family.loose and alias != output and is_held:
+                info = checkpoint.info(name)
+                outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
     return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
 
 
@@ -157,42 +170,3 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     if change.output is None and output in checkpoint.tensors:
         shapes[output] = checkpoint.info(output).shape
     return shapes | found.tensors
-
-
-def _fitted(plan: EmbeddingPlan, factors: Factors) -> dict[str, Expression]:
-    """Name -> expression of each tensor that was fitted, or computed from the unit."""
-    source, output, unit = plan.tables.input, plan.tables.output, factors.unit
-    found: dict[str, Expression] = {}
-    if unit is not None and plan.change.unit is None:
-        shape = (unit.num_embeddings, unit.embedding_dim)
-        found[f"{source}.weight"] = Generated(shape, lambda start, stop: np.asarray(unit.rows(start, stop)))
-    elif unit is not None:
-        found |= {f"{source}.{part}": given(held.detach().numpy()) for part, held in unit.named_parameters()}
-    if factors.output is not None:
-        found[f"{output}.project.weight"] = given(factors.output.projection.T)
-        mapped = factors.output.table
-        if mapped is None and unit is not None:
-            mapped = unit.map.weight.detach().numpy()
-        if mapped is not None:
-            found[f"{output}.weight"] = given(mapped)
-    return found
-
-
-def _untied_beside(checkpoint: Checkpoint, plan: EmbeddingPlan) -> dict[str, str]:
-    """Aliases that become tensors of their own together with the output table: a bias -> what it was tied to.
-
-    `tie_word_embeddings` false, which says that the tables are apart, parts these too.
-    """
-    family, output = checkpoint.require_architecture(), plan.change.output
-    if not plan.is_tied or output is None or output.map_dim is not None:
-        return {}
-    if family.embedding is None or not family.embedding.apart:
-        return {}
-    return {
-        alias: name
-        for alias, name in family.tied.items()
-        if alias in family.loose
-        and alias != f"{plan.tables.output}.weight"
-        and alias not in checkpoint.tensors
-        and name in checkpoint.tensors
-    }

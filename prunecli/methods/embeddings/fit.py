@@ -6,7 +6,7 @@ All weights are trained at once, by Adam over mini-batches of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, cos, isfinite, pi
 
@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from prunecli.methods.embeddings.table import (
     Array,
-    Goal,
     Projective,
     Quality,
     Table,
@@ -29,7 +28,6 @@ from prunecli.methods.embeddings.table import (
 )
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
-from prunecli.progress import Progress, silent
 
 SMALLEST_DIRECTION = 1e-10
 """Directions of the map table below this part of its largest variance are not used."""
@@ -97,7 +95,6 @@ def fit_define(
     counts: NDArray[np.integer] | None = None,
     padding_idx: int | None = None,
     tied_output: bool = False,
-    progress: Progress = silent,
 ) -> DefineFit:
     """Fit a unit of `shape` to the rows of `table`.
 
@@ -115,24 +112,23 @@ def fit_define(
         padding_idx: a row of zeros, which the unit gives back exactly and does not have to learn; None where the
             model has no padding token, or its row is not zero.
         tied_output: also find the projection of hidden states for an output layer that reads the map table.
-        progress: told of every pass over the table.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
     options = options or FitOptions()
     ignored = () if padding_idx is None else (padding_idx,)
-    weights = row_weights(table.vocabulary, counts, power=options.power, ignored=ignored)
-    found = moments(table, weights, progress)
-    goal = Goal(weights, found.variance, options.cosine_weight)
+    table = replace(table, weights=row_weights(table.vocabulary, counts, ignored))
+    found = moments(table)
+    table = replace(table, variance=found.variance)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
-    baseline = _start(unit, table, goal, first, options.seed, progress)
+    baseline = _start(unit, table, first, options.seed)
 
     def unit_rows(start: int, stop: int, _rows: object) -> Tensor:
         return unit.rows(start, stop)
 
-    start = quality = measure(table, goal, unit_rows, progress)
+    start = quality = measure(table, unit_rows)
     errors: tuple[float, ...] = ()
     if options.epochs != 0 and unit.layers:
         output_layer = None
@@ -140,20 +136,18 @@ def fit_define(
             output_layer = nn.Linear(len(first.scales), len(first.mean))
             output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
             output_layer.bias.data.copy_(torch.from_numpy(first.mean))
-        errors = train(unit, table, goal, options, output_layer, progress)
-        quality = measure(table, goal, unit_rows, progress)
+        errors = train(unit, table, options, output_layer)
+        quality = measure(table, unit_rows)
         if not quality.error <= start.error:
-            _start(unit, table, goal, first, options.seed, progress)
+            _start(unit, table, first, options.seed)
             quality = start
     output = None
     if tied_output:
-        output = fit_output(table, unit.map.weight.detach().numpy(), weights, progress)
+        output = fit_output(table, unit.map.weight.detach().numpy())
     return DefineFit(unit, quality, baseline, start, errors, output)
 
 
-def _start(
-    unit: DefineEmbedding, table: Table, goal: Goal, first: Projective, seed: int, progress: Progress
-) -> Quality:
+def _start(unit: DefineEmbedding, table: Table, first: Projective, seed: int) -> Quality:
     """Fill the map table, set the layers, solve for the reduction; what the projective embedding itself is worth."""
     lowest = np.full(unit.shape.map_dim, np.inf, np.float32)
 
@@ -166,14 +160,14 @@ def _start(
             reconstruction[unit.padding_idx - start] = 0
         return reconstruction
 
-    baseline = measure(table, goal, project, progress, "projecting the table")
+    baseline = measure(table, project, "projecting the table")
     initialise(unit, first, lowest, seed)
     if unit.layers:
-        refine_reduction(unit, table, goal.weights, progress)
+        refine_reduction(unit, table)
     return baseline
 
 
-def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress = silent) -> OutputMap:
+def fit_output(table: Table, mapped: Array) -> OutputMap:
     """Weighted least squares for P in E = U P^T + a constant row, from one pass over both tables, in float64.
 
     Adding one vector to every row of E adds the same number to all logits h E^T = (h P) U^T of a position, which no
@@ -183,8 +177,6 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
     Args:
         table: E.
         mapped: U [V, n].
-        weights: of the rows [V].
-        progress: told of the rows.
 
     Raises:
         CheckpointError: a value of E is not finite.
@@ -194,7 +186,8 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
     def both(start: int, stop: int) -> Array:
         return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
 
-    found = moments(Table(table.vocabulary, map_dim + table.model_dim, both), weights, progress)
+    joined = replace(table, model_dim=map_dim + table.model_dim, read=both)
+    found = moments(joined)
     own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
@@ -203,9 +196,7 @@ def fit_output(table: Table, mapped: Array, weights: Array, progress: Progress =
 
 
 @torch.no_grad()
-def refine_reduction(
-    unit: DefineEmbedding, table: Table, weights: Array, progress: Progress = silent
-) -> None:
+def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
     """Add to the reduction the solution D of min sum of w |e - o - D f|^2 + ridge |D|^2 over the rows' features f.
 
     D = 0 is among the choices, so the weighted squared error never rises. f is the expansion and a constant 1. Without
@@ -220,22 +211,19 @@ def refine_reduction(
     width, outputs = inputs // groups + 1, table.model_dim // groups
     products = torch.zeros(groups, width, width, dtype=torch.float64)
     missing = torch.zeros(groups, width, outputs, dtype=torch.float64)
-    with progress("solving for the reduction", table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            mapped = unit.map.weight[start:stop]
-            *stages, reconstruction = unit.stages(mapped)
-            features = stages[-1]  # the inputs of the last linear step
-            if unit.reduce is None:
-                features = unit.inputs(len(unit.layers) - 1, mapped, features)
-            root = torch.from_numpy(weights[start:stop]).sqrt().view(-1, 1, 1)
-            difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
-            known = (
-                torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2)
-                * root
-            )
-            products += torch.einsum("rgi,rgj->gij", known, known).double()
-            missing += torch.einsum("rgi,rgo->gio", known, difference).double()
-            advance(stop - start)
+    for start, stop, rows in table.chunks("solving for the reduction"):
+        mapped = unit.map.weight[start:stop]
+        *stages, reconstruction = unit.stages(mapped)
+        features = stages[-1]  # the inputs of the last linear step
+        if unit.reduce is None:
+            features = unit.inputs(len(unit.layers) - 1, mapped, features)
+        root = torch.from_numpy(table.weights[start:stop]).sqrt().view(-1, 1, 1)
+        difference = (torch.from_numpy(rows) - reconstruction).view(-1, groups, outputs) * root
+        known = (
+            torch.cat([features.view(len(rows), groups, -1), torch.ones(len(rows), groups, 1)], dim=2) * root
+        )
+        products += torch.einsum("rgi,rgj->gij", known, known).double()
+        missing += torch.einsum("rgi,rgo->gio", known, difference).double()
     solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
     added, constants = solve(products, missing)
     if unit.reduce is not None:
@@ -276,6 +264,8 @@ PLAIN_WIDTH = 512
 """Widest reduction whose weights take the whole learning rate."""
 WARM_UP = 0.05
 """Part of the steps over which the learning rate rises."""
+TOLERANCE = 1e-3
+"""From half way on, the fit stops after a pass that lowers the error by less than this part."""
 ROWS_SEEN = 1_000_000
 LEAST_EPOCHS, MOST_EPOCHS = 4, 60
 """Where no number of epochs is given, they come nearest to `ROWS_SEEN` rows within these bounds."""
@@ -292,10 +282,6 @@ class FitOptions:
         learning_rate: of the layers at its highest; it falls to 0 along a cosine. Units wider than `PLAIN_WIDTH` take
             less, in inverse proportion to their width.
         map_learning_rate: of the map table, whose columns start with variance 1.
-        cosine_weight: of 1 - cosine beside the squared error.
-        output_weight: of the error of U P^T beside that of the unit, where the output layer reads the map table U.
-        tolerance: from half way on, stop after a pass that lowers the error by less than this part.
-        power: of the token frequencies as weights of the rows.
         seed: of everything random.
     """
 
@@ -303,37 +289,23 @@ class FitOptions:
     batch_rows: int = 256
     learning_rate: float = 2e-3
     map_learning_rate: float = 5e-2
-    cosine_weight: float = 0.2
-    output_weight: float = 1.0
-    tolerance: float = 1e-3
-    power: float = 0.5
     seed: int = 0
-
-    def passes(self, vocabulary: int) -> int:
-        """Passes over a table of `vocabulary` rows."""
-        if self.epochs is not None:
-            return self.epochs
-        return min(max(round(ROWS_SEEN / vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
 
 
 def train(
     unit: DefineEmbedding,
     table: Table,
-    goal: Goal,
     options: FitOptions,
     output: nn.Module | None = None,
-    progress: Progress = silent,
 ) -> tuple[float, ...]:
     """Lower the error of the unit's rows; each row of the map table has Adam moments of its own.
 
     Args:
         unit: in float32; changed in place.
         table: the rows to come near to.
-        goal: the error.
         options: epochs, rates and weights.
-        output: map vectors [B, n] -> rows [B, m]: trained beside the unit with `options.output_weight`, and left to
-            the caller, who knows the exact solution for a given map table.
-        progress: told of the rows; the name of each line holds the error so far.
+        output: map vectors [B, n] -> rows [B, m]: trained beside the unit, and left to the caller, who knows the exact
+            solution for a given map table.
 
     Returns:
         The mean error during each pass, without the output's.
@@ -341,7 +313,7 @@ def train(
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    passes = options.passes(table.vocabulary)
+    passes = options.epochs or min(max(round(ROWS_SEEN / table.vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
     run = _run(table, options)
     total = passes * ceil(table.vocabulary / (options.batch_rows // run * run))
     warm = max(round(WARM_UP * total), 1)
@@ -363,12 +335,14 @@ def train(
     for epoch in range(passes):
         summed = 0.0
         so_far = f" (error {errors[-1]:.4f})" if errors else ""
-        with progress(f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows") as advance:
+        with table.progress(
+            f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows"
+        ) as advance:
             for numbers, batch in batches(table, options, epoch):
                 mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
-                loss = own = goal.loss(numbers, batch, unit.transform(mapped))
+                loss = own = table.loss(numbers, batch, unit.transform(mapped))
                 if output is not None:
-                    loss = own + options.output_weight * goal.loss(numbers, batch, output(mapped))
+                    loss = own + table.loss(numbers, batch, output(mapped))
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 torch.autograd.backward(loss)
@@ -380,7 +354,7 @@ def train(
         errors.append(summed / table.vocabulary)
         if not isfinite(errors[-1]):
             break
-        if 2 * epoch >= passes and errors[-2] - errors[-1] < options.tolerance * errors[-2]:
+        if 2 * epoch >= passes and errors[-2] - errors[-1] < TOLERANCE * errors[-2]:
             break
     return tuple(errors)
 
@@ -466,19 +440,18 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
             bias[used.flatten()] = 0
             carried = read
         elif number == last or shape.kind not in SKIPPING:
-            pairs = number == last or _pairs_stay_together(shape, number)
+            # Whether two units of a group are always read by the same group of the next layer.
+            if number == last or shape.kind == "hgt-residual":
+                pairs = True
+            elif shape.kind == "group-linear-shuffle":
+                pairs = groups == 1
+            else:
+                pairs = groups % shape.groups[number + 1] == 0
             carried, offsets = _carry(blocks, bias, parts, offsets, lowest, pairs=pairs)
     assert unit.reduce is not None
     unit.reduce.weight.copy_(expansion.T @ carried)
     unit.reduce.bias.copy_(mean - offsets @ expansion)
     return int(carried.any(dim=1).sum())
-
-
-def _pairs_stay_together(shape: UnitShape, layer: int) -> bool:
-    """Whether two units of a group are always read by the same group of the next layer."""
-    if shape.kind == "group-linear-shuffle":
-        return shape.groups[layer] == 1
-    return shape.kind == "hgt-residual" or shape.groups[layer] % shape.groups[layer + 1] == 0
 
 
 def _carry(

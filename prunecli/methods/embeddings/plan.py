@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from prunecli.errors import UsageError, located
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.table import checkpoint_table, described, zero_padding_id
+from prunecli.methods.embeddings.table import checkpoint_table
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.define import UnitKind, UnitShape
+from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
-from prunecli.modules.classes import model_class
+from prunecli.modules.classes import model_class, stock_config
 from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 
@@ -72,32 +72,67 @@ def plan_embeddings(
     """
     text = text if text is not None and text.texts else None
     tables = checkpoint.layout.require_tables()
-    output = f"{tables.output}.weight"
-    is_tied = (
-        _has_output(checkpoint) and output in checkpoint.layout.ties and output not in checkpoint.tensors
-    )
-    asked: dict[str, Any] = {
-        "tables": tables,
-        "is_tied": is_tied,
-        "options": options,
-        "text": text,
-    }
+    name = f"{tables.output}.weight"
+    is_tied = _has_output(checkpoint) and name in checkpoint.layout.ties and name not in checkpoint.tensors
+    asked: dict[str, Any] = {"tables": tables, "is_tied": is_tied, "options": options, "text": text}
     if options.cache and tables.unit is not None:
         return _cached(checkpoint, tables, options, asked)
     sides = _sides(checkpoint, tables, options, is_tied)
     shape = chosen_shape(tables, options, "input" in sides)
-    zero_row = None
+    zero_row = None  # the padding token, if its row is zero
     if "input" in sides:
-        zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
-    change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
+        table = checkpoint_table(checkpoint, f"{tables.input}.weight")
+        padding = getattr(stock_config(checkpoint), "pad_token_id", None)
+        if isinstance(padding, int) and 0 <= padding < table.vocabulary:
+            zero_row = None if table.rows(padding, padding + 1).any() else padding
+    unit, output = tables.change.input, tables.change.output
+    if "input" in sides:
+        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
+        layers = shape.shared_blocks, shape.reduction
+        is_zero = zero_row is not None
+        unit = InputChange(shape.kind, shape.map_dim, *expansion, is_zero, options.cache, *layers)
+        if is_tied:
+            output = OutputChange()
+    if "output" in sides:
+        output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
+    said: dict[str, Any] = {}  # about the text that tokens are counted in
+    if text is not None:
+        if text.splits:
+            said = {"split": list(text.splits), "langs": list(text.asked) or None}
+        if text.plain is not None:
+            names = [path.name for path in text.plain.files]
+            said |= {"text": names, "text_sha256": text.plain.sha256}
+        said["lines"] = len(text.texts)
+    side = "both" if len(sides) == 2 else next(iter(sides))
+    arguments = {
+        **options.recorded(),
+        "side": side,
+        "kind": shape.kind if "input" in sides else None,
+        "map_dim": shape.map_dim,
+        **dict.fromkeys(("expand_dim", "depth", "max_groups")),
+        **said,
+        "seed": options.seed,
+    }
+    if shape.layers:
+        arguments |= {name: getattr(shape, name) for name in ("expand_dim", "depth", "max_groups")}
+    default = "" if options.side else " (default)"
+    which = "both sides" if side == "both" else f"the {side} side"
+    tied = "share a table" if is_tied else "have tables of their own"
+    reasons = [f"Factorising {which}{default}; input and output {tied}."]
+    chosen = ("map_dim", "expand_dim") if shape.layers else ("map_dim",)
+    left_out = [f"`{name}={getattr(shape, name)}`" for name in chosen if getattr(options, name) is None]
+    if left_out:
+        reasons.append(f"Not given, so: {', '.join(left_out)}.")
+    if text is None:
+        reasons.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
     return EmbeddingPlan(
         **asked,
-        change=change,
+        change=EmbeddingChange(unit, output),
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
         padding_id=zero_row,
-        step=history_step(COMMAND, checkpoint, given(_arguments(options, shape, sides, text))),
-        reasons=_reasons(options, shape, sides, is_tied, text),
+        step=history_step(COMMAND, checkpoint, given(arguments)),
+        reasons=tuple(reasons),
     )
 
 
@@ -169,69 +204,6 @@ def _sides(
     return found
 
 
-def _change(
-    before: EmbeddingChange,
-    options: EmbeddingOptions,
-    shape: UnitShape,
-    sides: frozenset[Literal["input", "output"]],
-    is_tied: bool,
-    zero_padding: bool,
-) -> EmbeddingChange:
-    """How both sides will differ from the stock ones."""
-    unit, output = before.input, before.output
-    if "input" in sides:
-        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
-        unit = InputChange(
-            shape.kind,
-            shape.map_dim,
-            *expansion,
-            zero_padding,
-            options.cache,
-            shape.shared_blocks,
-            shape.reduction,
-        )
-        if is_tied:
-            output = OutputChange()
-    if "output" in sides:
-        output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
-    return EmbeddingChange(unit, output)
-
-
-def _arguments(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Lines | None
-) -> dict[str, Any]:
-    has_layers = bool(shape.layers)
-    resolved = {
-        "side": "both" if len(sides) == 2 else next(iter(sides)),
-        "kind": shape.kind if "input" in sides else None,
-        "map_dim": shape.map_dim,
-        "expand_dim": shape.expand_dim if has_layers else None,
-        "depth": shape.depth if has_layers else None,
-        "max_groups": shape.max_groups if has_layers else None,
-        **({} if text is None else described(text)),
-        "seed": options.seed,
-    }
-    return {**options.recorded(), **resolved}
-
-
-def _reasons(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Lines | None
-) -> tuple[str, ...]:
-    default = "" if options.side else " (default)"
-    which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"
-    tied = "share a table" if is_tied else "have tables of their own"
-    lines = [f"Factorising {which}{default}; input and output {tied}."]
-    chosen = {"map_dim": (options.map_dim, shape.map_dim)}
-    if shape.layers:
-        chosen["expand_dim"] = (options.expand_dim, shape.expand_dim)
-    left_out = [f"`{name}={value}`" for name, (given, value) in chosen.items() if given is None]
-    if left_out:
-        lines.append(f"Not given, so: {', '.join(left_out)}.")
-    if text is None:
-        lines.append("Every token counts alike; `data` or `files` weighs them by their frequency.")
-    return tuple(lines)
-
-
 NARROWER, WIDER = 8, 2
 """Where no dimensions are given: k is 2 m, as in the paper's translation model (4.2: k = 1024, m = 512); n is
 m / 8, half of the n = 128 there."""
@@ -254,7 +226,11 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     groups = 4 if options.max_groups is None else options.max_groups
     n, k = options.map_dim, options.expand_dim
     if n is None or k is None:
-        unit = _multiple(groups, depth, kind)
+        # The divisor of n and of the inner widths; 1 if no unit is possible, which `UnitShape` refuses.
+        unit = 1
+        if kind != "projective" and groups > 0 and depth > 0:
+            size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
+            unit = UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple
         if n is None:
             n = min(max(round(tables.model_dim / NARROWER / unit), 1) * unit, max(tables.model_dim - 1, 1))
         if k is None and not options.reduction:
@@ -278,11 +254,3 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
         options.shared_blocks,
         options.reduction,
     )
-
-
-def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
-    """The divisor of n and of the inner widths; 1 if no unit is possible, which `UnitShape` refuses."""
-    if kind == "projective" or groups < 1 or depth < 1:
-        return 1
-    size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
-    return UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple

@@ -14,21 +14,19 @@ from torch.nn import functional
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.embedding import TokenTables
-from prunecli.modules.classes import stock_config
-from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks
 from prunecli.tensors.computing import compute
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy
-from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 Array = NDArray[np.float32]
 Rows = Callable[[int, int], NDArray[np.generic]]
 """(start, stop) -> those rows [stop - start, m], of any floating type."""
 CHUNK_ROWS = 4096
+COSINE_WEIGHT = 0.2
+"""Weight of 1 - cosine beside the squared error."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,18 @@ class Table:
         model_dim: its width m.
         read: a slice of its rows.
         name: for messages.
+        progress: told of every pass over the rows.
+        weights: of the rows [V], see `row_weights`; None until they are known.
+        variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
     """
 
     vocabulary: int
     model_dim: int
     read: Rows
     name: str = "The embedding table"
+    progress: Progress = silent
+    weights: Any = None
+    variance: float = 1.0
 
     def rows(self, start: int, stop: int) -> Array:
         """Rows `start` to `stop` in float32.
@@ -63,34 +67,43 @@ class Table:
             )
         return found
 
-    def chunks(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[tuple[int, int, Array]]:
-        """Start, stop and rows, from the first row to the last."""
-        for start in range(0, self.vocabulary, chunk_rows):
-            stop = min(start + chunk_rows, self.vocabulary)
-            yield start, stop, self.rows(start, stop)
+    def chunks(self, what: str = "") -> Iterator[tuple[int, int, Array]]:
+        """Start, stop and rows, from the first row to the last; `what` is done, for the progress."""
+        with self.progress(what, self.vocabulary, "rows") as advance:
+            for start in range(0, self.vocabulary, CHUNK_ROWS):
+                stop = min(start + CHUNK_ROWS, self.vocabulary)
+                yield start, stop, self.rows(start, stop)
+                advance(stop - start)
+
+    def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
+        """Mean error of the rows e that have these numbers [B], weighted; a scalar with a gradient.
+
+        The error |e - o|^2 / variance + `COSINE_WEIGHT` (1 - cos(e, o)) of a row and its reconstruction o; the first
+        term is 1 minus the explained variance.
+        """
+        errors = (rows - reconstruction).square().sum(-1) / self.variance
+        angles = 1 - functional.cosine_similarity(rows, reconstruction)
+        return (torch.from_numpy(self.weights)[numbers] * (errors + COSINE_WEIGHT * angles)).mean()
 
 
 def row_weights(
     vocabulary: int,
     counts: NDArray[np.integer] | None = None,
-    *,
-    power: float = 0.5,
     ignored: tuple[int, ...] = (),
 ) -> Array:
-    """Weight of each row's error [V]: (count + 1)^power, divided by the mean; all 1 without counts.
+    """Weight of each row's error [V]: the root of count + 1, divided by the mean; all 1 without counts.
 
     A token that the text lacks counts as one that it holds once, less one: a little, not nothing. The counts of a
-    text fall so steeply that with power 1 a handful of tokens would decide the fit; the root evens that out.
+    text fall so steeply that without the root a handful of tokens would decide the fit.
 
     Args:
         vocabulary: rows of the table.
         counts: occurrences of every token in a text [V].
-        power: 1 weighs by frequency, 0 not at all.
         ignored: rows that weigh nothing, such as a padding row of zeros.
     """
     weights = np.ones(vocabulary, np.float64)
     if counts is not None:
-        weights = (np.asarray(counts, np.float64) + 1) ** power
+        weights = np.sqrt(np.asarray(counts, np.float64) + 1)
     weights[list(ignored)] = 0
     return np.asarray(weights / weights.sum() * np.count_nonzero(weights), np.float32)
 
@@ -151,21 +164,19 @@ class Projective:
         return np.asarray((self.basis * self.scales).T)
 
 
-def moments(table: Table, weights: Array, progress: Progress = silent) -> Moments:
+def moments(table: Table) -> Moments:
     """One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    width = table.model_dim
+    width, weights = table.model_dim, table.weights
     total = float(weights.sum(dtype=np.float64))
     weighted_sum, products = np.zeros(width), np.zeros((width, width))
-    with progress("measuring the table", table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
-            weighted_sum += weights[start:stop].astype(np.float64) @ rows
-            products += scaled.T @ scaled
-            advance(stop - start)
+    for start, stop, rows in table.chunks("measuring the table"):
+        scaled = rows * np.sqrt(weights[start:stop, None], dtype=np.float64)
+        weighted_sum += weights[start:stop].astype(np.float64) @ rows
+        products += scaled.T @ scaled
     mean = weighted_sum / total
     return Moments(mean, products / total - np.outer(mean, mean))
 
@@ -201,7 +212,7 @@ class Quality:
     Attributes:
         explained_variance: 1 - sum of w |e - o|^2 over sum of w |e - mean|^2; 1 is perfect.
         mean_cosine: of e and o; a row of zeros has the cosine 0.
-        error: 1 - explained_variance + cosine_weight (1 - mean_cosine), which the fit minimises.
+        error: 1 - explained_variance + `COSINE_WEIGHT` (1 - mean_cosine), which the fit minimises.
     """
 
     explained_variance: float
@@ -209,74 +220,30 @@ class Quality:
     error: float
 
 
-@dataclass(frozen=True)
-class Goal:
-    """The error |e - o|^2 / variance + cosine_weight (1 - cos(e, o)) of a row e and its reconstruction o.
-
-    The first term is 1 minus the explained variance.
-
-    Attributes:
-        weights: of the rows [V].
-        variance: weighted mean of |e - mean|^2; 1 for a table of equal rows.
-        cosine_weight: of 1 - cosine beside the squared error.
-    """
-
-    weights: Array
-    variance: float
-    cosine_weight: float
-
-    def loss(self, numbers: Tensor, rows: Tensor, reconstruction: Tensor) -> Tensor:
-        """Mean error of the rows that have these numbers [B], weighted; a scalar with a gradient."""
-        weights = torch.from_numpy(self.weights)[numbers]
-        errors = (rows - reconstruction).square().sum(-1) / self.variance
-        if self.cosine_weight:
-            errors = errors + self.cosine_weight * (1 - functional.cosine_similarity(rows, reconstruction))
-        return (weights * errors).mean()
-
-
 @torch.no_grad()
-def measure(
-    table: Table,
-    goal: Goal,
-    reconstruct: Reconstruct,
-    progress: Progress = silent,
-    name: str = "comparing rows",
-) -> Quality:
+def measure(table: Table, reconstruct: Reconstruct, what: str = "comparing rows") -> Quality:
     """One pass over the table, its rows compared with their reconstructions.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
     squared = cosine = 0.0
-    with progress(name, table.vocabulary, "rows") as advance:
-        for start, stop, rows in table.chunks():
-            weights = torch.from_numpy(goal.weights[start:stop]).double()
-            own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
-            squared += float(weights @ (own - other).square().sum(-1).double())
-            cosine += float(weights @ functional.cosine_similarity(own, other).double())
-            advance(stop - start)
-    total = float(goal.weights.sum(dtype="float64"))
-    relative, mean_cosine = squared / total / goal.variance, cosine / total
-    return Quality(1 - relative, mean_cosine, relative + goal.cosine_weight * (1 - mean_cosine))
+    for start, stop, rows in table.chunks(what):
+        weights = torch.from_numpy(table.weights[start:stop]).double()
+        own, other = torch.from_numpy(rows), reconstruct(start, stop, rows)
+        squared += float(weights @ (own - other).square().sum(-1).double())
+        cosine += float(weights @ functional.cosine_similarity(own, other).double())
+    total = float(table.weights.sum(dtype="float64"))
+    relative, mean_cosine = squared / total / table.variance, cosine / total
+    return Quality(1 - relative, mean_cosine, relative + COSINE_WEIGHT * (1 - mean_cosine))
 
 
 BATCH = 4096
 """Sentences that are tokenised at once."""
 
 
-def described(lines: Lines) -> dict[str, Any]:
-    """Fields of a history entry about the text that tokens are counted in."""
-    said: dict[str, Any] = {}
-    if lines.splits:
-        said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
-    if lines.plain is not None:
-        names = [path.name for path in lines.plain.files]
-        said |= {"text": names, "text_sha256": lines.plain.sha256}
-    return said | {"lines": len(lines.texts)}
-
-
-def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
-    """A tensor [V, m] whose rows are read as they are asked for.
+def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = silent) -> Table:
+    """A tensor [V, m] whose rows are read as they are asked for; `progress` is told of every pass over them.
 
     Raises:
         CheckpointError: it is not there, no matrix, or holds no floating-point numbers.
@@ -292,26 +259,7 @@ def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:
     def rows(start: int, stop: int) -> NDArray[np.generic]:
         return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
 
-    return Table(*info.shape, rows, where)
-
-
-def zero_padding_id(checkpoint: Checkpoint, table: Table) -> int | None:
-    """The padding token, where its row of the table is zero."""
-    found = getattr(stock_config(checkpoint), "pad_token_id", None)
-    if not isinstance(found, int) or not 0 <= found < table.vocabulary:
-        return None
-    return None if table.rows(found, found + 1).any() else found
-
-
-def read_unit(checkpoint: Checkpoint, tables: TokenTables) -> DefineEmbedding:
-    """The unit of a factorised checkpoint, in float32 on the CPU, without the factor of its rows."""
-    assert tables.unit is not None
-    unit = DefineEmbedding(tables.unit, padding_idx=padding_id(stock_config(checkpoint), tables))
-    with torch.no_grad():
-        for name, place in unit.named_parameters():
-            values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
-            place.copy_(torch.from_numpy(values))
-    return unit
+    return Table(*info.shape, rows, where, progress)
 
 
 def count_tokens(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.errors import CheckpointError, DataError
+from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.renumber import (
     SENTENCEPIECE,
@@ -35,6 +34,7 @@ from prunecli.progress import Progress, silent
 from prunecli.selection.selection import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
+from prunecli.text.files import lines_sha256
 from prunecli.text.tokens import load_tokenizer, tokenized
 
 IN_TEXT = "in the text"
@@ -63,37 +63,37 @@ def plan_vocabulary(
         CheckpointError: damaged files, or a trimmed tokenizer that cuts the text otherwise.
         DataError, UsageError: options that the tokenizer cannot meet.
     """
-    # A model that cannot be trimmed is refused before anything is counted.
-    (axis,) = axes_of(checkpoint, "token")
-    where = str(checkpoint.path)
-    carried = checkpoint.side_files.carried
-    side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
-    # Without a vocabulary, transformers makes up a tokenizer of nothing.
-    if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
-        raise CheckpointError(
-            f"{where}: holds no tokenizer whose vocabulary could be trimmed",
-            "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
-        )
-    tokenizer = load_tokenizer(checkpoint.path)
-    text = Text.of(lines, tokenizer)
-    vocabulary = read_vocabulary(tokenizer, where)
-    config = {**default_ids(checkpoint), **checkpoint.config}
-    generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
-    counts, template = count_tokens(tokenizer, text, progress)
-    needed = [*named_ids(config), *named_ids(generation)]
-    plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
-    change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
-    files = tokenizer_files(side, change)
-    if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
-        for name, data in files.items():
-            if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
-                files[name] = None
-    trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
-    settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
-    sizes = dict.fromkeys(axis.keys, len(change.new_ids))
-    new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes}, where)
-    compared = check_same((tokenizer, new), change.new_ids, text.all, where, progress)
-    return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
+    with located(checkpoint.path):
+        # A model that cannot be trimmed is refused before anything is counted.
+        (axis,) = axes_of(checkpoint, "token")
+        carried = checkpoint.side_files.carried
+        side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
+        # Without a vocabulary, transformers makes up a tokenizer of nothing.
+        if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
+            raise CheckpointError(
+                "holds no tokenizer whose vocabulary could be trimmed",
+                "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
+            )
+        tokenizer = load_tokenizer(checkpoint.path)
+        text = Text.of(lines, tokenizer)
+        vocabulary = read_vocabulary(tokenizer)
+        config = {**default_ids(checkpoint), **checkpoint.config}
+        generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
+        counts, template = count_tokens(tokenizer, text, progress)
+        needed = [*named_ids(config), *named_ids(generation)]
+        plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
+        change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
+        files = tokenizer_files(side, change)
+        if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
+            for name, data in files.items():
+                if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
+                    files[name] = None
+        trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
+        settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
+        sizes = dict.fromkeys(axis.keys, len(change.new_ids))
+        new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes})
+        compared = check_same((tokenizer, new), change.new_ids, text.all, progress)
+        return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -157,18 +157,15 @@ def select_tokens(
         "characters and bytes": vocabulary.always,
         "on the way to them": vocabulary.closure({*seen, *template, *options.keep}),
     }
-    ids: dict[str, set[int]] = {}
+    why: dict[int, str] = {}
     for name, tokens in wanted.items():
-        own = {vocabulary.ids[token] for token in tokens & vocabulary.ids.keys()}
-        ids[name] = own.difference(*ids.values())
-    # Configs may name rows beyond the tokenizer's.
-    rows = needed - labels.keys()
-    ids["up to a multiple"] = _filling(set().union(rows, *ids.values()), vocabulary, options.multiple_of)
-    ids["no token"] = rows
-    kept = tuple(sorted(set().union(*ids.values())))
-    parts = {name: len(part) for name, part in ids.items() if part}
-    digest = "".join(f"{count} {line}\n" for line, count in Counter(lines.texts).items())
-    sha256 = hashlib.sha256(digest.encode()).hexdigest()
+        for token in tokens & vocabulary.ids.keys():
+            why.setdefault(vocabulary.ids[token], name)
+    rows = needed - labels.keys()  # configs may name rows beyond the tokenizer's
+    filling = _filling({*rows, *why}, vocabulary, options.multiple_of)
+    why |= dict.fromkeys(filling, "up to a multiple") | dict.fromkeys(rows, "no token")
+    kept, parts = tuple(sorted(why)), dict(Counter(why.values()))
+    sha256 = lines_sha256(lines.texts)
     files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
     arguments = {
         "split": list(lines.splits),
@@ -186,10 +183,9 @@ def select_tokens(
     }
     running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
-    reasons = tuple(name for name in ids if name != IN_TEXT)
-    reason = np.zeros(size, np.uint8)
-    for place, name in enumerate(reasons, 1):
-        reason[list(ids[name])] = place
+    reasons = tuple(name for name in parts if name != IN_TEXT)
+    codes = {name: place for place, name in enumerate(reasons, 1)}
+    reason = np.array([codes.get(why.get(number, ""), 0) for number in range(size)], np.uint8)
     texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
         ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
@@ -256,11 +252,7 @@ _TOOL = {
 }
 
 BATCH = 4_000_000
-"""Characters that are tokenised at once, about; a longer text is tokenised alone."""
-PIECE = 1_000_000
-"""Characters after which a long document is cut, to bound the memory of its tokens."""
-OVERLAP = 16
-"""Lines that two neighbouring pieces of a document share: no token spans more line ends."""
+"""Characters that are tokenised at once, about; a longer line is tokenised alone, a longer document is cut."""
 REACH = 64
 """Characters of a message that the tokens at its ends may depend on."""
 
@@ -293,7 +285,11 @@ class Text:
         ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
         return cls(
             Counter(lines.texts),
-            tuple(piece for document in documents for piece in _pieces(document)),
+            tuple(
+                "".join(piece)
+                for document in documents
+                for piece in batches(f"{document}\n".splitlines(keepends=True))
+            ),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
             template,
         )
@@ -302,19 +298,6 @@ class Text:
     def all(self) -> tuple[str, ...]:
         """Every text that has to fall into the same tokens as before."""
         return (*self.lines, *self.documents, *self.messages, *self.template)
-
-
-def _pieces(document: str) -> Iterator[str]:
-    """Yield `document`, with a last line end, in pieces cut at line ends; neighbours share `OVERLAP` lines."""
-    lines = f"{document}\n".splitlines(keepends=True)
-    first = 0
-    while first < len(lines):
-        last, length = first, 0
-        while last < len(lines) and (length < PIECE or last <= first + OVERLAP):
-            length += len(lines[last])
-            last += 1
-        yield "".join(lines[first:last])
-        first = last if last == len(lines) else last - OVERLAP
 
 
 def _ends(text: str) -> str:
@@ -392,7 +375,18 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
     for template in (templates,) if isinstance(templates, str) else templates.values():
         texts.update(_literals(template))
         for roles, tools, prompt in product(_CHATS, (None, [_TOOL]), (False, True)):
-            parts = _rendered(tokenizer, template, roles, tools, prompt).split(MESSAGE)
+            chat = [
+                {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+                if role == "call"
+                else {"role": role, "content": MESSAGE}
+                for role in roles
+            ]
+            options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
+            try:
+                made = tokenizer.apply_chat_template(chat, chat_template=template, **options)
+            except Exception:  # templates refuse roles and tools by any error; their literals are kept
+                continue
+            parts = str(made).split(MESSAGE)
             texts.update(parts)
             for before, after in pairwise(parts):
                 last = max((found.start() for found in re.finditer(special, before)), default=0)
@@ -412,24 +406,10 @@ def _literals(template: str) -> set[str]:
     return {str(token.value) for token in tokens if token.type in ("data", "string")}
 
 
-def _rendered(tokenizer: Any, template: str, roles: tuple[str, ...], tools: Any, prompt: bool) -> str:
-    chat = [
-        {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-        if role == "call"
-        else {"role": role, "content": MESSAGE}
-        for role in roles
-    ]
-    options = {"tools": tools, "add_generation_prompt": prompt, "tokenize": False}
-    try:
-        return str(tokenizer.apply_chat_template(chat, chat_template=template, **options))
-    except Exception:  # a template refuses roles and tools by any error; its literals are kept all the same
-        return ""
-
-
 _REMEDY = "Nothing was written; please report it with the name of the model."
 
 
-def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
+def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any]) -> Any:
     """Load the tokenizer that `files` and config.json describe, before they are written anywhere else.
 
     Raises:
@@ -439,19 +419,16 @@ def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: s
         for name, data in {**files, "config.json": json.dumps(config).encode()}.items():
             (Path(directory) / name).write_bytes(data)
         try:
-            return load_tokenizer(directory)
+            return load_tokenizer(Path(directory))
         except CheckpointError as error:
             reason = error.message.replace(directory, "it")
-            raise CheckpointError(
-                f"{where}: the trimmed tokenizer cannot be read: {reason}", _REMEDY
-            ) from error
+            raise CheckpointError(f"the trimmed tokenizer cannot be read: {reason}", _REMEDY) from error
 
 
 def check_same(
     tokenizers: tuple[Any, Any],
     new_ids: Mapping[int, int],
     texts: Sequence[str],
-    where: str,
     progress: Progress = silent,
 ) -> dict[str, int]:
     """Compare the original tokenizer with the trimmed one, token by token.
@@ -462,7 +439,6 @@ def check_same(
         tokenizers: the original and the trimmed one.
         new_ids: id -> new id.
         texts: texts to compare the tokenizers on: lines, documents, messages to a chat model, each once.
-        where: beginning of messages.
 
     Returns:
         `sentences`: number of texts that were compared; `changed`: number of these that hold removed tokens, and so
@@ -472,12 +448,12 @@ def check_same(
     Raises:
         CheckpointError: they differ.
     """
-    original, trimmed = (token_ids(tokenizer, where) for tokenizer in tokenizers)
+    original, trimmed = (token_ids(tokenizer) for tokenizer in tokenizers)
     expected = {token: new_ids[number] for token, number in original.items() if number in new_ids}
     if trimmed != expected:
         odd = min(token for token in {*trimmed, *expected} if trimmed.get(token) != expected.get(token))
         raise CheckpointError(
-            f"{where}: the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
+            f"the trimmed tokenizer would give {odd!r} the id {trimmed.get(odd)}, not {expected.get(odd)}",
             _REMEDY,
         )
     targets = sides(tokenizers[0])
@@ -493,7 +469,7 @@ def check_same(
                 elif ids != list(after):
                     shown = line if len(line) <= 60 else f"{line[:60]}…"
                     raise CheckpointError(
-                        f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
+                        f"the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
                     )
                 found["running_before"] += len(before)
                 found["running_after"] += len(after)

@@ -134,11 +134,19 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 if made != value or not name.endswith("_config.json"):
                     contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
             elif name == "merges.txt":
-                contents[name] = _merges_text(data.decode(), change).encode()
+                lines = data.decode().split("\n")
+                first = int(lines[0].startswith("#version"))
+                pairs = [line.rstrip("\r").split(" ") for line in lines]
+                kept = [
+                    line
+                    for line, parts in zip(lines[first:], pairs[first:], strict=True)
+                    if len(parts) != 2 or _is_kept_merge(parts, change)
+                ]
+                contents[name] = "\n".join([*lines[:first], *kept]).encode()
             elif name == "vocab.txt":
                 lines = data.decode().removesuffix("\n").split("\n")
-                kept = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
-                contents[name] = "".join(kept).encode()
+                words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
+                contents[name] = "".join(words).encode()
             elif name.endswith(SENTENCEPIECE):
                 contents[name] = without_pieces(data, change.dropped)
             elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
@@ -192,16 +200,6 @@ def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, A
     key = "added_tokens_decoder"
     added = value.get(key)
     return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
-
-
-def _merges_text(text: str, change: Renumbering) -> str:
-    lines = text.split("\n")
-    kept = lines[:1] if lines[0].startswith("#version") else []
-    for line in lines[len(kept) :]:
-        parts = line.rstrip("\r").split(" ")
-        if len(parts) != 2 or _is_kept_merge(parts, change):
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def named_ids(document: Mapping[str, Any]) -> set[int]:

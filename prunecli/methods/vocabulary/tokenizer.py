@@ -66,27 +66,26 @@ class Vocabulary:
         return reached
 
 
-def read_vocabulary(tokenizer: Any, where: str) -> Vocabulary:
+def read_vocabulary(tokenizer: Any) -> Vocabulary:
     """The vocabulary of a tokenizer of transformers.
 
     Args:
         tokenizer: one of the `tokenizers` library, or one that runs SentencePiece (Marian, M2M-100).
-        where: beginning of messages.
 
     Raises:
         UnsupportedModelError: a tokenizer of another kind.
     """
-    ids = token_ids(tokenizer, where)
+    ids = token_ids(tokenizer)
     if is_fast(tokenizer):
-        found = of_backend(tokenizer.backend_tokenizer, where)
+        found = of_backend(tokenizer.backend_tokenizer)
     else:
-        found = of_sentencepiece([path.read_bytes() for path in _models(tokenizer)], ids, where)
+        found = of_sentencepiece([path.read_bytes() for path in _models(tokenizer)], ids)
     codes = (*_codes(tokenizer), *getattr(tokenizer, "supported_language_codes", ()))
     special = {str(token) for token in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, *codes)}
     return replace(found, ids=ids, special=frozenset(special & ids.keys()))
 
 
-def token_ids(tokenizer: Any, where: str) -> dict[str, int]:
+def token_ids(tokenizer: Any) -> dict[str, int]:
     """Token -> id, language codes included.
 
     Raises:
@@ -101,7 +100,7 @@ def token_ids(tokenizer: Any, where: str) -> dict[str, int]:
         or getattr(tokenizer, "separate_vocabs", False)
     ):
         raise UnsupportedModelError(
-            f"{where}: its tokenizer is a {type(tokenizer).__name__}, which trim-vocabulary does not know",
+            f"its tokenizer is a {type(tokenizer).__name__}, which trim-vocabulary does not know",
             "A tokenizer.json, or the files of a Marian or M2M-100 tokenizer, are supported.",
         )
     return {**encoder, **tokenizer.get_added_vocab(), **_codes(tokenizer)}
@@ -139,7 +138,7 @@ def products(token: str, rank: Rank) -> list[str]:
     return merged if len(symbols) == 1 else []
 
 
-def of_backend(backend: Any, where: str) -> Vocabulary:
+def of_backend(backend: Any) -> Vocabulary:
     """Read the vocabulary of a tokenizer of the `tokenizers` library, without ids and special tokens.
 
     Raises:
@@ -151,7 +150,7 @@ def of_backend(backend: Any, where: str) -> Vocabulary:
         for key in ("continuing_subword_prefix", "end_of_word_suffix"):
             if model.get(key):
                 raise UnsupportedModelError(
-                    f'{where}: its BPE tokenizer has a "{key}", which trim-vocabulary does not know',
+                    f'its BPE tokenizer has a "{key}", which trim-vocabulary does not know',
                     "BPE without one, Unigram and WordPiece are supported.",
                 )
         ranks = {tuple(merge_parts(merge)): index for index, merge in enumerate(model["merges"])}
@@ -159,17 +158,17 @@ def of_backend(backend: Any, where: str) -> Vocabulary:
     if kind == "Unigram":
         pieces = [(str(text), float(score)) for text, score in model["vocab"]]
         if len(dict(pieces)) != len(pieces):
-            raise UnsupportedModelError(f"{where}: its Unigram tokenizer holds a piece twice")
+            raise UnsupportedModelError("its Unigram tokenizer holds a piece twice")
         return Vocabulary(_always(dict(pieces)) | _extremes(pieces))
     if kind in ("WordPiece", "WordLevel"):
         return Vocabulary(_always(model["vocab"], model.get("continuing_subword_prefix", "")))
     raise UnsupportedModelError(
-        f'{where}: its tokenizer is of the kind "{kind}", which trim-vocabulary does not know',
+        f'its tokenizer is of the kind "{kind}", which trim-vocabulary does not know',
         "BPE, Unigram, WordPiece and WordLevel are supported.",
     )
 
 
-def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str], where: str) -> Vocabulary:
+def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str]) -> Vocabulary:
     """Read the vocabulary of a tokenizer that runs SentencePiece models and has a vocabulary of its own.
 
     Raises:
@@ -183,7 +182,7 @@ def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str], where: str)
             ranks.append(_score_rank(dict(pieces)))
         elif model_type != UNIGRAM:
             raise UnsupportedModelError(
-                f"{where}: a SentencePiece model of words or characters, which trim-vocabulary does not know",
+                "a SentencePiece model of words or characters, which trim-vocabulary does not know",
                 "BPE and Unigram are supported.",
             )
         always |= _always(dict(pieces)) | _extremes(pieces)

@@ -29,12 +29,14 @@ def truncated_svd(
     return found
 
 
-def table_of(array: NDArray[np.generic], name: str = "The embedding table") -> Table:
-    """An array or a memory map `[V, m]` as a table."""
-    return Table(*array.shape, lambda start, stop: array[start:stop], name)
+def table_of(
+    array: NDArray[np.generic], name: str = "The embedding table", counts: NDArray[np.integer] | None = None
+) -> Table:
+    """An array or a memory map `[V, m]` as a table; without counts every row weighs the same."""
+    weights = row_weights(len(array), counts)
+    return Table(*array.shape, lambda start, stop: array[start:stop], name, weights=weights)
 
 
 def start_of(array: NDArray[np.float32], map_dim: int, parts: int = 1):
     """The projective embedding of a table, every row weighing the same."""
-    table = table_of(array)
-    return projective(moments(table, row_weights(table.vocabulary)), map_dim, parts)
+    return projective(moments(table_of(array)), map_dim, parts)

@@ -12,7 +12,7 @@ from tests.methods.embeddings.tables import bent_table, start_of, table_of, trun
 def test_moments_are_those_of_numpy():
     array = bent_table(5000, 6)  # more rows than a chunk holds
     weights = row_weights(5000, np.arange(5000))
-    found = moments(table_of(array), weights)
+    found = moments(table_of(array, counts=np.arange(5000)))
     np.testing.assert_allclose(found.mean, np.average(array, axis=0, weights=weights), rtol=1e-5)
     np.testing.assert_allclose(
         found.covariance, np.cov(array.T, aweights=weights, ddof=0), rtol=1e-4, atol=1e-5
@@ -23,7 +23,7 @@ def test_moments_are_those_of_numpy():
 def test_reconstructs_as_the_dense_svd(parts):
     array = bent_table()
     weights = row_weights(len(array), np.arange(len(array)))
-    found = projective(moments(table_of(array), weights), 8, parts)
+    found = projective(moments(table_of(array, counts=np.arange(len(array)))), 8, parts)
     reconstruction = found.mapped(array) @ found.expansion + found.mean
     np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
+from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -42,7 +44,7 @@ def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Sele
 def new_tokenizer(source: Path, made: Selection) -> Any:
     files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
     files.update({name: data for name, data in made.files.items() if data is not None})
-    return load_trimmed(files, config_of(source), "here")
+    return load_trimmed(files, config_of(source))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def sources(tmp_path_factory):
 def test_every_token_that_stays_has_a_reason(kind, sources):
     """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
     made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
-    vocabulary = read_vocabulary(tokenizer, "here")
+    vocabulary = read_vocabulary(tokenizer)
     counts, _ = count_tokens(tokenizer, Text(dict.fromkeys(SEEN, 1)))
     allowed = {*counts, *vocabulary.special, *vocabulary.always, *vocabulary.closure(counts)}
     tokens = {number: token for token, number in vocabulary.ids.items()}
@@ -203,12 +205,12 @@ def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path):
 def test_tokenizers_that_differ_are_refused(sources):
     old = load_tokenizer(sources["byte_bpe"])
     same = {number: number for number in range(len(old))}
-    assert check_same((old, old), same, SEEN, "here")["sentences"] == 3
-    with pytest.raises(CheckpointError, match=r"here: the trimmed tokenizer would give '.*' the id 7, not 8"):
-        check_same((old, old), {**same, 7: 8, 8: 7}, SEEN, "here")
+    assert check_same((old, old), same, SEEN)["sentences"] == 3
+    with pytest.raises(CheckpointError, match=r"the trimmed tokenizer would give '.*' the id 7, not 8"):
+        check_same((old, old), {**same, 7: 8, 8: 7}, SEEN)
     del same[len(old) - 1]
     with pytest.raises(CheckpointError, match="would give"):
-        check_same((old, old), same, SEEN, "here")
+        check_same((old, old), same, SEEN)
 
 
 def test_text_cut_otherwise_is_refused(sources, monkeypatch):
@@ -315,12 +317,12 @@ def test_tokens_of_the_chat_template_stay_however_rare(checkpoint):
     assert "da" in tokens(made)
 
 
-def test_a_long_document_is_cut_so_that_no_line_end_is_lost(monkeypatch):
-    monkeypatch.setattr(plan_module, "PIECE", 10)
-    monkeypatch.setattr(plan_module, "OVERLAP", 2)
+def test_a_long_document_is_cut_at_line_ends(monkeypatch):
+    monkeypatch.setattr(plan_module, "BATCH", 10)
     document = "\n".join(map(str, range(20)))
-    pieces = list(plan_module._pieces(document))
-    joints = {tuple(piece.splitlines()[n : n + 3]) for piece in pieces for n in range(20)}
-    assert all((str(n), str(n + 1), str(n + 2)) in joints for n in range(18))
+    plain = PlainText((), (document,))
+    pieces = Text.of(Lines((), (), (), (), plain), SimpleNamespace(get_added_vocab=dict)).documents
+    assert "".join(pieces) == f"{document}\n"
+    assert all(piece.endswith("\n") for piece in pieces)
     assert 2 < len(pieces) < 10
     assert max(map(len, pieces)) < 15

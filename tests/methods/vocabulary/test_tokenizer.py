@@ -60,7 +60,7 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(bpe, words):
     vocab, merges = bpe
     full = backend(vocab, merges)
     seen = {token for word in words for token in full.encode(word).tokens}
-    vocabulary = of_backend(full, "here")
+    vocabulary = of_backend(full)
     kept = vocabulary.closure(seen) | vocabulary.always
     fewer = backend(
         {token: number for token, number in vocab.items() if token in kept},
@@ -77,7 +77,7 @@ def test_the_closure_holds_nothing_idle(bpe, word):
     vocab, merges = bpe
     full = backend(vocab, merges)
     seen = set(full.encode(word).tokens)
-    closure = of_backend(full, "here").closure(seen)
+    closure = of_backend(full).closure(seen)
     used = {token for token in closure if any(token in other for other in closure - {token})}
     assert closure - seen <= used
     for token in closure - seen:
@@ -89,7 +89,7 @@ def test_sentencepiece_merges_by_score():
 
     data = sentencepiece_model(TEXT, "bpe", 120)
     (pieces, _), runner = read_model(data), SentencePieceProcessor(model_proto=data)
-    vocabulary = of_sentencepiece([data], [piece.text for piece in pieces], "here")
+    vocabulary = of_sentencepiece([data], [piece.text for piece in pieces])
     for piece in pieces:
         if piece.type == 1 and len(piece.text) > 1 and piece.text.startswith("\u2581"):
             made = vocabulary.closure([piece.text])
@@ -104,7 +104,7 @@ def test_unigram_keeps_the_least_likely_piece():
     from tokenizers.models import Unigram
 
     pieces = [("<unk>", 0.0), ("a", -2.0), ("ab", -3.0), ("xyz", -9.5), ("<0x41>", -4.0)]
-    vocabulary = of_backend(Tokenizer(Unigram(pieces, unk_id=0)), "here")
+    vocabulary = of_backend(Tokenizer(Unigram(pieces, unk_id=0)))
     assert vocabulary.always == {"a", "xyz", "<unk>", "<0x41>"}
     assert vocabulary.closure(["ab"]) == {"ab"}
 
@@ -114,7 +114,7 @@ def test_wordpiece_keeps_letters_at_the_beginning_and_inside():
     from tokenizers.models import WordPiece
 
     vocab = {token: number for number, token in enumerate(["[UNK]", "a", "##b", "##bc", "ab", "##"])}
-    vocabulary = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")), "here")
+    vocabulary = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")))
     assert vocabulary.always == {"a", "##b"}
 
 
@@ -140,7 +140,7 @@ class Backend:
 )
 def test_models_of_other_kinds_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
-        of_backend(Backend(**model), "here")
+        of_backend(Backend(**model))
 
 
 @pytest.mark.parametrize(("kind", "number"), [("unigram", UNIGRAM), ("bpe", BPE)])
