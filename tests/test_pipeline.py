@@ -7,20 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import result_config, shim_classes
+from prunecli.model.opening import result_config
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Summary, apply, summarize
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.transaction import new_directory
-from tests.families import tiny_family
-from tests.selections import kept_heads
 from tests.structures import axes_of, kept_ids
 from tests.tiny import (
     config_of,
@@ -187,28 +184,6 @@ def test_side_files_are_replaced_or_left_out_and_need_room(tmp_path, monkeypatch
     assert before.pop("gone.txt") == b"old"
     assert after == {**before, "changed.txt": b"longer"}
     assert needed[1] - needed[0] == len(b"longer") - 2 * len(b"old")
-
-
-@pytest.mark.parametrize(("model_type", "divides"), [("llama", True), ("mistral", False), ("qwen2", False)])
-def test_heads_that_transformers_would_refuse_are_no_stock_model(tmp_path, model_type, divides):
-    """6 query heads do not divide a width of 32: Llama's config is refused, whatever width it states."""
-    from transformers import AutoModelForCausalLM
-
-    from prunecli.modules.loading import load_model
-    from prunecli.selection.cut import cut
-
-    for kept, is_stock in (((0, 1, 3), not divides), ((1, 3), True)):
-        with open_model(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
-            rewrite = cut(source, kept_heads({f"model.layers.{n}.self_attn": kept for n in range(3)}))
-            made = rewrite
-            output = tmp_path / f"out-{len(kept)}"
-            apply(source, made, output)
-        assert (not shim_classes(config_of(output))) == is_stock
-        ours = load_model(output, device="cpu")
-        ids = torch.tensor([[5, 6, 7]])
-        if is_stock:
-            stock = AutoModelForCausalLM.from_pretrained(output)
-            torch.testing.assert_close(stock(ids).logits, ours(ids).logits)
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are

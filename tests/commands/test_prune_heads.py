@@ -175,37 +175,6 @@ def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
         assert made.structure.history[-1]["arguments"]["uniform"] is True
 
 
-def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path):
-    """Phi-3's config.json holds no width of a head until prunecli writes one."""
-    import torch
-    from transformers import Phi3ForCausalLM
-
-    source = tiny_family(tmp_path / "phi3", "phi3")
-    result = done(source, "--metric", "random", "--ratio", 0.5, "--uniform")
-    assert "A stock model: plain transformers opens it." in result.out
-    stock = Phi3ForCausalLM.from_pretrained(tmp_path / "pruned-heads").eval()
-    config = stock.config
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 4)
-    masked = Phi3ForCausalLM.from_pretrained(source).eval()
-    for number, ids in enumerate(kept(tmp_path / "pruned-heads").values()):
-        gone = [query for query in range(8) if query // 2 not in ids]
-        weight = masked.model.layers[number].self_attn.o_proj.weight.data
-        weight.view(weight.shape[0], 8, 4)[:, gone] = 0
-    tokens = torch.arange(4, 16)[None]
-    with torch.no_grad():
-        assert torch.allclose(stock(tokens).logits, masked(tokens).logits, atol=1e-5)
-
-
-def test_dry_runs_say_what_would_be_a_stock_model(tmp_path):
-    source = tiny_family(tmp_path / "llama", "llama")
-    arguments = (source, "--metric", "random", "--ratio", 0.4, "--dry-run")
-    shown = run(*arguments)
-    assert "Not a stock model: heads differ between layers (" in shown.out
-    stock = json.loads(run(*arguments, "--json").out)["stock"]
-    assert stock["is_stock"] is False
-    assert stock["nearest"] == "`prune-heads --uniform`"
-
-
 def test_uniform_is_refused_where_no_config_can_say_it(model, folder):
     result = run(model, "--uniform")
     assert result.status == 2

@@ -258,17 +258,6 @@ class TestCaching:
 
 class TestOpening:
     @once_a_layout
-    def test_the_modules_are_one(self, case: str, family: Family, made: Made) -> None:
-        model = load(made(case, side="both"))
-        units = {id(model.get_submodule(name)) for name in family.input}
-        assert len(units) == 1
-        unit = model.get_submodule(family.input[0])
-        assert model.get_input_embeddings() is unit
-        output = model.get_submodule(family.output)
-        assert model.get_output_embeddings() is output
-        assert (output.weight is unit.map.weight) == family.tied
-
-    @once_a_layout
     def test_every_part_is_trained(self, case: str, made: Made) -> None:
         model = load(made(case, side="both"))
         ids = torch.tensor([[5, 6, 7, 8]])
