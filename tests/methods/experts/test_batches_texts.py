@@ -131,15 +131,6 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring)
                 )
 
 
-def test_windows_do_not_overlap_and_hold_every_token(subject):
-    corpus = TEXTS[0]
-    rows = [subject.tokenizer(document)["input_ids"] for document in corpus.documents]
-    windows = text_windows(subject.tokenizer, corpus, 5)
-    assert [token for window in windows for token in window] == [token for row in rows for token in row]
-    assert max(map(len, windows)) == 5
-    assert len(windows) == sum(-(-len(row) // 5) for row in rows)
-
-
 @pytest.mark.parametrize("most", [7, 8])
 def test_no_more_than_so_many_tokens(subject, most):
     every = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5) for token in window]
