@@ -186,22 +186,6 @@ def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
     assert says is None or says in result.err
 
 
-def test_published_statistics_and_ids_are_read_as_they_are(model, folder):
-    draw = np.random.default_rng(3)
-    entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
-    (folder / "stats.json").write_text(json.dumps({"eng_Latn-X": entry, "X-fra_Latn": entry}))
-    languages = ("--source", "eng_Latn", "--target", "fra_Latn")
-    done(model, "--gates", "stats.json", *languages, "--ratio", 0.5, "-o", "a")
-    value = np.array(entry["top1"]) * np.exp(entry["conf1"])
-    first = kept(folder / "a")[ENCODER[0]]
-    assert set(first) == set(np.argsort(-value[:16])[: len(first)].tolist())
-    (folder / "ids.json").write_text(
-        json.dumps({"eng_Latn": list(range(64)), "fra_Latn": list(range(0, 64, 2))})
-    )
-    done(model, "--keep", "ids.json", *languages, "-o", "b")
-    assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
-
-
 def test_thresholds_on_published_statistics_are_those_of_the_released_code(model, folder):
     layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}

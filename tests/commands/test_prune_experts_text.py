@@ -151,25 +151,6 @@ def test_experts_that_saw_little_are_told_of(model, folder):
     assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
 
 
-def test_one_threshold_for_all_layers(model, folder):
-    write_statistics(folder / "skewed.json", model, power=3)
-    result = done(
-        model, "--gates", "skewed.json", "--strategy", "global-threshold", "--ratio", 0.35, "-o", "out"
-    )
-    assert "Threshold theta" in result.err
-    with open_model(model) as checkpoint:
-        layers = checkpoint.mixtures
-    groups, held = layers[0].groups.count, sum(layer.num_experts for layer in layers)
-    chosen = kept(folder / "out")
-    counts = [len(ids) for ids in chosen.values()]
-    assert len(set(counts)) > 1
-    assert sum(counts) == held * 13 // 20 // groups * groups
-    assert min(counts) >= 4
-    for ids in chosen.values():  # as many of each group
-        per_group = [sum(number * groups // 8 == group for number in ids) for group in range(groups)]
-        assert len(set(per_group)) == 1
-
-
 def test_by_weights_alone(model, folder):
     (folder / "gates.json").unlink()
     done(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")

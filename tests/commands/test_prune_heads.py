@@ -78,24 +78,6 @@ def test_json_of_a_dry_run(metric, normalize, model, folder):
     assert names(folder) == ["heads.json"]
 
 
-@pytest.mark.parametrize(
-    ("attention", "removed"),
-    [("cross", (0, 0, 4)), (" decoder, encoder", (6, 4, 0))],
-)
-def test_only_the_attentions_named_lose_heads(attention, removed, model, folder):
-    """All heads are equal: the last of each layer go first, and of these those of the last layers."""
-    with open_model(model) as checkpoint:
-        values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
-        write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
-    done(model, "--attention", attention, "--ratio", 0.5)
-    with open_model(folder / "pruned-heads") as pruned:
-        found = [
-            sum(4 - layer.num_heads for layer in pruned.layout.attentions if layer.kind == kind)
-            for kind in ("encoder", "decoder", "cross")
-        ]
-    assert tuple(found) == removed
-
-
 def test_layers_keep_their_minimum_or_end_with_no_head(model, folder):
     done(model, "--count", 21, "--min", 1, "-o", "one")
     assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7

@@ -36,7 +36,6 @@ from tests.reference import ranking
 from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
-from tests.tiny import tiny_nllb_moe
 
 JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
@@ -223,28 +222,6 @@ def test_every_pruning_command_shows_it():
     explaining = {name for name, parameters in parameters().items() if "explain" in parameters}
     assert explaining == {*PRUNING}
     assert {name for name in known if name.startswith(("prune-", "trim-"))} <= explaining
-
-
-def test_later_steps_carry_it_along(tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
-        options = ExpertOptions(metric="random", ratio=0.5)
-        apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
-    with open_model(tmp_path / "once") as once:
-        plan = plan_layers(once, LayerOptions(remove="encoder:0,decoder:0"))
-        apply(once, cut(once, plan), tmp_path / "twice")
-    with open_model(tmp_path / "twice") as twice:
-        told = read_decisions(twice.path, twice.structure.history)
-        kept = kept_ids(twice.structure, "expert")["model.encoder.layers.0.ffn"]
-    assert [decision.part for decision in told.values()] == ["expert", "layer"]
-    explained = Explained.open(tmp_path / "twice")
-    # Sparse encoder layer 1 is layer 0 by now; both numbers are told.
-    texts = [
-        answer.text for answer in explained.answers(parse_question([f"expert {kept[1]} of encoder layer 1"]))
-    ]
-    assert "was kept: drawn at random (seed 0)" in texts[0]
-    assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
-    gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
-    assert "Encoder layer 0 was dropped: named by --remove" in gone
 
 
 def hostile(decision: Decision, **changes: object) -> dict[str, object]:
