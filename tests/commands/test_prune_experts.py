@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from prunecli.commands.prune import (
@@ -16,11 +15,11 @@ from prunecli.commands.prune import (
 )
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
 from tests.commands.calls import Result, call, names, refused
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
 
@@ -28,28 +27,11 @@ PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
 
-OF_GATES = ("importance", "importance-vanilla", "top1", "top2", "load-balance")
-
 run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
 
 
-def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
-    layers = checkpoint.require_mixtures()
-    shape = len(layers), layers[0].original_experts
-    entries = {}
-    for number, pair in enumerate(pairs):
-        draw = np.random.default_rng((seed, number))
-        entries[pair] = GateSums(
-            {
-                name: draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
-                if name in COUNTS
-                else draw.random(shape)
-                for name in SUMS
-            }
-        )
-    names = tuple(layer.name for layer in layers)
-    made = gate_statistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
-    return {"format": GateStatistics.FORMAT, **made.to_json()}
+def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
+    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS, seed).to_json()}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,12 +71,10 @@ class AttentionSharing(Method):
     """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
 
     @pytest.fixture(autouse=True)
-    def _case(self, case: str) -> Any:
+    def _case(self, case: str) -> None:
         self.case, self.names = case, reference.names_of(layout_of(case))
         before = CASES[case].config.get("do_layer_norm_before", True)
         self.post_norm = CASES[case].ffns.post_norm or not before
-        with ExitStack() as self.hooks:
-            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         self.path = tiny_family(directory, case)

@@ -25,13 +25,12 @@ from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, Written, read_decisions
-from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.reference import ranking
 from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
@@ -39,31 +38,6 @@ from tests.structures import kept_ids
 
 JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
-
-
-def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> GateStatistics:
-    layers = source.require_mixtures()
-    shape = len(layers), layers[0].original_experts
-    generator = np.random.default_rng(3)
-    names = TEXT_SUMS
-    entries = {
-        text: GateSums(
-            **{
-                name: generator.integers(1, 9, shape[:1] if name == "tokens" else shape).astype(float)
-                for name in names
-            }
-        )
-        for text in texts
-    }
-    return gate_statistics(
-        source.fingerprint,
-        source.model_type,
-        "text",
-        tuple(x.name for x in layers),
-        shape[1],
-        layers[0].top_k,
-        entries,
-    )
 
 
 def heads(source: Checkpoint) -> Scores:
@@ -97,7 +71,9 @@ def measured(source: Checkpoint) -> Scores:
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
-        options = ExpertOptions(gates=gates(source), ratio=0.4, least=least, strategy=strategy)  # type: ignore[arg-type]
+        options = ExpertOptions(
+            gates=random_gates(source, ("code", "chat")), ratio=0.4, least=least, strategy=strategy
+        )  # type: ignore[arg-type]
         return cut(source, plan_experts(source, options))
 
     return decide

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,10 +102,8 @@ class FfnSharing(Method):
     """Sharing as `sharing_of` the case says."""
 
     @pytest.fixture(autouse=True)
-    def _case(self, case: str) -> Any:
+    def _case(self, case: str) -> None:
         self.case, self.sharing = case, sharing_of(case)
-        with ExitStack() as self.hooks:
-            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         self.path = tiny(directory, case)

@@ -87,11 +87,6 @@ def without(model: Any, names: list[str]) -> Any:
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
-    @pytest.fixture(autouse=True)
-    def _hooks(self) -> Any:
-        with ExitStack() as self.hooks:
-            yield
-
     def make_source(self, directory: Path, case: str) -> Path:
         self.stacks = stacks_of(case)
         return tiny_family(directory, case, **CHANGES.get(case, {}))
