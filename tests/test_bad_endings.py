@@ -69,16 +69,7 @@ def failing_after(calls: int, real: Callable[..., Any], number: int = errno.ENOS
         (pipeline, "write_json", None),
     ],
 )
-def test_full_disk(
-    owner,
-    function,
-    dtype,
-    calls,
-    existing,
-    source,
-    tmp_path,
-    monkeypatch,
-):
+def test_full_disk(owner, function, dtype, calls, existing, source, tmp_path, monkeypatch):
     """Wherever it shows: reserving, writing, or with the small files."""
     out = tmp_path / "out"
     if existing:
@@ -150,11 +141,7 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
 
 @pytest.mark.parametrize(
     ("number", "status", "existing"),
-    [
-        (signal.SIGINT, 130, True),
-        (signal.SIGTERM, 143, False),
-        (signal.SIGHUP, 129, True),
-    ],
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, True)],
 )
 def test_signals_in_the_middle(number, status, existing, source, tmp_path):
     out = tmp_path / "out"

@@ -19,13 +19,7 @@ from prunecli.pipeline import Summary, apply, summarize
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.transaction import new_directory
 from tests.structures import axes_of
-from tests.tiny import (
-    config_of,
-    random_tensors,
-    tiny_nllb_moe,
-    write_json,
-    write_weights,
-)
+from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
 ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
 

@@ -68,9 +68,7 @@ def test_the_language_model_stands_beside_language_models_alone(folder, capsys):
     assert checkpoint_or_demo(Path("a"), "lm") == Path("a")
 
 
-def test_the_text_of_the_language_model_is_taken_where_none_is_named(
-    capsys,
-):
+def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
     own = (TextFile(Path("x")),)
     assert texts_or_demo(own, "lm", "val", None) == own
     assert texts_or_demo(None, "translation", "val", None) == ()
@@ -212,11 +210,7 @@ try:
 finally:
     print(f"peak {peak_resident()}", file=sys.stderr)
 """
-WIDE = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-}
+WIDE = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 
 
 @pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])

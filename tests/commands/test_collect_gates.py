@@ -204,12 +204,7 @@ def test_the_file_is_the_same_but_for_the_command_line(folder):
     made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
     assert content(folder / "whole.json") == content(folder / "layers.json")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "layers.json",
-        "model",
-        "text",
-        "whole.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -217,13 +212,7 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
-        return collect.memory_for(
-            checkpoint,
-            Devices(CPU),
-            torch.float32,
-            group,
-            console.note,
-        )
+        return collect.memory_for(checkpoint, Devices(CPU), torch.float32, group, console.note)
 
 
 def test_a_model_that_fits_is_held_whole(folder, monkeypatch):

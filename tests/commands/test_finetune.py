@@ -279,11 +279,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
     ("arguments", "error", "message"),
     [
         (("model", *PAIR, "--steps", 1, "--epochs", 1), UsageError, "--steps and --epochs"),
-        (
-            ("model", *PAIR, "--temperature", "nan"),
-            UsageError,
-            "--temperature nan: must be a finite number",
-        ),
+        (("model", *PAIR, "--temperature", "nan"), UsageError, "--temperature nan: must be a finite number"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
         (
@@ -350,10 +346,7 @@ def test_the_demo_without_arguments(folder):
     assert (folder / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [((7, 0), "float32"), ((8, 0), "bfloat16")],
-)
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 0), "float32"), ((8, 0), "bfloat16")])
 def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.commands.prune import (
-    prune_experts,
-)
+from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import SUMS, GateStatistics
@@ -53,10 +51,7 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
         return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--source", "eng_Latn"), ("--keep", "ids.json")],
-)
+@pytest.mark.parametrize("options", [("--source", "eng_Latn"), ("--keep", "ids.json")])
 def test_named_languages_and_chosen_ids_need_no_note(model, folder, options):
     (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
     result = done(model, *options, "--dry-run")

@@ -137,8 +137,7 @@ def _refused(result: Result, message: str, status: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kept_heads", "more"),
-    [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")],
+    ("ratio", "kept_heads", "more"), [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")]
 )
 def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""

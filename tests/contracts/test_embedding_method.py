@@ -58,11 +58,7 @@ both_sides_of_every_layout = pytest.mark.parametrize(
 """And one alone where the output is tied, and where it is not."""
 
 a_unit_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"),
-    [
-        *((case, "both") for case in TABLES),
-        *((case, "input") for case in ("bart", "llama")),
-    ],
+    ("case", "side"), [*((case, "both") for case in TABLES), *((case, "input") for case in ("bart", "llama"))]
 )
 """Those of them whose input has a unit."""
 
@@ -338,10 +334,7 @@ def test_a_factorised_table(side, tmp_path):
 )
 def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     source = tiny_family(tmp_path / "source", model_type, architectures=[name])
-    with (
-        open_model(source) as opened,
-        pytest.raises(UsageError, match=f"{name} has no output layer"),
-    ):
+    with open_model(source) as opened, pytest.raises(UsageError, match=f"{name} has no output layer"):
         decided(opened, side=side)
     out = factorised(source, tmp_path / "out")  # the default is the input's side then
     assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}

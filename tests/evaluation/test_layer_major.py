@@ -148,11 +148,7 @@ def whole_mixture(path: Path, dtype: str = "float32", *, own: bool = True, **mor
         return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
 
 
-KINDS = (
-    "gpt_oss",
-    "granitemoehybrid",
-    "qwen3_next",
-)
+KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
 """Families with attentions, states or layouts of different kinds; gate statistics are collected of all by layer."""
 
 

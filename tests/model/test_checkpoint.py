@@ -140,10 +140,7 @@ class TestFamilies:
         checkpoint = open_model(directory)
         assert checkpoint.architecture is None
         assert "model.shared.weight" in checkpoint.tensors
-        with pytest.raises(
-            UnsupportedModelError,
-            match=r'"other-kind" is unknown here',
-        ):
+        with pytest.raises(UnsupportedModelError, match=r'"other-kind" is unknown here'):
             checkpoint.require_architecture()
 
     @pytest.mark.parametrize("pickled", [False, True])

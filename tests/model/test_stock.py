@@ -44,11 +44,7 @@ def embedding(**sides: Any) -> Structure:
             "Not a stock model: transformers refuses 6 heads of a layer where hidden_size is 32, no multiple of it; "
             "`prune-heads --uniform` would give one.",
         ),
-        (
-            "llama",
-            heads(LLAMA, (), (), ()),
-            f"{NOT}no heads are left{UNIFORM}",
-        ),
+        ("llama", heads(LLAMA, (), (), ()), f"{NOT}no heads are left{UNIFORM}"),
         (
             "bart",
             heads(["model.encoder.layers.0.self_attn"], (0, 1)),

@@ -295,12 +295,7 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (KeyboardInterrupt(), False),
-        (SystemExit(143), True),
-        (OSError(28, "full"), False),
-    ],
+    ("error", "kept"), [(KeyboardInterrupt(), False), (SystemExit(143), True), (OSError(28, "full"), False)]
 )
 def test_what_an_end_leaves(source, error, kept):
     with stream_model("org/tiny") as opened, pytest.raises(BaseException) as caught:

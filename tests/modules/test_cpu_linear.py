@@ -53,11 +53,7 @@ def test_padding_is_small_and_never_negative(rows):
 
 @pytest.mark.parametrize(
     ("dtype", "counts", "switched"),
-    [
-        (torch.bfloat16, [1, 2, 2], True),
-        (torch.bfloat16, [2, 2], False),
-        (torch.float32, [1, 1], False),
-    ],
+    [(torch.bfloat16, [1, 2, 2], True), (torch.bfloat16, [2, 2], False), (torch.float32, [1, 1], False)],
 )
 def test_onednn_is_off_for_single_rows_only(dtype, counts, switched, monkeypatch):
     monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)

@@ -13,14 +13,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.matching import match_scores, scores_for
-from prunecli.results.unit_scores import (
-    Effects,
-    Method,
-    Reported,
-    Scores,
-    merge,
-    read_scores,
-)
+from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.tensors.documents import write_json

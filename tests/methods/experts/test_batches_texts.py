@@ -250,8 +250,5 @@ def test_an_expert_that_no_token_goes_to_is_not_read(path):
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):
     deeper = saved(tmp_path, "qwen3_moe")
     change_config(deeper, num_hidden_layers=4, mlp_only_layers=[1, 3])
-    with (
-        open_model(deeper) as checkpoint,
-        pytest.raises(CheckpointError, match=r"missing \(model"),
-    ):
+    with open_model(deeper) as checkpoint, pytest.raises(CheckpointError, match=r"missing \(model"):
         make_model(checkpoint, CPU, torch.float32)

@@ -115,14 +115,7 @@ def save(path: Path, content: Any) -> Path:
         ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
     ],
 )
-def test_expert_ids(
-    content,
-    sources,
-    targets,
-    encoder,
-    decoder,
-    tmp_path,
-):
+def test_expert_ids(content, sources, targets, encoder, decoder, tmp_path):
     kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
     assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
@@ -170,13 +163,6 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
         ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with `gates`"),
     ],
 )
-def test_expert_files_that_do_not_fit_are_refused(
-    content,
-    sources,
-    targets,
-    kind,
-    message,
-    tmp_path,
-):
+def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
         read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)

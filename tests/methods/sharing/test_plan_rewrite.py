@@ -22,11 +22,7 @@ from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_copy
 from tests.reference import ffn as reference
 
-ACTIVATIONS = {
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-}
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "silu": lambda x: x / (1 + np.exp(-x)), "tanh": np.tanh}
 X = np.random.default_rng(1).standard_normal((5, 32))
 
 

@@ -11,13 +11,7 @@ from prunecli.selection.cut import cut
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import OWN_SHAPES
-from tests.running.layerwise.running import (
-    assert_same,
-    by_layer,
-    in_memory,
-    with_shared_ffns,
-    without_heads,
-)
+from tests.running.layerwise.running import assert_same, by_layer, in_memory, with_shared_ffns, without_heads
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
@@ -36,10 +30,7 @@ def test_dense_families(model_type, memory, tmp_path):
     assert_same(found, in_memory(path))
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    ["granite", "falcon"],
-)
+@pytest.mark.parametrize("model_type", ["granite", "falcon"])
 def test_families_that_are_found(model_type, tmp_path):
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
