@@ -17,7 +17,6 @@ from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner
-from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.states import StateStore
 from prunecli.text.files import TextFile
 from tests.commands.calls import content, raising
@@ -184,20 +183,6 @@ def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
     monkeypatch.setattr(StateStore, "put", put)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
         run(*command, *SPILL)
-    assert {path.name for path in memory_folder.iterdir()} == {"data", "model", "text.txt"}
-
-
-def test_an_interrupt_leaves_nothing_behind(memory_folder, monkeypatch):
-    closed = []
-    real = StateStore.close
-    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LayerPasses, "forget_before", interrupted)
-    run(*EVALUATE, *SPILL)
-    assert len(closed) == 1
     assert {path.name for path in memory_folder.iterdir()} == {"data", "model", "text.txt"}
 
 

@@ -18,7 +18,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.contracts.method_contract import (
@@ -269,19 +268,6 @@ class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
         layers = model.model.layers
         for layer in layers[:-1]:
             layer.mlp.load_state_dict(layers[-1].mlp.state_dict())
-
-
-def test_an_even_width_is_a_stock_model(tmp_path):
-    """Each layer of a group of its own, all of another width."""
-    import torch
-
-    source = tiny(tmp_path / "source", "llama")
-    out = tmp_path / "out"
-    with open_model(source) as opened:
-        apply(opened, made_of(opened, FfnOptions(decoder="share", groups=(3,), width=64)), out)
-    with open_model(out) as made:
-        assert (made.config["model_type"], made.config["intermediate_size"]) == ("llama", 64)
-    torch.testing.assert_close(logits(out), logits(source), rtol=1e-5, atol=1e-5)
 
 
 def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:

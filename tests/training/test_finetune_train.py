@@ -260,22 +260,6 @@ def test_a_language_models_validation_loss_is_its_perplexity(tmp_path, documents
     assert trained.log["validation"][0]["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
 
 
-def test_a_language_model_learns_to_end(tmp_path):
-    """Greedy search of what was trained, or of a pupil of what was trained, gives a line and its end."""
-    path, text = tiny_family(tmp_path / "model", "llama"), PlainText((), ("the hen", "no tin") * 40)
-    made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
-    for number in range(2):
-        trained = train(path, tmp_path / f"state{number}", made, TrainingData("lm", text))
-        made = made.model_copy(update=dict(teacher=trained.staged, loss=LossOptions(0.0, 1.0)))
-    model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
-    prompt = tokenizer("the", return_tensors="pt")["input_ids"]
-    if prompt[0, -1] == tokenizer.eos_token_id:  # this tokenizer ends its texts
-        prompt = prompt[:, :-1]
-    found = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, max_length=None)[0]
-    assert found[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(found, skip_special_tokens=True).strip() == "the hen"
-
-
 @pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])
 def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     """All tokens count, not the hidden ones alone."""
