@@ -1,4 +1,4 @@
-"""Shared, removed and resized FFNs compute what the stock model computes whose FFNs are made alike."""
+"""Shared, removed and resized FFNs are saved, copied and trained as they are stored."""
 
 from __future__ import annotations
 
