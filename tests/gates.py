@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from prunecli.results.gates import GateModel, GateStatistics, GateSums, Mode
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateModel, GateStatistics, GateSums, Mode
 
 
 def gate_statistics(
@@ -33,6 +35,29 @@ def gate_statistics(
         lacks=frozenset(lacks),
         **more,
     )
+
+
+def random_gates(checkpoint: Checkpoint, entries: Sequence[str], seed: int = 0) -> GateStatistics:
+    """Random statistics of the layers that a forward pass of the checkpoint runs; counts are 200 or more."""
+    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    shape = len(layers), layers[0].original_experts
+    mode: Mode = "forced" if checkpoint.model_type == "nllb-moe" else "text"
+
+    def drawn(number: int) -> GateSums:
+        draw = np.random.default_rng((seed, number))
+        return GateSums(
+            {
+                name: draw.integers(200, 999, shape[:1] if name == "tokens" else shape)
+                if name in COUNTS
+                else draw.random(shape)
+                for name in (SUMS if mode == "forced" else TEXT_SUMS)
+            }
+        )
+
+    sums = {entry: drawn(number) for number, entry in enumerate(entries)}
+    names = [layer.name for layer in layers]
+    found = checkpoint.fingerprint, checkpoint.model_type
+    return gate_statistics(*found, mode, names, shape[1], layers[0].top_k, sums)
 
 
 def choose_among(module: Any, experts: Collection[int]) -> None:

@@ -23,9 +23,7 @@ def thrice(tmp_path):
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
     with open_model(tiny_family(tmp_path / "source", "llama")) as model:
         apply(
-            model,
-            cut(model, plan_widths(model, NarrowOptions(ratio=0.2, metric="norms"))),
-            tmp_path / "one",
+            model, cut(model, plan_widths(model, NarrowOptions(ratio=0.2, metric="norms"))), tmp_path / "one"
         )
     with open_model(tmp_path / "one") as model:
         apply(model, cut(model, plan_layers(model, LayerOptions(remove="0"))), tmp_path / "two")

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.analysis.language_comparison import (
-    cluster,
-    jaccard_matrix,
-    spread_by_relation,
-)
+from prunecli.analysis.language_comparison import cluster, jaccard_matrix, spread_by_relation
 from tests.reference import jaccard as reference
 
 sets = st.sets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 7)))

@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.removed import (
-    Kept,
-    Removed,
-    kept_of_one_training,
-    kinds_of,
-    names,
-    removed,
-    setting,
-)
+from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, kinds_of, names, removed, setting
 from prunecli.model.checkpoint import open_model
 from prunecli.model.parts import KINDS
 from prunecli.report.pictures import training_curves
@@ -167,10 +159,7 @@ def test_amounts_are_one_line(first, second):
             [[step(gates="1" * 64)], [step(gates="2" * 64)]],
             ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
         ),
-        (
-            [[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]],
-            ["seed 0", "seed 1"],
-        ),
+        ([[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]], ["seed 0", "seed 1"]),
         ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
         ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
         (

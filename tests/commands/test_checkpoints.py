@@ -17,7 +17,6 @@ from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner
-from prunecli.running.layerwise.forward import LayerPasses
 from prunecli.running.layerwise.states import StateStore
 from prunecli.text.files import TextFile
 from tests.commands.calls import content, raising
@@ -68,9 +67,7 @@ def test_the_language_model_stands_beside_language_models_alone(folder, capsys):
     assert checkpoint_or_demo(Path("a"), "lm") == Path("a")
 
 
-def test_the_text_of_the_language_model_is_taken_where_none_is_named(
-    capsys,
-):
+def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
     own = (TextFile(Path("x")),)
     assert texts_or_demo(own, "lm", "val", None) == own
     assert texts_or_demo(None, "translation", "val", None) == ()
@@ -189,20 +186,6 @@ def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
     assert {path.name for path in memory_folder.iterdir()} == {"data", "model", "text.txt"}
 
 
-def test_an_interrupt_leaves_nothing_behind(memory_folder, monkeypatch):
-    closed = []
-    real = StateStore.close
-    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LayerPasses, "forget_before", interrupted)
-    run(*EVALUATE, *SPILL)
-    assert len(closed) == 1
-    assert {path.name for path in memory_folder.iterdir()} == {"data", "model", "text.txt"}
-
-
 MEASURED = """
 import sys
 from prunecli.commands.app import main
@@ -212,11 +195,7 @@ try:
 finally:
     print(f"peak {peak_resident()}", file=sys.stderr)
 """
-WIDE = {
-    "hidden_size": 384,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-}
+WIDE = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 
 
 @pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])

@@ -33,7 +33,7 @@ from prunecli.text.plain import MIXED
 from tests.commands import calls
 from tests.commands.calls import Result, call, content, refused
 from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
-from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -210,12 +210,7 @@ def test_the_file_is_the_same_but_for_the_command_line(folder):
     made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
     assert content(folder / "whole.json") == content(folder / "layers.json")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "layers.json",
-        "model",
-        "text",
-        "whole.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -223,13 +218,7 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
-        return collect.memory_for(
-            checkpoint,
-            Devices(CPU),
-            torch.float32,
-            group,
-            console.note,
-        )
+        return collect.memory_for(checkpoint, Devices(CPU), torch.float32, group, console.note)
 
 
 def test_a_model_that_fits_is_held_whole(folder, monkeypatch):
@@ -256,32 +245,3 @@ def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
     made = run("model", "--data", "text", "--mode", "beam")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
-
-
-def test_a_search_that_goes_on_keeps_its_type(folder, monkeypatch):
-    """Sums of two types would be added, where more memory is free the second time."""
-    change_config(folder / "model", max_position_embeddings=16)  # at which endless searches end
-    arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
-    arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
-    done(*arguments, "-o", "whole.json", "--compute-dtype", "bf16")
-    monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
-    monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
-    monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
-    save = collect.PartialRun.save
-
-    def stop(partial_run, state):
-        save(partial_run, state)
-        if state.batches == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(collect.PartialRun, "save", stop)
-        assert run(*arguments).status != 0
-    assert (folder / ".gates.json.partial").exists()
-    monkeypatch.setattr(
-        fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
-    )
-    assert "2 batches are done" in run(*arguments).err
-    found, whole = content(folder / "gates.json"), content(folder / "whole.json")
-    assert found["dtype"] == "bfloat16"
-    assert found == whole

@@ -188,8 +188,7 @@ Dry run: nothing is written."""
 
 
 @pytest.mark.parametrize(
-    ("columns", "environment", "end", "bold"),
-    [(80, {}, SIZES, 2), (60, {"TERM": "dumb"}, WRAPPED_SIZES, 0)],
+    ("columns", "environment", "end", "bold"), [(80, {}, SIZES, 2), (60, {"TERM": "dumb"}, WRAPPED_SIZES, 0)]
 )
 def test_a_table(columns, environment, end, bold, tmp_path):
     command = "prune-experts demo --metric random --ratio 0.8 --dry-run"

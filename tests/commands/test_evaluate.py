@@ -41,14 +41,7 @@ QUICK = ("--max-new-tokens", "3", "--beam", "1", "--device", "cpu", "--bootstrap
 def test_two_checkpoints_side_by_side(folder):
     result = _run("full", "pruned", "--data", "data", "--langs", "eng_Latn,fra_Latn,deu_Latn", *QUICK)
     assert result.exit_code == 0
-    for text in (
-        "chrF++",
-        "over-gen.",
-        "full",
-        "pruned",
-        "mean of 2 pairs",
-        "eng_Latn-deu_Latn",
-    ):
+    for text in ("chrF++", "over-gen.", "full", "pruned", "mean of 2 pairs", "eng_Latn-deu_Latn"):
         assert text in result.stdout
     assert "Too few sentences for a test of significance: 2; give 30 or more." in result.stderr
     assert "*" not in result.stdout

@@ -143,14 +143,6 @@ def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model, folder)
     assert "Warning" not in run("unit", "--cache", "--dry-run").err
 
 
-def test_cache_needs_no_fit(model, folder):
-    done(model, *SMALL, "-o", "unit")
-    result = done("unit", "--cache", "-o", "cached")
-    assert "nothing is fitted" in result.err
-    np.testing.assert_allclose(logits(folder / "cached"), logits(folder / "unit"), rtol=1e-4, atol=1e-5)
-    done("unit", "--cache", "-o", "never", "--dry-run")
-
-
 @pytest.mark.parametrize("options", [("--kind", "define"), ("--no-reduction",)])
 def test_draws_correlations(model, folder, options):
     """The correlations are those of the tables, of the layers, and of the groups of a layer."""

@@ -27,16 +27,11 @@ from prunecli.errors import (
     UsageError,
 )
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import shim_classes
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.training.state import sole_writer
 from prunecli.training.watch import Watch
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
-from tests.selections import kept_experts
-from tests.structures import axes_of
-from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
+from tests.tiny import write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
@@ -96,22 +91,6 @@ def test_json_is_the_file(folder):
     with open_model("out") as made:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
         assert made.config["dtype"] == "float32"
-
-
-def test_a_reduced_model_keeps_its_structure(folder):
-    tiny_nllb_moe("moe", experts=8)
-    with open_model("moe") as source:
-        kept = {"model.encoder.layers.1.ffn": (1, 4, 5), "model.encoder.layers.3.ffn": (0, 7)}
-        kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
-        apply(source, cut(source, kept_experts(kept)), folder / "pruned")
-    _run("pruned", "--teacher", "moe", *USUAL)
-    with open_model("pruned") as before, open_model("out") as after:
-        assert after.structure.axes == before.structure.axes == axes_of("expert", kept, 8)
-        assert shim_classes(after.config)
-        assert shim_classes(before.config)
-        assert after.structure.history[-1]["arguments"]["distill"] == 0.5
-    model = prunecli.load_model("out", device="cpu")
-    assert model.model.shared.weight is model.lm_head.weight
 
 
 def test_from_scratch(folder):
@@ -279,11 +258,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
     ("arguments", "error", "message"),
     [
         (("model", *PAIR, "--steps", 1, "--epochs", 1), UsageError, "--steps and --epochs"),
-        (
-            ("model", *PAIR, "--temperature", "nan"),
-            UsageError,
-            "--temperature nan: must be a finite number",
-        ),
+        (("model", *PAIR, "--temperature", "nan"), UsageError, "--temperature nan: must be a finite number"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
         (
@@ -350,10 +325,7 @@ def test_the_demo_without_arguments(folder):
     assert (folder / "out" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype"),
-    [((7, 0), "float32"), ((8, 0), "bfloat16")],
-)
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 0), "float32"), ((8, 0), "bfloat16")])
 def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(capability, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)

@@ -264,11 +264,7 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, nam
 
 
 def test_a_model_that_is_to_run_is_not_streamed(folder, hub):
-    refused(
-        call(prune_layers, "org/tiny", *TEXT, "--stream"),
-        "which needs all of its weights",
-        2,
-    )
+    refused(call(prune_layers, "org/tiny", *TEXT, "--stream"), "which needs all of its weights", 2)
     assert hub.requests == []
 
 

@@ -51,13 +51,7 @@ def test_the_whole_model_in_each_type(moe, capsys):
         ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
     ],
 )
-def test_types_of_the_same_size_are_one_way(
-    tmp_path,
-    capsys,
-    stored,
-    asked,
-    found,
-):
+def test_types_of_the_same_size_are_one_way(tmp_path, capsys, stored, asked, found):
     directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
     whole = fit(capsys, directory, "--fit", "1GiB", *asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found

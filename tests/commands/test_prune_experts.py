@@ -8,19 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from prunecli.commands.prune import (
-    prune_experts,
-)
+from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import COUNTS, SUMS, GateStatistics, GateSums
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
 from tests.commands.calls import Result, call, names, refused
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
 
@@ -28,28 +25,11 @@ PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
 
-OF_GATES = ("importance", "importance-vanilla", "top1", "top2", "load-balance")
-
 run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
 
 
-def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
-    layers = checkpoint.require_mixtures()
-    shape = len(layers), layers[0].original_experts
-    entries = {}
-    for number, pair in enumerate(pairs):
-        draw = np.random.default_rng((seed, number))
-        entries[pair] = GateSums(
-            {
-                name: draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
-                if name in COUNTS
-                else draw.random(shape)
-                for name in SUMS
-            }
-        )
-    names = tuple(layer.name for layer in layers)
-    made = gate_statistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
-    return {"format": GateStatistics.FORMAT, **made.to_json()}
+def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
+    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS, seed).to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +51,7 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
         return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [("--source", "eng_Latn"), ("--keep", "ids.json")],
-)
+@pytest.mark.parametrize("options", [("--source", "eng_Latn"), ("--keep", "ids.json")])
 def test_named_languages_and_chosen_ids_need_no_note(model, folder, options):
     (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
     result = done(model, *options, "--dry-run")
@@ -184,22 +161,6 @@ def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
     result = done(model, *amount, *options, "--quiet", "--dry-run")
     assert result.err.count("Decoder layers") == (says is not None)
     assert says is None or says in result.err
-
-
-def test_published_statistics_and_ids_are_read_as_they_are(model, folder):
-    draw = np.random.default_rng(3)
-    entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
-    (folder / "stats.json").write_text(json.dumps({"eng_Latn-X": entry, "X-fra_Latn": entry}))
-    languages = ("--source", "eng_Latn", "--target", "fra_Latn")
-    done(model, "--gates", "stats.json", *languages, "--ratio", 0.5, "-o", "a")
-    value = np.array(entry["top1"]) * np.exp(entry["conf1"])
-    first = kept(folder / "a")[ENCODER[0]]
-    assert set(first) == set(np.argsort(-value[:16])[: len(first)].tolist())
-    (folder / "ids.json").write_text(
-        json.dumps({"eng_Latn": list(range(64)), "fra_Latn": list(range(0, 64, 2))})
-    )
-    done(model, "--keep", "ids.json", *languages, "-o", "b")
-    assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
 
 
 def test_thresholds_on_published_statistics_are_those_of_the_released_code(model, folder):

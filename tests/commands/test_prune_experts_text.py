@@ -6,19 +6,17 @@ import json
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
 from tests.commands.calls import call
 from tests.commands.test_prune_experts import kept
 from tests.contracts.test_mixtures import save_tiny
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.reference import weights
 
 run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
@@ -38,35 +36,11 @@ def folder(tmp_path, model):
     return tmp_path
 
 
-def write_statistics(path: Path, model: Path, power: int = 1) -> None:
-    """Statistics of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more.
-
-    Sums of the first layer are to this power: the higher, the more lies on few experts.
-    """
+def write_statistics(path: Path, model: Path) -> None:
+    """Random statistics; of `code` expert 3 saw 2 tokens, the others 200 or more."""
     with open_model(model) as checkpoint:
-        layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-        shape = len(layers), layers[0].num_experts
-        entries = {}
-        for seed, text in enumerate(("code", "chat")):
-            draw = np.random.default_rng(seed)
-            arrays = {
-                name: draw.integers(200, 999, shape) if name in COUNTS else draw.random(shape)
-                for name in TEXT_SUMS[1:]
-            }
-            for array in arrays.values():
-                array[0] **= power
-            if text == "code":
-                arrays["routed"][:, 3] = 2
-            entries[text] = GateSums(tokens=np.full(shape[0], 999), **arrays)
-        made = gate_statistics(
-            checkpoint.fingerprint,
-            checkpoint.resolved.family.model_type,
-            "text",
-            tuple(layer.name for layer in layers),
-            shape[1],
-            layers[0].top_k,
-            entries,
-        )
+        made = random_gates(checkpoint, ("code", "chat"))
+    made.entries["code"].routed[:, 3] = 2
     write_json(path, {"format": made.format, **made.to_json()})
 
 
@@ -149,25 +123,6 @@ def test_experts_that_saw_little_are_told_of(model, folder):
     assert json.loads(quiet.out)["details"] == {}
     assert "saw fewer" not in quiet.err
     assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
-
-
-def test_one_threshold_for_all_layers(model, folder):
-    write_statistics(folder / "skewed.json", model, power=3)
-    result = done(
-        model, "--gates", "skewed.json", "--strategy", "global-threshold", "--ratio", 0.35, "-o", "out"
-    )
-    assert "Threshold theta" in result.err
-    with open_model(model) as checkpoint:
-        layers = checkpoint.mixtures
-    groups, held = layers[0].groups.count, sum(layer.num_experts for layer in layers)
-    chosen = kept(folder / "out")
-    counts = [len(ids) for ids in chosen.values()]
-    assert len(set(counts)) > 1
-    assert sum(counts) == held * 13 // 20 // groups * groups
-    assert min(counts) >= 4
-    for ids in chosen.values():  # as many of each group
-        per_group = [sum(number * groups // 8 == group for number in ids) for group in range(groups)]
-        assert len(set(per_group)) == 1
 
 
 def test_by_weights_alone(model, folder):

@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
-from prunecli.results.unit_scores import merge, read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
 
@@ -102,22 +100,6 @@ def test_scores_that_were_saved_take_the_place_of_text(models, metric):
     widths = [len(ids) for ids in kept_of(uneven.out).values()]
     assert min(widths) >= 4
     assert sum(widths) <= 14 + 4
-
-
-def test_saved_scores_add_up(models):
-    lines = Path("text.txt").read_text().splitlines(keepends=True)
-    for name, part in {"both": lines, "one": lines[:1], "two": lines[1:]}.items():
-        Path(f"{name}.txt").write_text("".join(part))
-        saving = ("--text", f"{name}.txt", "--save-scores", f"{name}.json")
-        done(models["llama"], *saving, "--batch-tokens", 8, "--lines", *DRY)
-    both, one, two = (read_scores(Path(f"{name}.json"), "unit") for name in ("both", "one", "two"))
-    whole = merge([one, two], ["one.json", "two.json"])
-    assert (whole.counts, whole.examples) == (both.counts, both.examples)
-    for name, values in both.values.items():
-        np.testing.assert_allclose(whole.values[name], values, rtol=1e-4)
-    once = done(models["llama"], "--scores", "both.json", "--width", 8, *DRY)
-    parts = done(models["llama"], "--scores", "one.json", "--scores", "two.json", "--width", 8, *DRY)
-    assert kept_of(once.out) == kept_of(parts.out)
 
 
 def test_saved_scores_of_another_model_or_width_are_refused(models):

@@ -78,24 +78,6 @@ def test_json_of_a_dry_run(metric, normalize, model, folder):
     assert names(folder) == ["heads.json"]
 
 
-@pytest.mark.parametrize(
-    ("attention", "removed"),
-    [("cross", (0, 0, 4)), (" decoder, encoder", (6, 4, 0))],
-)
-def test_only_the_attentions_named_lose_heads(attention, removed, model, folder):
-    """All heads are equal: the last of each layer go first, and of these those of the last layers."""
-    with open_model(model) as checkpoint:
-        values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
-        write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
-    done(model, "--attention", attention, "--ratio", 0.5)
-    with open_model(folder / "pruned-heads") as pruned:
-        found = [
-            sum(4 - layer.num_heads for layer in pruned.layout.attentions if layer.kind == kind)
-            for kind in ("encoder", "decoder", "cross")
-        ]
-    assert tuple(found) == removed
-
-
 def test_layers_keep_their_minimum_or_end_with_no_head(model, folder):
     done(model, "--count", 21, "--min", 1, "-o", "one")
     assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
@@ -155,8 +137,7 @@ def _refused(result: Result, message: str, status: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kept_heads", "more"),
-    [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")],
+    ("ratio", "kept_heads", "more"), [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")]
 )
 def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
@@ -173,37 +154,6 @@ def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     assert stock.config.num_key_value_heads == kept_heads
     with open_model(tmp_path / "pruned-heads") as made:
         assert made.structure.history[-1]["arguments"]["uniform"] is True
-
-
-def test_uniform_results_of_fused_projections_are_the_masked_model(tmp_path):
-    """Phi-3's config.json holds no width of a head until prunecli writes one."""
-    import torch
-    from transformers import Phi3ForCausalLM
-
-    source = tiny_family(tmp_path / "phi3", "phi3")
-    result = done(source, "--metric", "random", "--ratio", 0.5, "--uniform")
-    assert "A stock model: plain transformers opens it." in result.out
-    stock = Phi3ForCausalLM.from_pretrained(tmp_path / "pruned-heads").eval()
-    config = stock.config
-    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 4)
-    masked = Phi3ForCausalLM.from_pretrained(source).eval()
-    for number, ids in enumerate(kept(tmp_path / "pruned-heads").values()):
-        gone = [query for query in range(8) if query // 2 not in ids]
-        weight = masked.model.layers[number].self_attn.o_proj.weight.data
-        weight.view(weight.shape[0], 8, 4)[:, gone] = 0
-    tokens = torch.arange(4, 16)[None]
-    with torch.no_grad():
-        assert torch.allclose(stock(tokens).logits, masked(tokens).logits, atol=1e-5)
-
-
-def test_dry_runs_say_what_would_be_a_stock_model(tmp_path):
-    source = tiny_family(tmp_path / "llama", "llama")
-    arguments = (source, "--metric", "random", "--ratio", 0.4, "--dry-run")
-    shown = run(*arguments)
-    assert "Not a stock model: heads differ between layers (" in shown.out
-    stock = json.loads(run(*arguments, "--json").out)["stock"]
-    assert stock["is_stock"] is False
-    assert stock["nearest"] == "`prune-heads --uniform`"
 
 
 def test_uniform_is_refused_where_no_config_can_say_it(model, folder):

@@ -120,12 +120,7 @@ def test_without_an_amount_the_default_is_said(models):
         ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would stay", 2),
         ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one stack", 2),
         ("m2m_100", ("--remove", "1"), "--remove 1: no layer of this model", 2),
-        (
-            "m2m_100",
-            ("--contiguous", "--count", 1, "--data", DATA),
-            "layers of each stack is not given",
-            2,
-        ),
+        ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given", 2),
     ],
 )
 def test_refusals(models, case, arguments, message, status):

@@ -11,9 +11,7 @@ import pytest
 
 from prunecli.architectures import FAMILIES
 from prunecli.commands.score_heads import head_table, score_heads
-from prunecli.errors import (
-    UsageError,
-)
+from prunecli.errors import UsageError
 from prunecli.model.axes import module_of
 from prunecli.model.parts import AttentionKind, AttentionLayer
 from tests.commands.calls import call, done, raising, refused

@@ -78,10 +78,7 @@ def test_one_after_another_and_trained(folder):
     config = config_of(SOURCE)
     masked = Path("masked")  # the same with the head that training needs
     sentence_model(masked, architectures=["BertForMaskedLM"])
-    assert config_of(masked) == {
-        **config,
-        "architectures": ["BertForMaskedLM"],
-    }
+    assert config_of(masked) == {**config, "architectures": ["BertForMaskedLM"]}
     (masked / "README.md").write_text(CARD)
     done(prune_heads, masked, "--metric", "random", "-o", "one")
     result = done(finetune, "one", *TRAINING, "-o", "two", "--json")

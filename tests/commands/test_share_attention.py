@@ -48,17 +48,6 @@ def test_without_options_the_choices_are_said(model):
         assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
-@pytest.mark.parametrize(
-    ("name", "encoder", "decoder"),
-    [("SharedEnc", {0}, {0, 1}), ("NoDec", {0, 1, 2}, set()), ("SharedEncSharedDec", {0}, {0})],
-)
-def test_every_configuration(name, encoder, decoder, model):
-    done(model, "--preset", name.lower(), "--cross", "drop", "-o", "out")
-    wanted = {*map(ENCODER.format, encoder), *map(DECODER.format, decoder)}
-    assert {*owners("out").values()} == wanted | {None}
-    assert {owners("out")[CROSS.format(n)] for n in range(2)} == {None}
-
-
 def test_json_of_a_dry_run(model, tmp_path):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
     result = done(model, "--encoder", "share", "--decoder", "drop", "--init", "last", "--dry-run", "--json")

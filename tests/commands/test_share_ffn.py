@@ -66,12 +66,6 @@ def test_json_of_a_dry_run(model, tmp_path):
     assert summary["output"] is None
 
 
-def test_several_groups(tmp_path):
-    model = tiny(tmp_path / "deep", "m2m_100", encoder_layers=4)
-    done(model, "--encoder", "share", "--groups", "2", "--order", "cycle-reverse", "-o", "out")
-    assert [owners("out")[ENCODER.format(n)] for n in range(4)] == [ENCODER.format(n) for n in (0, 1, 1, 0)]
-
-
 def test_the_history_names_no_stack_that_the_model_lacks(models):
     done(models["llama"], "--decoder", "share", "-o", "shared")
     with open_model(Path("shared")) as made:

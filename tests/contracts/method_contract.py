@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ class Method:
 
     cast: str | None = None
     keeps_order: bool = True
+
+    @pytest.fixture(autouse=True)
+    def _hooks(self) -> Any:
+        """`hooks`: what `mask` enters ends with the test."""
+        with ExitStack() as self.hooks:
+            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         """Write a tiny checkpoint that the method can reduce."""

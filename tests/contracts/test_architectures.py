@@ -22,12 +22,7 @@ from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.parts import own_norms, within
 from prunecli.model.structure import Structure
-from tests.families import (
-    random_state,
-    stock_model,
-    tiny_config_of,
-    tiny_family,
-)
+from tests.families import random_state, stock_model, tiny_config_of, tiny_family
 from tests.families import records as families
 from tests.tiny import config_of, tiny_config, tiny_nllb_moe, write_json, write_weights
 
@@ -37,10 +32,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{case: (case, {}) for case in families.CASES if case != "nllb-moe"},
     "t5-equal-depths": ("t5", {"num_decoder_layers": None}),
     "roberta-classification": ("roberta", {"architectures": ["RobertaForSequenceClassification"]}),
-    "xlm-roberta-classification": (
-        "xlm-roberta",
-        {"architectures": ["XLMRobertaForSequenceClassification"]},
-    ),
+    "xlm-roberta-classification": ("xlm-roberta", {"architectures": ["XLMRobertaForSequenceClassification"]}),
     "bart-classification": ("bart", {"architectures": ["BartForSequenceClassification"]}),
     "distilbert-classification": ("distilbert", {"architectures": ["DistilBertForSequenceClassification"]}),
     "opt-bare": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
@@ -316,11 +308,7 @@ class TestOlderCheckpoints:
         ],
     )
     def test_are_read(
-        self,
-        model_type: str,
-        rename: dict[str, str],
-        more: dict[str, tuple[int, ...]],
-        tmp_path: Path,
+        self, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]], tmp_path: Path
     ) -> None:
         checkpoint = open_model(self.stored(tmp_path / "old", model_type, rename, more))
         checkpoint.check()

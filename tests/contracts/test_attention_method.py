@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from prunecli.errors import CheckpointError
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import AttentionOptions
 from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import summarize
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     WRITTEN,
@@ -75,12 +71,10 @@ class AttentionSharing(Method):
     """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
 
     @pytest.fixture(autouse=True)
-    def _case(self, case: str) -> Any:
+    def _case(self, case: str) -> None:
         self.case, self.names = case, reference.names_of(layout_of(case))
         before = CASES[case].config.get("do_layer_norm_before", True)
         self.post_norm = CASES[case].ffns.post_norm or not before
-        with ExitStack() as self.hooks:
-            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         self.path = tiny_family(directory, case)
@@ -233,17 +227,3 @@ class TestComposition(AttentionSharing, InSteps):
         held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
         copies = written(write_copy(source, tmp_path / "copies", held), shorter, tmp_path / "short-copies")
         torch.testing.assert_close(logits(short), logits(copies), rtol=1e-5, atol=1e-5)
-
-
-def test_integers_are_not_merged(tmp_path):
-    """Whichever of those that would be merged they are."""
-    source = tiny_family(tmp_path / "source", "bart")
-    name = "model.encoder.layers.1.self_attn.q_proj.weight"
-    held = {
-        stored: value.astype(np.int32) if stored == name else value
-        for stored, value in weights(source).items()
-    }
-    with open_model(write_copy(source, tmp_path / "whole", held)) as opened:
-        rewrite = rewrite_shared(opened, plan_attention(opened, AttentionOptions(encoder="share")))
-        with pytest.raises(CheckpointError, match=rf"whole: {name} is of type I32, which cannot be merged"):
-            summarize(opened, rewrite)

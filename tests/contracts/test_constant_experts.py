@@ -30,10 +30,7 @@ from tests.contracts.test_mixtures import logits, save_tiny, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.tiny import config_of, write_plain_tokenizer
 
-FAMILIES = (
-    "mixtral",
-    "deepseek_v3",
-)
+FAMILIES = ("mixtral", "deepseek_v3")
 """Experts with other names on disk; correction biases and groups."""
 PROSE = ("the hen and a hat", "a", "the hat is in the inn", "no hen")
 CODE = ("if x: return y, else no", "x - 1")

@@ -25,46 +25,19 @@ from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, Written, read_decisions
-from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.reference import ranking
 from tests.scores import scores_by_hand
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
-from tests.tiny import tiny_nllb_moe
 
 JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
-
-
-def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> GateStatistics:
-    layers = source.require_mixtures()
-    shape = len(layers), layers[0].original_experts
-    generator = np.random.default_rng(3)
-    names = TEXT_SUMS
-    entries = {
-        text: GateSums(
-            **{
-                name: generator.integers(1, 9, shape[:1] if name == "tokens" else shape).astype(float)
-                for name in names
-            }
-        )
-        for text in texts
-    }
-    return gate_statistics(
-        source.fingerprint,
-        source.model_type,
-        "text",
-        tuple(x.name for x in layers),
-        shape[1],
-        layers[0].top_k,
-        entries,
-    )
 
 
 def heads(source: Checkpoint) -> Scores:
@@ -98,7 +71,9 @@ def measured(source: Checkpoint) -> Scores:
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
-        options = ExpertOptions(gates=gates(source), ratio=0.4, least=least, strategy=strategy)  # type: ignore[arg-type]
+        options = ExpertOptions(
+            gates=random_gates(source, ("code", "chat")), ratio=0.4, least=least, strategy=strategy
+        )  # type: ignore[arg-type]
         return cut(source, plan_experts(source, options))
 
     return decide
@@ -223,28 +198,6 @@ def test_every_pruning_command_shows_it():
     explaining = {name for name, parameters in parameters().items() if "explain" in parameters}
     assert explaining == {*PRUNING}
     assert {name for name in known if name.startswith(("prune-", "trim-"))} <= explaining
-
-
-def test_later_steps_carry_it_along(tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
-        options = ExpertOptions(metric="random", ratio=0.5)
-        apply(source, cut(source, plan_experts(source, options)), tmp_path / "once")
-    with open_model(tmp_path / "once") as once:
-        plan = plan_layers(once, LayerOptions(remove="encoder:0,decoder:0"))
-        apply(once, cut(once, plan), tmp_path / "twice")
-    with open_model(tmp_path / "twice") as twice:
-        told = read_decisions(twice.path, twice.structure.history)
-        kept = kept_ids(twice.structure, "expert")["model.encoder.layers.0.ffn"]
-    assert [decision.part for decision in told.values()] == ["expert", "layer"]
-    explained = Explained.open(tmp_path / "twice")
-    # Sparse encoder layer 1 is layer 0 by now; both numbers are told.
-    texts = [
-        answer.text for answer in explained.answers(parse_question([f"expert {kept[1]} of encoder layer 1"]))
-    ]
-    assert "was kept: drawn at random (seed 0)" in texts[0]
-    assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
-    gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
-    assert "Encoder layer 0 was dropped: named by --remove" in gone
 
 
 def hostile(decision: Decision, **changes: object) -> dict[str, object]:

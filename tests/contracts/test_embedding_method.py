@@ -35,10 +35,9 @@ from tests.contracts.method_contract import (
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
 from tests.families.family import Family
-from tests.families.records import own_branches, own_layouts
+from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
-from tests.selections import kept_heads
 from tests.tiny import config_of
 
 Made = Callable[..., Path]
@@ -59,11 +58,7 @@ both_sides_of_every_layout = pytest.mark.parametrize(
 """And one alone where the output is tied, and where it is not."""
 
 a_unit_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"),
-    [
-        *((case, "both") for case in TABLES),
-        *((case, "input") for case in ("bart", "llama")),
-    ],
+    ("case", "side"), [*((case, "both") for case in TABLES), *((case, "input") for case in ("bart", "llama"))]
 )
 """Those of them whose input has a unit."""
 
@@ -156,22 +151,6 @@ class TestEverySide:
         )
 
     @both_sides_of_every_layout
-    def test_stores_nothing_twice(self, case: str, family: Family, made: Made, side: str) -> None:
-        held = weights(out := made(case, side=side))
-        table, output = f"{family.input[0]}.weight", f"{family.output}.weight"
-        assert (table in held) == (side == "output")
-        assert (output in held) == (side != "both" or not family.tied)
-        assert not any(name.startswith(family.input[1:]) for name in held)
-        with open_model(out) as opened:
-            opened.check()
-            own = [
-                name
-                for name in opened.tensors
-                if name.startswith((f"{family.input[0]}.", f"{family.output}.pro"))
-            ]
-            assert {opened.layout.part(name) for name in own} == {"embeddings"}
-
-    @both_sides_of_every_layout
     def test_saves_what_it_was_made_of(self, case: str, made: Made, tmp_path: Path, side: str) -> None:
         out = made(case, side=side)
         model = load(out)
@@ -214,13 +193,6 @@ class TestVariants:
         with open_model(out) as made:
             made.check()
 
-    @once_a_layout
-    def test_of_every_layout_can_be_cached(self, case: str, made: Made, tmp_path: Path) -> None:
-        out = made(case, side="both", shared_blocks=True, reduction=False, expand_dim=None)
-        torch.testing.assert_close(
-            logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-3, atol=1e-4
-        )
-
 
 class TestCaching:
     @a_unit_of_every_layout
@@ -258,32 +230,6 @@ class TestCaching:
 
 class TestOpening:
     @once_a_layout
-    def test_the_modules_are_one(self, case: str, family: Family, made: Made) -> None:
-        model = load(made(case, side="both"))
-        units = {id(model.get_submodule(name)) for name in family.input}
-        assert len(units) == 1
-        unit = model.get_submodule(family.input[0])
-        assert model.get_input_embeddings() is unit
-        output = model.get_submodule(family.output)
-        assert model.get_output_embeddings() is output
-        assert (output.weight is unit.map.weight) == family.tied
-
-    @once_a_layout
-    def test_every_part_is_trained(self, case: str, made: Made) -> None:
-        model = load(made(case, side="both"))
-        ids = torch.tensor([[5, 6, 7, 8]])
-        targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-        model(input_ids=ids, **targets).logits.square().mean().backward()
-        parts = [
-            name
-            for name, _ in model.named_parameters(remove_duplicate=False)
-            if ".map." in name or ".reduce." in name or "project." in name
-        ]
-        assert len(parts) >= 4
-        for name in parts:
-            assert model.get_parameter(name).grad.abs().sum() > 0, name
-
-    @once_a_layout
     def test_with_transformers(self, case: str, made: Made) -> None:
         import transformers
 
@@ -294,15 +240,6 @@ class TestOpening:
         assert shim_classes(config_of(out))
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
-
-
-@pytest.mark.parametrize("case", [case for case in own_layouts(CASES) if CASES[case].task == "translation"])
-def test_generates_as_the_replaced_model_does(family, source, tmp_path):
-    out = factorised(source, tmp_path / "out", side="both")
-    ids = torch.tensor([[5, 6, 7, 8, 2]])
-    options = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
-    expected = replaced(load(source), family, out).generate(ids, **options)
-    assert torch.equal(load(out).generate(ids, **options), expected)
 
 
 def test_writes_the_type_that_is_asked_for(tmp_path):
@@ -331,22 +268,6 @@ class TestPadding:
 
 
 class TestOtherMethods:
-    @once_a_layout
-    def test_pruning_heads_keeps_the_unit(self, source: Path, tmp_path: Path) -> None:
-        """In either order."""
-
-        def fewer(opened: Checkpoint) -> Rewrite:
-            kept = {layer.name: layer.heads[1:] for layer in opened.layout.attentions}
-            return cut(opened, kept_heads(kept))
-
-        one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
-        two = factorised(written(source, fewer, tmp_path / "heads"), tmp_path / "two")
-        first, second = weights(one), weights(two)
-        assert first.keys() == second.keys()
-        assert all(np.array_equal(first[name], second[name]) for name in first)
-        assert torch.equal(logits(one), logits(two))
-        assert config_of(one)["prunecli"]["embedding"] == config_of(two)["prunecli"]["embedding"]
-
     @both_sides_of_every_layout
     def test_tokens_are_cut_from_the_map_table(
         self, case: str, made: Made, tmp_path: Path, side: str
@@ -413,10 +334,7 @@ def test_a_factorised_table(side, tmp_path):
 )
 def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     source = tiny_family(tmp_path / "source", model_type, architectures=[name])
-    with (
-        open_model(source) as opened,
-        pytest.raises(UsageError, match=f"{name} has no output layer"),
-    ):
+    with open_model(source) as opened, pytest.raises(UsageError, match=f"{name} has no output layer"):
         decided(opened, side=side)
     out = factorised(source, tmp_path / "out")  # the default is the input's side then
     assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}

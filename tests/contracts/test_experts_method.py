@@ -38,8 +38,7 @@ class TestExpertPruning(MethodContract, WrittenFiles):
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = pruned(
-            source,
-            ExpertOptions(metric="random", ratio=0.6, balance=Fraction(3), seed=3, dtype=self.cast),
+            source, ExpertOptions(metric="random", ratio=0.6, balance=Fraction(3), seed=3, dtype=self.cast)
         )
         assert len({len(ids) for ids in kept_ids(made.structure, "expert").values()}) > 1
         assert shim_classes(made.config)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
-from prunecli.model.opening import result_config, shim_classes
+from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from tests.contracts.method_contract import (
@@ -34,15 +30,12 @@ from tests.contracts.method_contract import (
     load,
     logits,
     logits_of,
-    tensors,
     written,
 )
-from tests.families import tiny_family
 from tests.families.records import CASES, own_branches, own_layouts
-from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
+from tests.ffn_layouts import LAYOUTS, tiny, weights
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
-from tests.selections import kept_experts, kept_heads
 from tests.tiny import config_of
 
 
@@ -108,10 +101,8 @@ class FfnSharing(Method):
     """Sharing as `sharing_of` the case says."""
 
     @pytest.fixture(autouse=True)
-    def _case(self, case: str) -> Any:
+    def _case(self, case: str) -> None:
         self.case, self.sharing = case, sharing_of(case)
-        with ExitStack() as self.hooks:
-            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         self.path = tiny(directory, case)
@@ -279,50 +270,6 @@ class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
             layer.mlp.load_state_dict(layers[-1].mlp.state_dict())
 
 
-def experts(source: Checkpoint) -> Rewrite:
-    kept = {layer.name: layer.experts[1:4] for layer in source.require_mixtures()}
-    return cut(source, kept_experts(kept))
-
-
-def heads(source: Checkpoint) -> Rewrite:
-    kept = {layer.name: layer.heads[:1] for layer in source.layout.attentions[::2]}
-    return cut(source, kept_heads(kept))
-
-
-def ffns(source: Checkpoint) -> Rewrite:
-    return made_of(source, SHARING["nllb-moe"].options)
-
-
-def test_experts_heads_and_ffns_go_in_any_order(tmp_path):
-    source = tiny_family(tmp_path / "source", "nllb-moe")
-    steps = {"experts": experts, "heads": heads, "ffns": ffns}
-    found = []
-    for order in permutations(steps):
-        at = source
-        for number, step in enumerate(order):
-            place = tmp_path / "-".join(order) / str(number)
-            place.parent.mkdir(exist_ok=True)
-            at = written(at, steps[step], place)
-        with open_model(at) as opened:
-            structure = opened.structure
-            kept = replace(structure, history=()), opened.config["model_type"]
-        found.append((tensors(at), kept))
-    assert all(one == found[0] for one in found)
-
-
-def test_an_even_width_is_a_stock_model(tmp_path):
-    """Each layer of a group of its own, all of another width."""
-    import torch
-
-    source = tiny(tmp_path / "source", "llama")
-    out = tmp_path / "out"
-    with open_model(source) as opened:
-        apply(opened, made_of(opened, FfnOptions(decoder="share", groups=(3,), width=64)), out)
-    with open_model(out) as made:
-        assert (made.config["model_type"], made.config["intermediate_size"]) == ("llama", 64)
-    torch.testing.assert_close(logits(out), logits(source), rtol=1e-5, atol=1e-5)
-
-
 def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     """The first hidden units of each FFN stay."""
     axes = axes_of(source, "unit")
@@ -358,26 +305,3 @@ def test_uneven_widths_can_become_stock_again(tmp_path):
     config = config_of(tmp_path / "out")
     assert (config["model_type"], config["n_inner"]) == ("gpt2", 20)
     assert "auto_map" not in config
-
-
-def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path):
-    source = tiny(tmp_path / "source", "bert")
-    first, second, third = LAYOUTS["bert"].names
-    shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
-    with open_model(shared) as opened:
-        made = narrowed(opened, {first: 20, third: 20})
-        assert shim_classes(made.config)
-        assert made.structure.shared == {second: first}
-
-
-def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path):
-    """The result would still hold what its config says is shared."""
-    source = tiny(tmp_path / "source", "bert")
-    first, second, _ = LAYOUTS["bert"].names
-    with open_model(source) as opened:
-        structure = replace(opened.structure, shared={second: first})
-        outputs = cut(opened, Selection({})).outputs
-        wrong = Rewrite(structure, outputs, result_config(opened, structure))
-        with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
-            apply(opened, wrong, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,6 @@ class HeadPruning(Method):
     """Uneven layers, one of them without heads."""
 
     layers: tuple[AttentionLayer, ...] = ()
-
-    @pytest.fixture(autouse=True)
-    def _hooks(self) -> Any:
-        with ExitStack() as self.hooks:
-            yield
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return decided(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
@@ -86,11 +86,6 @@ def without(model: Any, names: list[str]) -> Any:
 
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
-
-    @pytest.fixture(autouse=True)
-    def _hooks(self) -> Any:
-        with ExitStack() as self.hooks:
-            yield
 
     def make_source(self, directory: Path, case: str) -> Path:
         self.stacks = stacks_of(case)
@@ -212,12 +207,6 @@ def test_a_layer_that_knows_its_number_keeps_it(tmp_path):
         import torch
 
         torch.testing.assert_close(logits(tmp_path / "out"), logits_of(model), rtol=1e-5, atol=1e-5)
-
-
-def test_one_layer_of_each_stack_stays(tmp_path):
-    source = tiny_family(tmp_path / "source", "bart")
-    with open_model(source) as opened, pytest.raises(UsageError, match="would stay"):
-        made_of(opened, LayerOptions(remove="decoder:0,1,encoder:0"))
 
 
 def test_scores_of_the_original_follow_their_layers(tmp_path):

@@ -198,25 +198,6 @@ def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path, family):
     transformers.AutoModelForSeq2SeqLM.from_pretrained(further, trust_remote_code=True)
 
 
-def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path):
-    """One group of heads goes in one layer, then one in the others: even again."""
-
-    def rest(source):
-        kept = {layer.name: layer.heads[-2:] for layer in source.layout.attentions}
-        return cut(source, kept_heads(kept))
-
-    half = written(tiny(tmp_path / "in", "llama"), uneven, tmp_path / "half")
-    assert (half / "modeling_prunecli.py").is_file()
-    out = written(half, rest, tmp_path / "out")
-    config = config_of(out)
-    assert not {"auto_map", "transformers_weights"} & config.keys()
-    assert (config["architectures"], config["num_key_value_heads"]) == (["LlamaForCausalLM"], 2)
-    assert not (out / "modeling_prunecli.py").exists()
-    stock = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
-    assert type(stock) is transformers.LlamaForCausalLM
-    torch.testing.assert_close(logits_of(stock), logits_of(load(out)))
-
-
 @pytest.mark.parametrize(
     ("family", "asked", "message"),
     [

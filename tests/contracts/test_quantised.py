@@ -86,9 +86,7 @@ def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
         with open_model(source) as checkpoint:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
             done = apply(
-                checkpoint,
-                cut(checkpoint, kept_experts(kept)),
-                source.with_name(f"{source.name}-out"),
+                checkpoint, cut(checkpoint, kept_experts(kept)), source.with_name(f"{source.name}-out")
             )
             results.append((done.summary.parameters_before, done.summary.parameters_after))
             assert take_inventory(checkpoint).total.parameters == done.summary.parameters_before
@@ -105,11 +103,7 @@ def test_stacked_experts_in_four_bits(tmp_path):
     for source in mixture(tmp_path, "gpt_oss", "mxfp4", is_stacked, intermediate_size=32):
         with open_model(source) as checkpoint:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
-            apply(
-                checkpoint,
-                cut(checkpoint, kept_experts(kept)),
-                source.with_name(f"{source.name}-out"),
-            )
+            apply(checkpoint, cut(checkpoint, kept_experts(kept)), source.with_name(f"{source.name}-out"))
     assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
 
 

@@ -137,6 +137,7 @@ class TestFiles(Trimming, WrittenFiles):
     pass
 
 
+@once_a_layout
 def test_plain_transformers_opens_the_result(source, tmp_path):
     import torch
     import transformers

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.demo.languages import (
-    BY_CODE,
-    LANGUAGES,
-    concepts,
-    proto_lexicon,
-    sound_changes,
-    word_forms,
-)
+from tools.demo.languages import BY_CODE, LANGUAGES, concepts, proto_lexicon, sound_changes, word_forms
 
 
 # Worked by hand from the rules, in their order.
@@ -19,11 +12,7 @@ from tools.demo.languages import (
     ("code", "proto", "today"),
     [
         ("qba_Latn", "petal", "pedal"),  # t is voiced between vowels
-        (
-            "qba_Latn",
-            "kotiros",
-            "ködiroz",
-        ),  # o is fronted before a later i; final s is voiced
+        ("qba_Latn", "kotiros", "ködiroz"),  # o is fronted before a later i; final s is voiced
         ("qbo_Latn", "petal", "fetol"),  # p to f; a before a final consonant to o
         ("qbo_Latn", "tikem", "sicen"),  # t to s before i, k to c before e, final m to n
         ("qka_Latn", "spewen", "špevin"),

@@ -224,10 +224,7 @@ def ratio_of(made: Result) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("evaluate", ()), ("finetune a teacher's", ())],
-)
+@pytest.mark.parametrize(("name", "more"), [("evaluate", ()), ("finetune a teacher's", ())])
 def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, more, folder, monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     trains = name.startswith("finetune")

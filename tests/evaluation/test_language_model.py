@@ -30,14 +30,13 @@ from prunecli.modules import fitting, logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
 from prunecli.running.batches import run_forward
-from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.losses import example_losses
+from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory
-from prunecli.running.windows import Window, mlm_examples, window_examples
+from prunecli.running.windows import Window, window_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses, mlm_losses
+from tests.evaluation.losses import lm_losses
 from tests.families import DECODERS, tiny_family
 from tests.families.records import own_branches
 from tests.reference import divergence as reference
@@ -51,12 +50,6 @@ LINES = ("the hat on a hen", "no", "then ten of the hats " * 9)
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
     path = tiny_family(tmp_path_factory.mktemp("lm"), "gpt2")
-    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory):
-    path = tiny_family(tmp_path_factory.mktemp("mlm"), "bert")
     return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
 
@@ -89,24 +82,6 @@ def test_losses_are_those_of_single_windows(causal):
     assert found.tokens.tolist() == tokens
     assert tokens[2] > 64, "one text is longer than the context"
     assert perplexity(found.loss) == pytest.approx(math.exp(sum(expected) / sum(tokens)), rel=1e-5)
-
-
-def test_masked_losses_are_those_of_the_objective(masked):
-    runner, tokenizer = masked
-    found = mlm_losses(runner, tokenizer, LINES, 1000, seed=5)
-    for batch in mlm_examples(tokenizer, runner.model, LINES, seed=5).batches(1):
-        (index,) = batch.indices
-        assert found.tokens[index] == int((batch.labels != IGNORED).sum())
-        mean = example_losses(runner.model, batch).item()
-        assert found.nats[index] / found.tokens[index] == pytest.approx(mean, rel=1e-5)
-
-
-def test_a_damaged_model_is_refused(tmp_path):
-    path = tiny_family(tmp_path / "lm", "gpt2")
-    runner, tokenizer = InMemory(load_model(path, device="cpu")), load_tokenizer(path)
-    runner.model.get_input_embeddings().weight.data[:] = math.nan
-    with pytest.raises(DataError, match="not a finite number"):
-        lm_losses(runner, tokenizer, LINES, 100)
 
 
 CAUSAL_LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import DataError, OutputError, UsageError
+from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.model.checkpoint import open_model
@@ -18,7 +18,6 @@ from prunecli.modules.stock_experts import own_experts
 from prunecli.pipeline import apply
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
@@ -74,19 +73,6 @@ def test_states_in_a_file(tmp_path, monkeypatch):
     assert_same(found, whole(path, "llama"))
     assert work.spilled_bytes > 0
     assert list(spill.iterdir()) == []
-
-
-@pytest.mark.parametrize("readable", [True, False], ids=["no room", "too little memory"])
-def test_nothing_is_read_before_it_is_known_to_do(readable, tmp_path, monkeypatch):
-    path = tiny_family(tmp_path / "model", "gpt2")
-    monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
-    if readable:
-        no_room(monkeypatch, 100, 100)
-        with pytest.raises(OutputError, match="no room for the states of one batch"):
-            layered(path, "gpt2")
-    else:
-        with pytest.raises(UsageError, match="memory=1MiB` is too little"):
-            layered(path, "gpt2", 1 << 20)
 
 
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
@@ -148,11 +134,7 @@ def whole_mixture(path: Path, dtype: str = "float32", *, own: bool = True, **mor
         return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
 
 
-KINDS = (
-    "gpt_oss",
-    "granitemoehybrid",
-    "qwen3_next",
-)
+KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
 """Families with attentions, states or layouts of different kinds; gate statistics are collected of all by layer."""
 
 

@@ -45,8 +45,7 @@ def test_waits_are_counted(name, gpu):
 
 
 @pytest.mark.parametrize(
-    "call",
-    [lambda there, here: there + here, lambda there, here: torch.cat([there, here])],
+    "call", [lambda there, here: there + here, lambda there, here: torch.cat([there, here])]
 )
 def test_tensors_of_two_devices_are_refused(call, gpu):
     numbers = torch.tensor([0, 1, 2, 3])

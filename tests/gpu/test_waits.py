@@ -79,27 +79,6 @@ def test_of_few_tokens(gpu, sequences, experts):
     np.testing.assert_allclose(made.view(-1, 64).float().numpy(), want, rtol=2e-2, atol=2e-2)
 
 
-def test_of_a_step_with_padding(gpu):
-    """Real tokens get what they do on a CPU, padding gets nothing and does not spread."""
-    torch.manual_seed(0)
-    module, states = SparseFFN(32, 64, 8).eval(), torch.randn(4, 1, 32)
-    states[2] = float("nan")
-    mask = torch.zeros(4, 1, 1, 3)
-    mask[2, ..., -1] = torch.finfo(torch.float32).min
-    with torch.no_grad():
-        want = module(states, mask)
-        with gpu:
-            module, states, mask = module.to(gpu.device), states.to(gpu.device), mask.to(gpu.device)
-            module(states, mask)
-            gpu.reset()
-            made = module(states, mask)
-            waits = Counter(gpu.waits)
-            made = made.cpu()
-    assert not waits, ours(waits)
-    torch.testing.assert_close(made, want)
-    assert (made[2] == 0).all()
-
-
 @pytest.mark.parametrize("is_inference", [False, True])
 def test_of_finding_the_real_rows(gpu, is_inference):
     """Once for all layers that are given one mask; anew for another, and where it has changed."""

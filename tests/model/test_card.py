@@ -96,10 +96,7 @@ def test_front_matter_is_carried():
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "---\nlicense: [\n---\n", "---\nd: 2020-13-45\n---\n"],
-)
+@pytest.mark.parametrize("text", ["", "---\nlicense: [\n---\n", "---\nd: 2020-13-45\n---\n"])
 def test_damaged_front_matter_is_none(text):
     assert front_matter(text) == {}
 

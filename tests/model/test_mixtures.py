@@ -122,13 +122,7 @@ def quantised_router(tensors: Tensors) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None) or ("-" if isinstance(value, dict) else None),
 )
-def test_what_cannot_be_is_refused(
-    saved,
-    tmp_path,
-    change,
-    config,
-    message,
-):
+def test_what_cannot_be_is_refused(saved, tmp_path, change, config, message):
     path = changed(saved("qwen3_moe"), tmp_path / "odd", change, config)
     with open_model(path) as checkpoint, pytest.raises(CheckpointError, match=message):
         checkpoint.check()

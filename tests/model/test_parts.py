@@ -18,7 +18,6 @@ from prunecli.model.layout import resolve
 from prunecli.model.parts import FfnLayer, describe_parts
 from prunecli.model.structure import KEY, Structure
 from tests.families import tiny_config_of
-from tests.ffn_layouts import LAYOUTS, tiny
 from tests.structures import axes_of
 from tests.tiny import change_config, tiny_nllb_moe
 
@@ -29,24 +28,6 @@ DECODER = [f"model.decoder.layers.{number}" for number in range(2)]
 def layers_of(model_type: str, structure: Structure, **config: Any) -> dict[str, FfnLayer]:
     found = resolve(FAMILIES[model_type], tiny_config_of(model_type, **config), structure).ffns
     return {layer.name: layer for layer in found}
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-class TestLayers:
-    def test_of_a_stock_model(self, case: str, tmp_path: Path) -> None:
-        layout = LAYOUTS[case]
-        with open_model(tiny(tmp_path / "source", case)) as checkpoint:
-            layers = [layer for layer in checkpoint.layout.ffns if not layer.is_sparse]
-            assert [layer.name for layer in layers] == list(layout.names)
-            for layer in layers:
-                assert layer.tensors == layout.tensors
-                assert layer.norm_tensors
-                assert all(name.startswith(layout.norms(layer.name)) for name in layer.norm_tensors)
-                assert {*layer.tensor_names, *layer.norm_tensors} <= set(checkpoint.tensors)
-                assert (layer.owner, layer.removed, layer.is_shared) == (layer.name, False, False)
-                for suffix, axis in layer.tensors.items():
-                    shape = checkpoint.tensors[f"{layer.prefix}{suffix}"].shape
-                    assert axis is None or shape[axis] == layer.width * layer.blocks[suffix]
 
 
 @st.composite

@@ -168,10 +168,7 @@ def test_settings_lie_in_several_places():
 def test_values_of_four_bits_are_counted_where_their_shape_is_unknown():
     tensors = {
         info.name: info
-        for info in (
-            TensorInfo("up.weight", "U8", (48, 1)),
-            TensorInfo("up.weight.absmax", "U8", (2,)),
-        )
+        for info in (TensorInfo("up.weight", "U8", (48, 1)), TensorInfo("up.weight.absmax", "U8", (2,)))
     }
     weights = find_quantised(tensors, {"quantization_config": {"quant_method": "bitsandbytes"}})
     assert values_of(tensors, weights, "BF16", {})["up.weight"].numel == 96

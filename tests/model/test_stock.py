@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
 
-from prunecli.architectures import FAMILIES
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.model.structure import Structure
 from tests.families import tiny_family
 from tests.structures import axes_of
-from tests.tiny import tiny_nllb_moe
 
 UNIT = InputChange("define", 8, 16, 2, 2)
 NOT = "Not a stock model: "
@@ -47,11 +44,7 @@ def embedding(**sides: Any) -> Structure:
             "Not a stock model: transformers refuses 6 heads of a layer where hidden_size is 32, no multiple of it; "
             "`prune-heads --uniform` would give one.",
         ),
-        (
-            "llama",
-            heads(LLAMA, (), (), ()),
-            f"{NOT}no heads are left{UNIFORM}",
-        ),
+        ("llama", heads(LLAMA, (), (), ()), f"{NOT}no heads are left{UNIFORM}"),
         (
             "bart",
             heads(["model.encoder.layers.0.self_attn"], (0, 1)),
@@ -117,33 +110,6 @@ def test_lines(tmp_path, family, structure, line):
     assert support.is_stock == line.startswith("A stock")
     if not support.is_stock:
         assert not support.config
-
-
-def test_what_the_stock_config_holds(tmp_path):
-    widths = {f"model.layers.{number}.mlp": 20 for number in range(3)}
-    structure = replace(heads(LLAMA, (0, 1), (0, 3), (1, 2)), widths=widths)
-    with open_model(tiny_family(tmp_path / "in", "llama")) as source:
-        assert stock_support(source, structure).config == {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 4,
-            "intermediate_size": 20,
-        }
-
-
-@pytest.mark.parametrize(
-    ("kept", "config"), [(((0, 1), (1, 3)), {"num_experts": 2}), (((0, 1), (1, 2, 3)), {})]
-)
-def test_experts_of_a_family_whose_stock_routing_is_right(tmp_path, monkeypatch, kept, config):
-    monkeypatch.setitem(FAMILIES, "nllb-moe", replace(FAMILIES["nllb-moe"], stock_fault=None))
-    names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
-    structure = Structure(axes_of("expert", dict(zip(names, kept, strict=True)), 4))
-    with open_model(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
-        support = stock_support(source, structure)
-    assert support.config == config
-    assert support.nearest == (None if config else "`prune-experts --balance 1:1`")
-    if not config:
-        assert support.reason == "experts differ between layers (2 to 3)"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "bart", "gpt2", "t5", "bert"])

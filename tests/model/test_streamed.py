@@ -24,7 +24,6 @@ from prunecli.tensors.unfinished import NAME, Store
 from tests.contracts.method_contract import digests
 from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
-from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
 
@@ -153,18 +152,6 @@ def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypa
     assert hub.sent - before == kept_bytes(Path("streamed"))
     with open_model("org/stacked") as opened:
         prune(opened, "local")
-    assert digests(Path("streamed")) == digests(Path("local"))
-
-
-def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
-    tiny_mixture("mixtral", hidden_size=32, intermediate_size=32).save_pretrained(tmp_path / "plain")
-    stored = tmp_path / "fp8"
-    quantise(tmp_path / "plain", stored, tmp_path / "values", "fp8", lambda name: ".experts." in name)
-    hub.add("org/fp8", stored)
-    chosen = ExpertOptions(metric="aimer", ratio=0.5)
-    for opening, name in ((stream_model("org/fp8"), "streamed"), (open_model("org/fp8"), "local")):
-        with opening as opened:
-            apply(opened, cut(opened, plan_experts(opened, chosen)), name)
     assert digests(Path("streamed")) == digests(Path("local"))
 
 
@@ -308,12 +295,7 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (KeyboardInterrupt(), False),
-        (SystemExit(143), True),
-        (OSError(28, "full"), False),
-    ],
+    ("error", "kept"), [(KeyboardInterrupt(), False), (SystemExit(143), True), (OSError(28, "full"), False)]
 )
 def test_what_an_end_leaves(source, error, kept):
     with stream_model("org/tiny") as opened, pytest.raises(BaseException) as caught:
@@ -358,24 +340,3 @@ def test_what_cannot_be_streamed(source, hub):
     with pytest.raises(HubError, match=r"^org/pickled: its weights are pickled \(pytorch_model.bin, "):
         stream_model("org/pickled")
     assert "pytorch_model.bin" not in hub.fetched()
-
-
-def test_nor_one_of_another_commit(unfinished, hub):
-    hub.add("org/tiny", tiny_nllb_moe("changed", seed=1, shards=3, experts=16), "c" * 40)
-    said = []
-    with stream_model("org/tiny") as opened:
-        assert opened.path.name == "c" * 40
-        prune(opened, "out", say=said.append)
-    assert said == []
-    assert digests(Path("out")) == pruned_locally(Path("local"))
-
-
-def test_files_in_the_cache_are_read_there(source, hub):
-    from huggingface_hub import hf_hub_download
-
-    hf_hub_download("org/tiny", "model-00002-of-00003.safetensors", revision=MAIN_COMMIT)
-    hub.requests.clear()
-    with stream_model("org/tiny") as opened:
-        prune(opened, "streamed")
-    assert "model-00002-of-00003.safetensors" not in hub.fetched()
-    assert digests(Path("streamed")) == pruned_locally(Path("local"))

@@ -53,11 +53,7 @@ def test_padding_is_small_and_never_negative(rows):
 
 @pytest.mark.parametrize(
     ("dtype", "counts", "switched"),
-    [
-        (torch.bfloat16, [1, 2, 2], True),
-        (torch.bfloat16, [2, 2], False),
-        (torch.float32, [1, 1], False),
-    ],
+    [(torch.bfloat16, [1, 2, 2], True), (torch.bfloat16, [2, 2], False), (torch.float32, [1, 1], False)],
 )
 def test_onednn_is_off_for_single_rows_only(dtype, counts, switched, monkeypatch):
     monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)
@@ -221,20 +217,3 @@ def test_families_decode_the_same(model_type, tmp_path):
     )
     torch.testing.assert_close(made.sequences_scores, want.sequences_scores, atol=1e-4, rtol=0)
     assert torch.equal(made.sequences, want.sequences)
-
-
-@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
-def test_a_model_decodes_as_with_its_own_layers(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model")
-    ids = torch.tensor([[5, 6, 7, 2]])
-    packed = load_for_decoding(path, device="cpu", dtype="bfloat16")
-    stock = prunecli.load_model(path, device="cpu", dtype="bfloat16")
-    count = sum(isinstance(module, PackedLinear) for module in packed.modules())
-    assert count == sum(
-        isinstance(module, nn.Linear) and type(module).__name__ != "Router" for module in stock.modules()
-    ) - (stock.lm_head.weight is stock.get_input_embeddings().weight)
-    made, want = (
-        model.generate(ids, num_beams=2, max_new_tokens=6, return_dict_in_generate=True, output_logits=True)
-        for model in (packed, stock)
-    )
-    torch.testing.assert_close(made.logits[0], want.logits[0], atol=0.1, rtol=0)

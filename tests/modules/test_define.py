@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
-from prunecli.modules.define import DefineEmbedding, DefineOutput, GroupLinear
+from prunecli.model.define import UnitKind, UnitShape
+from prunecli.modules.define import DefineEmbedding, GroupLinear
 from tests.model.test_define import shapes
 from tests.reference import define as reference
 
@@ -38,13 +38,6 @@ def shape_of(kind: UnitKind) -> UnitShape:
     return UnitShape(11, 8, 9, 24, 3, 4, kind)
 
 
-@pytest.mark.parametrize("kind", UNIT_KINDS)
-def test_rows_are_those_of_the_restatement(kind):
-    unit = random_unit(shape_of(kind))
-    expected = [slow_row(unit, token) for token in range(11)]
-    np.testing.assert_allclose(unit(torch.arange(11)).detach(), expected, rtol=1e-10)
-
-
 @settings(max_examples=25)
 @given(shapes())
 def test_any_shape_agrees_with_the_restatement_and_the_formula(shape):
@@ -55,19 +48,6 @@ def test_any_shape_agrees_with_the_restatement_and_the_formula(shape):
     )
     assert sum(value.numel() for value in unit.parameters()) == shape.parameters
     assert {name: tuple(value.shape) for name, value in unit.state_dict().items()} == shape.tensors()
-
-
-def test_mixing_changes_what_groups_read():
-    # One value of e for each of the 2 groups: group i of layer 2 reads e_i and its own part of layer 1.
-    shape = UnitShape(1, 4, 5, 8, 2, 4)
-    assert shape.groups == (4, 2)
-    unit = random_unit(shape)
-    mapped = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
-    *_, expanded, _ = unit.stages(mapped)
-    expanded[0, : shape.expand_dim // 2].sum().backward()
-    assert mapped.grad is not None
-    assert mapped.grad[0, :2].all()
-    assert not mapped.grad[0, 2:].any()
 
 
 def test_rows_come_in_chunks_unscaled():
@@ -88,19 +68,6 @@ def test_the_padding_row_is_zero_and_learns_nothing():
     assert unit.map.weight.grad is not None
     assert unit.map.weight.grad[0].any()
     assert not unit.map.weight.grad[1].any()
-
-
-def test_the_output_reads_the_map_table():
-    shape = shape_of("define")
-    unit, output = random_unit(shape), DefineOutput(shape, bias=True).double()
-    output.weight = unit.map.weight
-    hidden = torch.randn(2, 3, 9, dtype=torch.float64)
-    with torch.no_grad():
-        output.bias.copy_(torch.arange(11))
-    expected = hidden @ output.project.weight.T @ unit.map.weight.T + torch.arange(11)
-    torch.testing.assert_close(output(hidden), expected)
-    assert output.project.weight.numel() == shape.output_parameters
-    assert DefineOutput(shape).bias is None
 
 
 def test_inputs_of_another_width_are_refused():

@@ -141,10 +141,7 @@ def is_expert(name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("model_type", "scheme", "sizes"),
-    [
-        ("gpt_oss", "mxfp4", {"intermediate_size": 32}),
-        ("deepseek_v3", "fp8", {"moe_intermediate_size": 32}),
-    ],
+    [("gpt_oss", "mxfp4", {"intermediate_size": 32}), ("deepseek_v3", "fp8", {"moe_intermediate_size": 32})],
 )
 def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     import transformers

@@ -9,12 +9,7 @@ from prunecli.errors import MemoryShortError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
-from prunecli.modules.fitting import (
-    candidates,
-    choose_dtype,
-    fitting_dtype,
-    multiplies_natively,
-)
+from prunecli.modules.fitting import candidates, choose_dtype, fitting_dtype, multiplies_natively
 from tests.families import tiny_family
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -40,13 +35,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("device", "native", "found"), TABLE)
-def test_by_what_is_stored_and_what_the_device_multiplies(
-    opened,
-    device,
-    native,
-    found,
-    monkeypatch,
-):
+def test_by_what_is_stored_and_what_the_device_multiplies(opened, device, native, found, monkeypatch):
     monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype in native)
     assert [candidates("auto", [opened[dtype]], device) for dtype in ("F32", "BF16", "F16")] == found
 
@@ -61,11 +50,7 @@ def test_models_of_several_types_are_not_compared_in_an_emulated_one(opened, mon
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0), (10, 0), (12, 0)])
 @pytest.mark.parametrize(("family", "has_experts"), [("nllb-moe", True), ("t5", False)])
 def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
-    tmp_path,
-    family,
-    has_experts,
-    capability,
-    monkeypatch,
+    tmp_path, family, has_experts, capability, monkeypatch
 ):
     monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)

@@ -109,9 +109,9 @@ def test_a_loaded_model_is_near(case, tmp_path):
 
 def test_refused_where_it_cannot_run(tmp_path, monkeypatch):
     with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
-        with pytest.raises(UsageError, match="int8 is for CPUs, not for cuda:1"):
+        with pytest.raises(UsageError, match="`dtype=int8` is for CPUs, not for cuda:1"):
             candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)
-        with pytest.raises(UsageError, match="int8: no such type"):
+        with pytest.raises(UsageError, match="`dtype=int8`: no such type"):
             candidates("int8", [checkpoint], CPU)  # of what is trained, or measured inside
         monkeypatch.setattr(int8, "multiplies_bytes", lambda: False)
         with pytest.raises(UsageError, match="no products of bytes"):

@@ -19,9 +19,8 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.families import tiny_family
 from tests.forked import ended, start
-from tests.reference import routing as reference
 from tests.selections import kept_experts
-from tests.tiny import change_config, config_of, tiny_nllb_moe
+from tests.tiny import change_config, tiny_nllb_moe
 
 UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
 EVEN = {f"model.{side}.layers.{n}.ffn": (2, 3, 5) for side in ("encoder", "decoder") for n in (1, 3)}
@@ -90,35 +89,6 @@ def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
     held = load_model(path, device="cpu").distilbert.embeddings.position_embeddings.weight
     stored = load_file(path / "model.safetensors")["distilbert.embeddings.position_embeddings.weight"]
     assert np.array_equal(held.detach().numpy(), stored)
-
-
-def test_a_sparse_layer_in_the_model_follows_equation_2(source):
-    model = load_model(source, device="cpu")
-    name, module = next(iter(sparse_ffns(model).items()))
-    stored = load_file(source / "model.safetensors")
-    x = torch.randn(1, 5, 16)
-    experts = [
-        tuple(
-            stored[f"{name}.experts.expert_{e}.{tensor}"].astype(np.float64)
-            for tensor in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-        )
-        for e in range(8)
-    ]
-    dropout = float(config_of(source)["moe_token_dropout"])
-    want = reference.sparse_ffn(x[0].numpy(), stored[f"{name}.router.classifier.weight"], experts, dropout)
-    with torch.inference_mode():
-        np.testing.assert_allclose(module(x)[0].numpy(), want, atol=1e-5)
-
-
-def test_an_uneven_result_has_layers_of_their_own_sizes(source, tmp_path):
-    model = load_model(pruned(source, UNEVEN, tmp_path / "out"), device="cpu")
-    sizes = {name: module.num_experts for name, module in sparse_ffns(model).items()}
-    assert sizes == {
-        "model.encoder.layers.1.ffn": 3,
-        "model.encoder.layers.3.ffn": 8,
-        "model.decoder.layers.1.ffn": 8,
-        "model.decoder.layers.3.ffn": 2,
-    }
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
@@ -21,17 +20,6 @@ from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.reference.losses import nll
 from tests.tiny import VOCAB
-
-UNDECLARED: dict[str, dict[str, Any]] = {
-    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8},
-    "cohere": {"logit_scale": 0.25},
-    "granite": {"logits_scaling": 3.0},
-    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
-    "phi": {},
-    "bert-generation": {"is_decoder": True},
-}
-"""Heads with a soft cap, a scale, a bias; bodies that are called by another name."""
 
 
 def batch_of(task: TaskName, seed: int = 0, vocabulary: int = VOCAB) -> Batch:
@@ -90,36 +78,6 @@ def test_every_declared_family(model_type, tmp_path, monkeypatch):
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
     assert max(given) == 4
     assert sum(given) == int((batch.labels != -100).sum()), "no position that nobody counts"
-
-
-@pytest.mark.parametrize("model_type", UNDECLARED)
-def test_other_families_heads(model_type, monkeypatch):
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }
-    config = AutoConfig.for_model(model_type, **{**shape, **UNDECLARED[model_type]})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    batch = batch_of("lm", vocabulary=60)
-    wanted = expected(model, batch)
-    positions(monkeypatch, 5, 60)
-    given = heads_given(model)
-    with torch.no_grad():
-        sums, _ = token_losses(model, batch)
-    assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
-    assert max(given) == 5
 
 
 class _Odd(nn.Module):

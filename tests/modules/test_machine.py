@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.modules import machine
-from prunecli.modules.machine import (
-    available_memory,
-    container_room,
-    control_groups,
-)
+from prunecli.modules.machine import available_memory, container_room, control_groups
 from tests.forked import ended, start
 
 

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.modules import grouped, stock_experts
+from prunecli.modules import stock_experts
 from prunecli.modules.sparse_ffn import SparseFFN
-from tests.gates import choose_among
 from tests.reference import routing as reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -41,23 +40,6 @@ def test_equals_equation_2(dtype, gradients):
     assert y.dtype == dtype
     want = expected(module, x.reshape(-1, 8)).reshape(3, 5, 8)
     np.testing.assert_allclose(y.detach().double().numpy(), want, atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_threads_give_what_one_thread_gives(dtype, monkeypatch):
-    module, x = make(dtype=dtype), torch.randn(1, 80, 8).to(dtype)
-    with torch.inference_mode():
-        alone = module(x)
-        monkeypatch.setattr(grouped, "MIN_WEIGHT_BYTES", 0)
-        monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
-        before = torch.get_num_threads()
-        torch.set_num_threads(3)
-        try:
-            together = module(x)
-            assert torch.get_num_threads() == 3
-        finally:
-            torch.set_num_threads(before)
-    np.testing.assert_allclose(together.float().numpy(), alone.float().numpy(), atol=1e-6)
 
 
 def test_token_dropout_scales_at_inference():
@@ -94,34 +76,6 @@ def test_padding_is_neither_computed_nor_observed(name):
     assert (y[1, 2:] == 0).all()
     assert len(seen) == 1
     assert seen[0][0].shape == (6, 6)
-
-
-def test_observer_sees_gates_and_ranks():
-    module, x = make(), torch.randn(1, 9, 8)
-    seen = []
-    module.observer = lambda *routing: seen.append(routing)
-    with torch.inference_mode():
-        module(x)
-    for t in range(9):
-        gate = reference.gates(
-            x[0, t].double().numpy(), module.router.classifier.weight.detach().double().numpy()
-        )
-        first, second = reference.chosen(gate)
-        np.testing.assert_allclose(seen[0][0][t].numpy(), gate, atol=1e-6)
-        assert seen[0][1][t].tolist() == [first, second]
-
-
-def test_a_masked_expert_is_as_if_pruned():
-    module, x = make(), torch.randn(1, 20, 8)
-    keep = [0, 2, 5]
-    small = SparseFFN(8, 12, 3).eval()
-    with torch.no_grad():
-        small.router.classifier.weight.copy_(module.router.classifier.weight[keep])
-        for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
-            getattr(small, name).copy_(getattr(module, name)[keep])
-    choose_among(module, keep)
-    with torch.inference_mode():
-        assert torch.equal(module(x), small(x))
 
 
 @pytest.mark.parametrize("in_threads", [False, True])

@@ -10,7 +10,7 @@ import torch
 
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
-from tests.reference.stock_experts import block_inputs, llama4_tokens, switch_tokens
+from tests.reference.stock_experts import block_inputs, llama4_tokens
 from tests.stock_mixtures import tiny_mixture
 
 IDS = torch.randint(2, 64, (3, 21), generator=torch.Generator().manual_seed(4))
@@ -60,27 +60,6 @@ def test_llama_4s_outputs_are_what_they_add_over_their_weight(top_k):
         assert use.routed is None
         torch.testing.assert_close(use.weights, torch.tensor(gates))
         torch.testing.assert_close(use.norms, torch.tensor(norms), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("capacity", [2, 64])
-def test_switchs_tokens_beyond_the_capacity_are_not_routed(capacity):
-    model = tiny_mixture("switch_transformers", expert_capacity=capacity)
-    inputs = _inputs("switch_transformers")
-    blocks = block_inputs(model, "SwitchTransformersSparseMLP", **inputs)
-    uses = observed(model, **inputs)
-    assert [name.split(".")[0] for name in uses] == ["encoder", "encoder", "decoder", "decoder"]
-    dropped = 0
-    for use, (block, hidden) in zip(uses.values(), blocks.values(), strict=True):
-        assert use.routed is not None
-        expected = switch_tokens(block, hidden, capacity)
-        assert use.routed[:, 0].tolist() == [bool(experts) for experts, _, _ in expected]
-        for number, (experts, gates, norms) in enumerate(expected):
-            if experts:
-                assert use.experts[number].tolist() == experts
-                torch.testing.assert_close(use.weights[number], torch.tensor(gates))
-                torch.testing.assert_close(use.norms[number], torch.tensor(norms), rtol=1e-4, atol=1e-6)
-            dropped += not experts
-    assert (dropped > 0) == (capacity == 2)
 
 
 @pytest.mark.parametrize("model_type", ["llama4_text", "switch_transformers"])

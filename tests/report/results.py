@@ -171,11 +171,7 @@ def similarity() -> dict[str, Any]:
         "text": [{"name": "eng_Latn-fra_Latn", "sentences": 5}],
         "components": {"first": parts, "second": parts[:1]},
         "matrices": {
-            "cka": {
-                "first": [[1.0, 0.5], [0.5, 1.0]],
-                "second": [[None]],
-                "between": [[0.9125], [None]],
-            }
+            "cka": {"first": [[1.0, 0.5], [0.5, 1.0]], "second": [[None]], "between": [[0.9125], [None]]}
         },
         "mean": {"encoder": {"cka": 0.912, "cka_normalised": 97.25}},
     }

@@ -3,16 +3,7 @@
 import pandas as pd
 import pytest
 
-from prunecli.report.charts import (
-    MOST_CELLS,
-    Bar,
-    Point,
-    bars,
-    curves,
-    heat_map,
-    histogram,
-    kept_units,
-)
+from prunecli.report.charts import MOST_CELLS, Bar, Point, bars, curves, heat_map, histogram, kept_units
 from prunecli.report.render import save_pictures
 from tests.pictures import drawn, pixels
 

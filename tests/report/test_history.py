@@ -51,11 +51,7 @@ DIGEST = "0123456789abcdef" * 4
             {"removed": {"decoder": [3]}, "count": 1},
             "prune-layers --count 1  # removed decoder:3",
         ),
-        (
-            "prune-ffn",
-            {"text": {"files": ["a b", "c"], "sha256": DIGEST}},
-            "prune-ffn --text 'a b' --text c",
-        ),
+        ("prune-ffn", {"text": {"files": ["a b", "c"], "sha256": DIGEST}}, "prune-ffn --text 'a b' --text c"),
         ("prune-layers", {"removed": {"encoder": 1}, "text": 7}, "prune-layers --remove encoder:1 --text 7"),
         ("finetune", {"teacher": {"path": "big", "fingerprint": "sha256:1"}}, "finetune --teacher big"),
         ("odd", {"sum": f"sha256:{DIGEST}"}, "odd  # sum sha256:01234567…"),

@@ -152,13 +152,7 @@ PAIRS = ("a-b", "a-c", "b-a", "b-c", "c-a", "c-b")
         ("language", (), ("b",), PAIRS, ("a-b", "c-b")),
     ],
 )
-def test_granularities_sum_the_entries_of_section_4_2(
-    granularity,
-    sources,
-    targets,
-    encoder,
-    decoder,
-):
+def test_granularities_sum_the_entries_of_section_4_2(granularity, sources, targets, encoder, decoder):
     given = statistics(PAIRS)
     sums = aggregate(given, granularity, sources, targets)
     for name in SUMS:

@@ -6,10 +6,7 @@ from itertools import combinations
 import pytest
 
 from prunecli import results
-from prunecli.analysis.language_comparison import (
-    compare_by_language,
-    compare_by_text,
-)
+from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
 from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.axes import module_of
@@ -200,10 +197,7 @@ def test_languages(read):
     clusters = result.frame("clusters")
     assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
         set
-    ).tolist() in (
-        [{"qba", "qbo"}, {"qka", "qko"}],
-        [{"qka", "qko"}, {"qba", "qbo"}],
-    )
+    ).tolist() in ([{"qba", "qbo"}, {"qka", "qko"}], [{"qka", "qko"}, {"qba", "qbo"}])
 
 
 def test_latency(read):

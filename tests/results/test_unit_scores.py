@@ -13,16 +13,8 @@ from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.matching import match_scores, scores_for
-from prunecli.results.unit_scores import (
-    Effects,
-    Method,
-    Reported,
-    Scores,
-    merge,
-    read_scores,
-)
+from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
 from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
 from prunecli.tensors.documents import write_json
 from tests.results.tables import setting
 from tests.scores import scores_by_hand, scores_of_all
@@ -280,18 +272,6 @@ def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path):
         check(scored(one), other)
     with pytest.raises(StatisticsError, match="another pruning"):
         check(scored(one), source)
-
-
-def test_units_of_a_narrower_checkpoint_are_numbered_anew(tmp_path):
-    source, small = tiny_nllb_moe(tmp_path / "source", layers=2), tmp_path / "small"
-    made = scored(source, "unit")
-    with open_model(source) as checkpoint:
-        step = {"command": "prune-ffn", "source": {"fingerprint": checkpoint.fingerprint}}
-        kept = {name: ids[1:] for name, ids in made.ids.items()}
-        apply(checkpoint, cut(checkpoint, Selection(kept, step=step)), small)
-    with pytest.raises(StatisticsError, match="another pruning"):
-        check(made, small)
-    check(scored(small, "unit"), small)
 
 
 def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):

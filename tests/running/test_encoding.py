@@ -18,7 +18,6 @@ from prunecli.methods.experts.batches import text_windows
 from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
 from prunecli.running.examples import Sequences
-from prunecli.running.losses import token_losses
 from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
@@ -26,7 +25,7 @@ from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
-from tests.training.runs import PAIRS, parallel
+from tests.training.runs import PAIRS
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
@@ -51,21 +50,6 @@ def test_sequences_come_back():
     assert made.lengths == [2, 0, 3]
     assert made.padded([2, 0, 1], -1).tolist() == [[7, 7, 7], [3, 1, -1], [-1, -1, -1]]
     assert made.padded([1], -1).shape == (1, 0)
-
-
-@pytest.mark.parametrize("family", ["m2m_100", "marian", "t5"])
-def test_translations_are_teacher_forced(tmp_path, family):
-    tokenizer, model = opened(tiny_family(tmp_path, family))
-    text = parallel(6)
-    examples = translation_examples(tokenizer, model, text, PAIRS, skip_blank=True)
-    expected = sum(
-        float(token_losses(model, batch)[0].sum().detach())
-        for pair in PAIRS
-        for batch in translation_examples(tokenizer, model, text, [pair]).batches(1000)
-    )
-    assert loss_of(model, whole(examples)) == pytest.approx(expected, rel=1e-4)
-    longest = max(max(lengths) for lengths in examples.lengths)
-    assert max(value.shape[1] for value in whole(examples).values()) == longest
 
 
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):

@@ -9,12 +9,7 @@ import torch
 
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.modules.loading import load_model
-from prunecli.running.encoding import (
-    labelled_examples,
-    padding_id,
-    require_task,
-    translation_examples,
-)
+from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.losses import example_losses, require_finite, token_losses
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples

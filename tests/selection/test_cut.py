@@ -19,8 +19,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.selection import Selection
-from prunecli.tensors.stream import Copy, Slices, check_expressions
-from tests.families import tiny_family
+from prunecli.tensors.stream import check_expressions
 from tests.reference.heads import kept_values
 from tests.tiny import VOCAB, tiny_nllb_moe
 
@@ -111,56 +110,6 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
 def made_of(model: Path, axis: str, ids: Collection[int]) -> Rewrite:
     with open_model(model) as checkpoint:
         return cut(checkpoint, Selection({axis: ids}))
-
-
-def test_rows_of_the_inputs_and_columns_of_the_output_go(model):
-    """d_model is 16: four numbers a head."""
-    layer = ATTENTIONS[0]
-    made = {output.name: output for output in made_of(model, f"{layer}.heads", (0, 2, 3)).outputs}
-    ranges = ((0, 4), (8, 16))
-    for projection in ("q_proj", "k_proj", "v_proj"):
-        for name, shape in ((f"{projection}.weight", (12, 16)), (f"{projection}.bias", (12,))):
-            assert made[f"{layer}.{name}"].expression == Slices(f"{layer}.{name}", 0, ranges)
-            assert made[f"{layer}.{name}"].shape == shape
-    weight, bias = (f"{layer}.out_proj.{kind}" for kind in ("weight", "bias"))
-    assert (made[weight].expression, made[weight].shape) == (Slices(weight, 1, ranges), (16, 12))
-    assert made[bias].expression == Copy(bias)
-    others = [output for name, output in made.items() if not name.startswith(f"{layer}.")]
-    assert all(output.expression == Copy(output.name) for output in others)
-
-
-def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model):
-    layer = ATTENTIONS[0]
-    outputs = made_of(model, f"{layer}.heads", ()).outputs
-    assert [output.name for output in outputs if f"{layer}." in output.name] == [f"{layer}.out_proj.bias"]
-
-
-def test_kept_experts_are_renumbered_and_rows_follow(model):
-    layer = FFNS[0]
-    made = {output.name: output for output in made_of(model, f"{layer}.experts", (6, 1, 4)).outputs}
-    for new, old in enumerate((1, 4, 6)):
-        for part in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
-            output = made[f"{layer}.experts.expert_{new}.{part}"]
-            assert output.expression == Copy(f"{layer}.experts.expert_{old}.{part}")
-    for part in ("weight", "bias"):
-        name = f"{layer}.router.classifier.{part}"
-        assert made[name].expression == Slices(name, 0, ((1, 2), (4, 5), (6, 7)))
-        assert made[name].shape[0] == 3
-    untouched = [output for name, output in made.items() if not name.startswith(f"{layer}.")]
-    assert all(output.expression == Copy(output.name) for output in untouched)
-
-
-def test_rows_of_tables_and_columns_of_biases(tmp_path):
-    ranges = ((0, 1), (2, 5), (30, 31))
-    with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
-        made = cut(opened, Selection({"tokens": (0, 2, 3, 4, 30)}, files=TOKENS))
-        outputs = {output.name: output for output in made.outputs}
-        assert list(outputs) == list(opened.tensors)
-        check_expressions(opened, made.outputs)
-    table, bias = outputs.pop("model.shared.weight"), outputs.pop("final_logits_bias")
-    assert (table.expression, table.shape) == (Slices("model.shared.weight", 0, ranges), (5, 32))
-    assert (bias.expression, bias.shape) == (Slices("final_logits_bias", 1, ranges), (1, 5))
-    assert all(output.expression == Copy(output.name) for output in outputs.values())
 
 
 @given(

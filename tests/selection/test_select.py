@@ -31,7 +31,6 @@ from prunecli.selection.selection import decision_of
 from tests.reference import expert_selection, released_statistics
 from tests.reference import heads as reference
 
-Model = dict[str, list[int]]
 models = st.dictionaries(
     st.sampled_from(["a", "b", "c"]), st.lists(st.integers(-20, 50), min_size=1, max_size=5), min_size=1
 )
@@ -71,16 +70,6 @@ def test_normalisation_by_hand():
     found = normalized({name: np.array(own) for name, own in model.items()})
     expected = {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [-1.0], "d": []}
     assert {name: own.tolist() for name, own in found.items()} == expected
-
-
-def test_units_that_are_gone_leave_the_others_as_they_are():
-    """Steps equal one leap."""
-    model = {"a": [1.0, 2.0, 9.0, 4.0], "b": [5.0, 5.5, 1.5, 6.0], "c": [1.0, 1.2, 1.1, 8.0]}
-    values = {name: np.array(own) for name, own in model.items()}
-    first = select(axes_with(model), values, Budget(count=4, scope="model"))
-    left = [Axis(name, "head", ids, 4) for name, ids in first.items()]
-    held = {name: values[name][list(ids)] for name, ids in first.items()}
-    assert select(left, held, Budget(count=3, scope="model")) == kept(model, count=7)
 
 
 @pytest.mark.parametrize(

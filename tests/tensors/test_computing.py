@@ -87,13 +87,6 @@ def test_a_mean_is_rounded_once(kind, wanted):
     np.testing.assert_array_equal(found.astype(np.float64).reshape(-1), wide)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [3, 12])
-def test_the_mean_of_equals_is_each_of_them(kind, count):
-    found = made(Sum((Copy("a"),) * count, (1 / count,) * count), kind, kind)
-    assert found.tobytes() == tensors_of(kind)["a"].tobytes()
-
-
 def leaves() -> st.SearchStrategy[Expression]:
     """Selections `[4, 7]` of the tensors."""
     name, rows = st.sampled_from("abc"), st.lists(st.integers(0, 12), min_size=4, max_size=4)
@@ -207,22 +200,3 @@ def test_values_that_no_output_can_hold(tmp_path, value, wanted, message):
     output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), (1.0, 1.0)))
     with pytest.raises(CheckpointError, match=f"in: out {message}"):
         written(source, [output], tmp_path / "out")
-
-
-def test_moves_and_computed_tensors_side_by_side(tmp_path):
-    """In any order, of several types, over several shards."""
-    tensors = tensors_of()
-    outputs = [
-        Output("x", "F32", (13, 7), Copy("a")),
-        Output("mean", "F16", (13, 7), Sum(ABC, (1 / 3,) * 3)),
-        Output("y", "BF16", (7,), Copy("bias")),
-        Output("joined", "F32", (26, 7), Concat(0, (Copy("b"), Copy("c")))),
-        Output("rows", "F32", (2, 7), Slices("c", 0, ((12, 13), (0, 1)))),
-    ]
-    found = written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out", shard_bytes=600)
-    assert found["x"].tobytes() == tensors["a"].tobytes()
-    assert found["joined"].tobytes() == tensors["b"].tobytes() + tensors["c"].tobytes()
-    assert found["rows"].tobytes() == tensors["c"][[12, 0]].tobytes()
-    np.testing.assert_array_equal(found["y"], tensors["bias"].astype(numpy_dtype("BF16")))
-    mean = sum(tensors[name].astype(np.float64) for name in "abc") / 3
-    np.testing.assert_allclose(found["mean"].astype(np.float64), mean, rtol=1e-3)

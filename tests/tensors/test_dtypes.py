@@ -11,12 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.tensors.dtypes import (
-    cast,
-    config_dtype,
-    numpy_dtype,
-    parse_dtype,
-)
+from prunecli.tensors.dtypes import cast, config_dtype, numpy_dtype, parse_dtype
 from prunecli.tensors.quantities import parse_share, parse_size
 from tests.reference.casting import FORMATS, rounded
 

@@ -82,14 +82,7 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarr
     last=st.sampled_from([(), (0,), (0, 2)]),
 )
 @settings(max_examples=60)
-def test_slices_are_taken_along_any_axis(
-    shape,
-    axis,
-    cuts,
-    block,
-    wanted,
-    last,
-):
+def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last):
     """Along another one and, with `last`, the last one too."""
     axis %= len(shape)
     ranges = tuple(sorted(min(cut, shape[axis]) for cut in pair) for pair in cuts)

@@ -80,13 +80,7 @@ def options(**changes):
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function: directory of the trained weights (`staged`), and figures (`log`)."""
     start = Start(checkpoint)
-    model, log = train_(
-        start,
-        translation() if data is None else data,
-        made,
-        state,
-        **more,
-    )
+    model, log = train_(start, translation() if data is None else data, made, state, **more)
     with start.open(state) as source:
         stage(model, source, state / "result")
     return SimpleNamespace(staged=state / "result", log=log)

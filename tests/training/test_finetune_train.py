@@ -219,15 +219,6 @@ def test_weights_stay_in_float32(tmp_path):
     assert sum(".experts." in name for name in moved) > 20
 
 
-def test_a_teacher_teaches(tmp_path):
-    model, teacher = (tiny_family(tmp_path / str(seed), "m2m_100", seed=seed) for seed in (0, 1))
-    loss = LossOptions(label_smoothing=0.0, distill=1.0, hidden=0.5)
-    made = options(steps=20, eval_every=20, loss=loss, teacher=teacher, learning_rate=1e-2)
-    trained = train(model, tmp_path / "state", made)
-    first = train(model, tmp_path / "first", options(steps=1, eval_every=1, loss=loss, teacher=teacher))
-    assert trained.log["training"][-1]["loss"] < first.log["training"][0]["loss"]
-
-
 def test_a_teacher_with_another_tokenizer_is_refused(model, tmp_path):
     other = tiny_family(tmp_path / "other", "m2m_100")
     file = other / "tokenizer.json"
@@ -273,35 +264,6 @@ def test_a_language_models_validation_loss_is_its_perplexity(tmp_path, documents
     assert trained.log["validation"][0]["loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-4)
 
 
-def test_a_language_model_learns_to_end(tmp_path):
-    """Greedy search of what was trained, or of a pupil of what was trained, gives a line and its end."""
-    path, text = tiny_family(tmp_path / "model", "llama"), PlainText((), ("the hen", "no tin") * 40)
-    made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
-    for number in range(2):
-        trained = train(path, tmp_path / f"state{number}", made, TrainingData("lm", text))
-        made = made.model_copy(update=dict(teacher=trained.staged, loss=LossOptions(0.0, 1.0)))
-    model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
-    prompt = tokenizer("the", return_tensors="pt")["input_ids"]
-    if prompt[0, -1] == tokenizer.eos_token_id:  # this tokenizer ends its texts
-        prompt = prompt[:, :-1]
-    found = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, max_length=None)[0]
-    assert found[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(found, skip_special_tokens=True).strip() == "the hen"
-
-
-def test_the_context_of_a_run(tmp_path):
-    """Equal where it is the default, another result where it is shorter, refused where there are no such positions."""
-    model, task = tiny_family(tmp_path / "model", "llama"), "lm"
-    text = PlainText((), ("the hen no ten on then " * 4,) * 12)
-    results = {}
-    for context in (None, 64, 9):
-        made = options(steps=2, context=context, eval_every=2)
-        results[context] = staged(train(model, tmp_path / f"{context}", made, TrainingData(task, text, text)))
-    assert results[None] == results[64] != results[9]
-    with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
-        train(model, tmp_path / "state", options(context=99), TrainingData(task, text))
-
-
 @pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])
 def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     """All tokens count, not the hidden ones alone."""
@@ -314,16 +276,6 @@ def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     assert trained.log["tokens"] == (tokens if task == "mlm" else tokens + 50)
 
 
-@pytest.mark.parametrize("family", ["marian", "t5", "bert"])
-def test_families(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family)
-    data = replace(language_model(), task="mlm") if family == "bert" else None
-    trained = train(model, tmp_path / "state", options(steps=2, dtype="float32"), data)
-    with open_model(trained.staged) as made, open_model(model) as source:
-        assert dict(made.tensors) == dict(source.tensors)
-    assert math.isfinite(trained.log["validation"][0]["loss"])
-
-
 def test_time_ends_a_run(model, tmp_path):
     trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
     assert trained.log["steps"] == 1
@@ -331,14 +283,6 @@ def test_time_ends_a_run(model, tmp_path):
     assert (
         train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50)).log == trained.log
     )
-
-
-def test_epochs(model, tmp_path):
-    one = train(model, tmp_path / "one", options(steps=None, epochs=1, eval_every=100))
-    two = train(model, tmp_path / "two", options(steps=None, epochs=2, eval_every=100))
-    assert one.log["epochs"] == 1
-    assert two.log["steps"] == 2 * one.log["steps"]
-    assert two.log["tokens"] == 2 * one.log["tokens"]
 
 
 def test_a_directory_of_something_else_is_left_alone(model, tmp_path):

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.finetune import Destination, finetune, training_bytes
+from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from tests.commands.calls import raising
@@ -23,7 +23,7 @@ from tests.families import tiny
 from tests.families.mixtures import TINY
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
-from tests.training.runs import changed, language_model, options, text_file, train, update_ranks, written
+from tests.training.runs import changed, language_model, options, text_file, train, written
 
 WEIGHTS = "model.safetensors"
 SPECIALS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
@@ -99,21 +99,6 @@ def test_parts_alone(tmp_path):
         assert moved <= names if part == "experts" else moved == names
         assert len(moved) > len(names) / 2
         assert trained.log["parameters"] == sum(counts[name] for name in names)
-
-
-def test_updates_of_low_rank_of_experts(tmp_path):
-    source = saved(tmp_path / "model", "qwen3_moe")
-    chosen = options(steps=4, lora=2, train="experts", learning_rate=1e-2)
-    trained = train(source, tmp_path / "state", chosen, language_model())
-    ranks = update_ranks(source, trained)
-    assert ranks
-    assert {*ranks.values()} <= {1, 2}
-    with open_model(source) as before:
-        stacked = {name for layer in before.mixtures for name in layer.stacked_tensors}
-        assert all(name in stacked or ".experts." in name for name in ranks)
-        assert 0 < 4 * trained.log["parameters"] == training_bytes(before, chosen, 1)["low-rank updates"]
-    losses = [row["loss"] for row in trained.log["validation"]]
-    assert losses[-1] < losses[0]
 
 
 def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):

@@ -105,14 +105,6 @@ def test_the_last_layer_is_the_best_for_its_inputs(shared):
     assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
 
 
-def test_a_projective_unit_is_the_truncated_svd():
-    array = bent_table()
-    found = fit(array, shape=replace(SHAPE, kind="projective"))
-    assert found.errors == ()
-    np.testing.assert_allclose(found.unit.rows(0, 300), truncated_svd(array, 8), atol=1e-4)
-    same(found.quality, found.baseline)
-
-
 def test_qualities_are_those_of_the_rows():
     array, counts = bent_table(), np.arange(300) ** 2
     found = fit(array, counts=counts)
@@ -272,22 +264,3 @@ def test_the_last_layer_can_be_the_truncated_svd(kind, shared):
         assert carried == 0
         missing = [((array - other) ** 2).sum() for other in (expected, rows, array.mean(axis=0))]
         assert missing[0] < missing[1] < missing[2]
-
-
-def test_pairs_need_no_offset_where_there_is_room():
-    unit, array, _ = start(UnitShape(200, 8, 24, 40, 3, 4))
-    with torch.no_grad():
-        far = unit.map.weight.detach() * 100
-        expected = (array - array.mean(axis=0)) * 0 + unit.reduce.bias.numpy()
-        changed = unit.transform(far).numpy() - expected
-    near = unit.rows(0, 200).numpy() - expected
-    np.testing.assert_allclose(changed, near * 100, rtol=1e-3, atol=2e-2)
-
-
-def test_the_seed_decides_the_random_units_only():
-    shape = UnitShape(200, 8, 24, 40, 3, 4)
-    first, again, other = (start(shape, seed)[0] for seed in (1, 1, 2))
-    for name, value in first.state_dict().items():
-        assert torch.equal(value, again.state_dict()[name])
-    assert not torch.equal(first.group_layer(2)[0], other.group_layer(2)[0])
-    torch.testing.assert_close(first.rows(0, 200), other.rows(0, 200), atol=1e-4, rtol=1e-4)

@@ -131,15 +131,6 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring)
                 )
 
 
-def test_windows_do_not_overlap_and_hold_every_token(subject):
-    corpus = TEXTS[0]
-    rows = [subject.tokenizer(document)["input_ids"] for document in corpus.documents]
-    windows = text_windows(subject.tokenizer, corpus, 5)
-    assert [token for window in windows for token in window] == [token for row in rows for token in row]
-    assert max(map(len, windows)) == 5
-    assert len(windows) == sum(-(-len(row) // 5) for row in rows)
-
-
 @pytest.mark.parametrize("most", [7, 8])
 def test_no_more_than_so_many_tokens(subject, most):
     every = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5) for token in window]
@@ -259,8 +250,5 @@ def test_an_expert_that_no_token_goes_to_is_not_read(path):
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):
     deeper = saved(tmp_path, "qwen3_moe")
     change_config(deeper, num_hidden_layers=4, mlp_only_layers=[1, 3])
-    with (
-        open_model(deeper) as checkpoint,
-        pytest.raises(CheckpointError, match=r"missing \(model"),
-    ):
+    with open_model(deeper) as checkpoint, pytest.raises(CheckpointError, match=r"missing \(model"):
         make_model(checkpoint, CPU, torch.float32)

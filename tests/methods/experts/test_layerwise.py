@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
@@ -185,15 +182,6 @@ def test_states_of_another_run_are_not_used(path, tmp_path):
     other = Snapshots(tmp_path / "states", {"run": 2})
     assert other.group_size(0) is None
     assert_same(by_layer(path, snapshots=other), whole(path))
-
-
-def test_a_shard_cut_short_meanwhile(path, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(path, copy)
-    file = copy / "model.safetensors"
-
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        by_layer(copy, progress=lambda *_: nullcontext(lambda _amount: os.truncate(file, 30_000)))
 
 
 def test_memory_and_file_are_given_back_after_a_failure(path, monkeypatch):

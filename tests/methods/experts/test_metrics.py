@@ -94,13 +94,6 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tok
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
 
-def test_importance_by_hand():
-    # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
-    gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
-    values = METRICS["importance"](sums_of(gates))[0]
-    assert_allclose(values, [0.75 * np.exp(0.6), 0.25 * np.exp(0.9), 0.0])
-
-
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
 def test_adding_sums_of_texts_is_counting_both(seed, first, second):
     a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
@@ -265,18 +258,6 @@ def statistics() -> GateStatistics:
 
 
 AXES = statistics().axes
-
-
-@pytest.mark.parametrize("texts", [(), ("web", "code")])
-@pytest.mark.parametrize("metric", ["reap", "frequency", "importance"])
-def test_values_are_those_of_the_tokens_of_the_texts(texts, metric):
-    measured = measure_texts(statistics(), texts)
-    assert measured.granularity is None
-    values = metric_values(metric, measured.sums, measured.statistics)
-    for row, name in enumerate(NAMES):
-        tokens = [token for text in set(texts or TEXTS) for token in TEXTS[text][row]]
-        wanted = routed_outputs.metric(metric, tokens, EXPERTS)
-        np.testing.assert_allclose(values[f"{name}.experts"], wanted, rtol=1e-12)
 
 
 def test_experts_that_saw_little_are_found_among_those_that_are_held():

@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.options import (
-    SCOPES,
-    MemoryFit,
-    default_balance,
-    smallest_ratio,
-    starved,
-)
+from prunecli.methods.experts.options import SCOPES, MemoryFit, default_balance, smallest_ratio, starved
 from prunecli.methods.options import parse_balance
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError, UsageError
@@ -15,9 +14,9 @@ from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import SUMS, GateStatistics, GateSums
+from prunecli.results.gates import GateStatistics
 from prunecli.selection.selection import Selection
-from tests.gates import gate_statistics
+from tests.gates import random_gates
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
@@ -30,17 +29,7 @@ def model(tmp_path):
 
 def statistics(model: Path) -> GateStatistics:
     with open_model(model) as opened:
-        layers = opened.require_mixtures()
-        generator = np.random.default_rng(0)
-        shape = len(layers), 8
-        entries = {
-            pair: GateSums(
-                **{name: generator.integers(1, 50, shape[:1] if name == "tokens" else shape) for name in SUMS}
-            )
-            for pair in PAIRS
-        }
-        names = tuple(layer.name for layer in layers)
-        return gate_statistics(opened.fingerprint, opened.model_type, "forced", names, 8, 2, entries)
+        return random_gates(opened, PAIRS)
 
 
 def planned(model: Path, **options: object) -> Selection:
@@ -126,14 +115,7 @@ def save(path: Path, content: Any) -> Path:
         ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
     ],
 )
-def test_expert_ids(
-    content,
-    sources,
-    targets,
-    encoder,
-    decoder,
-    tmp_path,
-):
+def test_expert_ids(content, sources, targets, encoder, decoder, tmp_path):
     kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
     assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
@@ -181,13 +163,6 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
         ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with `gates`"),
     ],
 )
-def test_expert_files_that_do_not_fit_are_refused(
-    content,
-    sources,
-    targets,
-    kind,
-    message,
-    tmp_path,
-):
+def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
         read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)

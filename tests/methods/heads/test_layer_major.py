@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.encoding import labelled_examples
-from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
-from prunecli.running.runner import InMemory
-from prunecli.text.plain import read_labelled
 from tests.families.records import CASES
 from tests.methods.experts.test_layerwise import PLENTY
-from tests.methods.heads.test_score import LINES, HeadSums, Subject
-from tests.running.layerwise.running import at_step, no_room
+from tests.methods.heads.test_score import HeadSums, Subject
+from tests.running.layerwise.running import no_room
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
@@ -62,15 +57,6 @@ def test_every_family(model_type, tmp_path):
     assert work.bytes_read < 2 * subject.checkpoint.total_bytes
 
 
-def test_classes(tmp_path):
-    subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
-    text = read_labelled(tmp_path / "labelled")
-    batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    wanted = subject.importance(InMemory(subject.model), {"val": batches})
-    assert_close(layered(subject, batches)[0], wanted)
-
-
 def test_what_is_reckoned_is_what_is_kept(tmp_path, monkeypatch):
     """The predicted memory of a group is enough, and little of it is left over."""
     subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
@@ -90,30 +76,3 @@ def test_nothing_is_read_before_it_is_known_to_do(tmp_path, monkeypatch):
     no_room(monkeypatch, 100, 100)
     with pytest.raises(OutputError, match="no room for the states of one batch"):
         layered(subject, subject.batches(40))
-
-
-def test_a_shard_cut_short_meanwhile(tmp_path):
-    subject, file = Subject(tmp_path / "model", "m2m_100"), tmp_path / "model" / "model.safetensors"
-    advance = at_step(13, lambda: os.truncate(file, 10_000))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        layered(subject, subject.batches(40), progress=lambda *_: nullcontext(advance))
-
-
-def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path):
-    subject = Subject(tmp_path / "m", "bert")
-    batches = subject.batches(1)
-    batches[1].labels[:] = IGNORED
-    batches[1].labels[0, 1] = 0
-    work = RunReport()
-    with open_model(subject.checkpoint.path) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
-        seen = []
-
-        def hurt(_module, _inputs, output):
-            seen.append(output)
-            return output * float("nan") if len(seen) == 2 else output
-
-        runner.model.cls.register_forward_hook(hurt)
-        expected = rf"more, example {batches[1].indices[0] + 1}: the loss is nan"
-        with pytest.raises(DataError, match=expected):
-            subject.importance(runner, {"val": batches[:1], "more": batches[1:]})

@@ -40,10 +40,7 @@ from tests.tiny import tiny_nllb_moe
 LINES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
 TEXT = ParallelText(
     "val",
-    {
-        "eng_Latn": LINES,
-        "fra_Latn": ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain"),
-    },
+    {"eng_Latn": LINES, "fra_Latn": ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain")},
 )
 PAIR = ("eng_Latn", "fra_Latn")
 HeadSums = dict[str, np.ndarray]

@@ -66,17 +66,9 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
         (asked("share", "drop"), [ALL_E], ALL_D),
         (asked("share", "drop", groups=(2,)), ["e0 e1 e2", "e3 e4 e5"], ALL_D),
         (asked("share", "drop", groups=(3,), order="cycle"), ["e0 e3", "e1 e4", "e2 e5"], ALL_D),
-        (
-            asked("share", "drop", groups=(3,), order="cycle-reverse"),
-            ["e0 e5", "e1 e4", "e2 e3"],
-            ALL_D,
-        ),
+        (asked("share", "drop", groups=(3,), order="cycle-reverse"), ["e0 e5", "e1 e4", "e2 e3"], ALL_D),
         (asked("share", "share", groups=(2, 1)), ["e0 e1 e2", "e3 e4 e5", ALL_D], ""),
-        (
-            asked("share", "share", across=True, groups=(2,)),
-            [ALL_E, ALL_D],
-            "",
-        ),
+        (asked("share", "share", across=True, groups=(2,)), [ALL_E, ALL_D], ""),
     ],
 )
 def test_groups(request_, groups, removed):
@@ -199,11 +191,7 @@ def test_nothing_left_to_share():
 
 def test_layers_that_share_are_not_parted():
     layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
-    for request in (
-        asked("share"),
-        asked("share", "share"),
-        asked("share", "drop", groups=(2,)),
-    ):
+    for request in (asked("share"), asked("share", "share"), asked("share", "drop", groups=(2,))):
         with pytest.raises(UsageError, match="share one FFN already and would be parted"):
             arrange(layers, *request, {})
     assert len(arrange(layers, *asked("share", "drop"), {}).groups) == 1

@@ -16,18 +16,13 @@ from prunecli.methods.sharing.plan import plan_ffn, unit_norms
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors import computing
-from prunecli.tensors.stream import Copy, check_expressions
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_copy
 from tests.reference import ffn as reference
 
-ACTIVATIONS = {
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-}
+ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "silu": lambda x: x / (1 + np.exp(-x)), "tanh": np.tanh}
 X = np.random.default_rng(1).standard_normal((5, 32))
 
 
@@ -81,16 +76,6 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
         np.testing.assert_allclose(run(made[scale], function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("case", "init"), zip(OWN_SHAPES, cycle(["mean", "first", "last"])))
-def test_one_of_them_or_their_mean(case, init, tmp_path):
-    source = tiny(tmp_path / "source", case)
-    before = own(ffns_of(weights(source), case))
-    (name, found), *_ = shared(source, tmp_path / "out", case, init=init).items()
-    wanted = {"mean": reference.mean(before), "first": before[0], "last": before[-1]}[init]
-    np.testing.assert_allclose(run(found), run(wanted), rtol=1e-5, atol=1e-6)
-    assert name == next(iter(LAYOUTS[case].names))
-
-
 def test_wider_keeps_the_function(case, tmp_path):
     source = tiny(tmp_path / "source", case)
     before = own(ffns_of(weights(source), case))
@@ -115,24 +100,6 @@ def test_new_units_repeat_with_the_seed(tmp_path):
     assert np.array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
     assert len(np.unique(found[0])) == found[0].size  # gate and up are drawn apart
-
-
-@pytest.mark.parametrize(("case", "init"), zip(OWN_SHAPES, cycle(["concat", "mean", "last"])))
-def test_narrower_keeps_the_best(case, init, tmp_path):
-    width = 20 if case == "nllb-moe" else 30
-    source = tiny(tmp_path / "source", case)
-    before = own(ffns_of(weights(source), case))
-    found = next(
-        iter(shared(source, tmp_path / "out", case, init=init, width=width, keep_units="norms").values())
-    )
-    whole = {
-        "mean": reference.mean(before),
-        "concat": reference.scaled(reference.concat(before), 1 / len(before)),
-        "last": before[-1],
-    }[init]
-    wanted = reference.narrowed(whole, width)
-    assert len(found.units) == width
-    np.testing.assert_allclose(run(found), run(wanted), rtol=1e-4, atol=1e-6)
 
 
 N_ENC, N_DEC, D_MODEL, D_FF = 3, 2, 32, 48
@@ -176,45 +143,6 @@ def parameters(source: Path, config: str) -> tuple[int, int]:
     with open_model(source) as opened:
         made = made_of(opened, FfnOptions(preset=config))
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
-
-
-def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path):
-    source = tiny(tmp_path / "source", "m2m_100")
-    with open_model(source) as opened:
-        made = made_of(opened, FfnOptions(preset="SharedEncNoDec", init="first", groups=(1,)))
-        check_expressions(opened, made.outputs)
-        assert all(output.expression == Copy(output.name) for output in made.outputs)
-        order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
-        assert [output.name for output in made.outputs] == order
-    layer = "model.{}.layers.{}".format
-    assert made.structure.shared == {layer("encoder", number): layer("encoder", 0) for number in (1, 2)}
-    assert made.structure.removed == {layer("decoder", number) for number in (0, 1)}
-
-
-def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case, tmp_path):
-    source = tiny(tmp_path / "source", case)
-    held = weights(source)
-    out = written(
-        source,
-        lambda opened: (
-            made_of(opened, FfnOptions(encoder="share", dense_only=True))
-            if first_side(case) == "encoder"
-            else made_of(opened, FfnOptions(decoder="share"))
-        ),
-        tmp_path / "out",
-    )
-    layout = LAYOUTS[case]
-    norms = tuple(norm for name in layout.names for norm in layout.norms(name))
-    for norm in norms:
-        assert np.array_equal(weights(out)[f"{norm}weight"], held[f"{norm}weight"])
-    gone = (
-        FfnOptions(preset="NoEncNoDec", dense_only=True)
-        if CASES[case].task == "translation"
-        else FfnOptions(preset="No")
-    )
-    none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))
-    assert not any(name.startswith(norms) for name in none)
-    assert not ffns_of(none, case)
 
 
 def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path):

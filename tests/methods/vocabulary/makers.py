@@ -87,10 +87,7 @@ def unigram(directory: Path) -> Path:
     tokenizer.train_from_iterator(
         TEXT * 4,
         trainers.UnigramTrainer(
-            vocab_size=90,
-            special_tokens=["<pad>", "</s>", "<unk>"],
-            unk_token="<unk>",
-            show_progress=False,
+            vocab_size=90, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
         ),
     )
     tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
@@ -254,15 +251,6 @@ def _clear(directory: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], Path]] = {
     maker.__name__: maker
-    for maker in (
-        byte_bpe,
-        byte_bpe_files,
-        unigram,
-        wordpiece,
-        wordpiece_files,
-        word_level,
-        marian,
-        m2m_100,
-    )
+    for maker in (byte_bpe, byte_bpe_files, unigram, wordpiece, wordpiece_files, word_level, marian, m2m_100)
 }
 """Name -> maker, of every kind of tokenizer."""

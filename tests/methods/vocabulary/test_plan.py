@@ -168,11 +168,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (
-            lambda source: (source / "tokenizer.json").unlink(),
-            CheckpointError,
-            "holds no tokenizer",
-        ),
+        (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (
             lambda source: (source / "generation_config.json").write_text("[]"),

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.running.layerwise.budget import (
-    MIN_STATES,
-    WORKSPACE,
-    Demand,
-    plan_memory,
-    size_text,
-)
+from prunecli.running.layerwise.budget import MIN_STATES, WORKSPACE, Demand, plan_memory, size_text
 from prunecli.tensors.quantities import parse_size
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -11,7 +11,6 @@ import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.filling import block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stages import EmptyModel
@@ -19,7 +18,6 @@ from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import Pass, ignored
-from tests.families import tiny_family
 from tests.running.layerwise.running import (
     BATCHES,
     CPU,
@@ -82,52 +80,6 @@ def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_pa
         assert all(run.reads[name] == checkpoint.info(name).nbytes for name in expected)
 
 
-def test_layers_are_entered_in_order_by_all_batches(tmp_path):
-    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
-        run, seen = Run(checkpoint), []
-        for stage in run.skeleton.stages:
-            stage.attentions[0].register_forward_hook(lambda *_, name=stage.name: seen.append(name))
-        run.run()
-        names = [
-            f"model.{side}.layers.{n}"
-            for side, depth in (("encoder", 3), ("decoder", 2))
-            for n in range(depth)
-        ]
-        assert seen == [name for name in names for _ in range(3)]
-
-
-def test_routers_are_observed_once_per_batch(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model")
-
-    def gates(model, run):
-        seen = {}
-
-        def observer(name):
-            def observe(gates, _experts):
-                seen.setdefault(name, []).append(gates.clone())
-
-            return observe
-
-        for name, module in sparse_ffns(model).items():
-            module.observer = observer(name)
-        run()
-        return seen
-
-    with open_model(path) as checkpoint:
-        subject, whole = Run(checkpoint), load_model(path, device="cpu", dtype="float32")
-
-        def all_at_once():
-            with torch.inference_mode():
-                for ids in BATCHES:
-                    whole(**inputs(whole, ids))
-
-        ours, theirs = gates(subject.skeleton.model, subject.run), gates(whole, all_at_once)
-    assert ours.keys() == theirs.keys()
-    for name, found in ours.items():
-        assert len(found) == len(theirs[name]) == len(BATCHES)
-        assert all(torch.equal(a, b) for a, b in zip(found, theirs[name], strict=True))
-
-
 def assert_clean(skeleton: EmptyModel) -> None:
     """No layer has weights, none is intercepted."""
     for stage in skeleton.stages:
@@ -162,21 +114,3 @@ def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path):
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
             run.run(advance=at_step(0, lambda: os.truncate(file, file.stat().st_size // 2)))
         assert_clean(run.skeleton)
-
-
-def test_blocks_are_what_is_said(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model", d_model=16, ffn=32)
-    with open_model(path) as checkpoint:
-        skeleton = skeleton_of(checkpoint)
-        sparse = [stage for stage in skeleton.stages if stage.mixture is not None]
-        assert len(skeleton.stages) == 8
-        assert [stage.name for stage in sparse] == [
-            f"model.{side}.layers.{n}" for side in ("encoder", "decoder") for n in (1, 3)
-        ]
-        assert block_bytes(sparse[0].mixture.block(0)) == 4 * (32 * 16 + 32 + 16 * 32 + 16)
-        everything = sum(block_bytes(stage.block) for stage in skeleton.stages)
-        everything += (
-            sum(8 * block_bytes(stage.mixture.block(0)) for stage in sparse) + skeleton.resident_bytes
-        )
-        assert everything >= checkpoint.total_bytes
-        assert skeleton.widest_bytes == max(block_bytes(stage.block) for stage in skeleton.stages)

@@ -129,17 +129,6 @@ def test_dense_families(model_type, memory, tmp_path):
     assert_same(by_layer(path, memory), in_memory(path), 0.0 if is_exact else 2e-5)
 
 
-@pytest.mark.parametrize("memory", [1 << 22, 9984], ids=["in memory", "in both"])
-def test_a_mixture_of_experts(memory, tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
-    assert_same(by_layer(path, memory), in_memory(path))
-
-
-def test_other_forms_of_a_family(tmp_path):
-    path = tiny_family(tmp_path / "model", "t5-gated")
-    assert_same(by_layer(path), in_memory(path))
-
-
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type, tmp_path):
     """Attentions without heads have no gradient; the others have theirs."""

@@ -18,7 +18,6 @@ from prunecli.running.runner import BatchCost, Group, Run
 from prunecli.tensors.quantities import parse_size
 from tests.families import tiny_family
 from tests.running.layerwise.running import CPU, no_room
-from tests.tiny import tiny_nllb_moe
 
 MIB, PLENTY = 1 << 20, 1 << 34
 
@@ -108,15 +107,6 @@ def test_an_interrupted_run_gives_everything_back_too(path):
         interrupted()
     assert report.readings == 1
     assert threading.active_count() == threads
-
-
-def test_sizes_of_a_model(tmp_path, path):
-    shape = layers_of(path).shape
-    assert (shape.d_model, shape.ffn_dim, shape.heads, shape.experts, shape.itemsize) == (32, 48, 8, 0, 4)
-    shape = layers_of(tiny_nllb_moe(tmp_path / "moe", experts=6)).shape
-    assert (shape.experts, shape.top_k) == (6, 2)
-    assert layers_of(tiny_family(tmp_path / "t5", "t5")).has_position_bias
-    assert not layers_of(path).has_position_bias
 
 
 @pytest.mark.parametrize("to_spare", [0, PLENTY])

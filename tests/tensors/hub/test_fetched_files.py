@@ -8,7 +8,6 @@ import pytest
 
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import needed_files, weight_files
-from prunecli.tensors.side_files import LARGEST_FOLDER_BYTES
 from tests.families import tiny_family
 
 SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
@@ -50,37 +49,6 @@ def test_the_index_decides_which_shards(name):
     files = needed_files(dict.fromkeys(held, 1), {f"{name}.index.json": index}.__getitem__)
     assert files[-3:] == (f"{name}.index.json", f"{stem}-1.{ending}", f"{stem}-2.{ending}")
     assert f"{stem}-3.{ending}" not in files
-
-
-def test_folders_of_sentence_transformers_and_of_templates():
-    held = [
-        *SIDE,
-        "model.safetensors",
-        "modules.json",
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-        "2_Dense/pytorch_model.bin",
-        "2_Dense/onnx/model.onnx",
-        "3_Norm/pytorch_model.bin",
-        "1_Pooling_old/config.json",
-        "additional_chat_templates/tool.jinja",
-        "images/a.txt",
-        "voices/a.wav",
-        "corpus.zip",
-    ]
-    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {"path": "3_Norm"}]
-    sizes = {**dict.fromkeys(held, 1), "dump/a.txt": LARGEST_FOLDER_BYTES + 1}
-    chosen = set(needed_files(sizes, {"modules.json": modules}.__getitem__))
-    assert chosen - {*SIDE, "model.safetensors", "modules.json"} == {
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-        "3_Norm/pytorch_model.bin",
-        "1_Pooling_old/config.json",
-        "additional_chat_templates/tool.jinja",
-        "images/a.txt",
-    }
 
 
 def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path):
