@@ -93,9 +93,9 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
         axes.append(Axis(name, kind, units.kept, units.of, stack.side, carriers=shares, members=members))
     if not axes:
         raise UnsupportedModelError(
-            f"{checkpoint.path}: no layer can be removed: there is only one (ALBERT runs it several times), a small copy "
-            "of the model computes something else without one than when it skips it, or the files hold layers that its "
-            "class does not have (for further tokens)"
+            f"{checkpoint.path}: no layer can be removed: there is only one (ALBERT runs it several times), a small "
+            "copy of the model computes something else without one than when it skips it, or the files hold layers "
+            "that its class does not have (for further tokens)"
         )
     return tuple(axes)
 
