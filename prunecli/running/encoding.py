@@ -61,7 +61,9 @@ def require_task(model: Any, task: TaskName) -> None:
 def _require_sound(config: Any) -> None:
     """Refuse tokens with a part of their own that no row of the table stands for, and dropouts that cannot be."""
     size = vocabulary_size(config)
-    for key, least in (("decoder_start_token_id", 0), ("pad_token_id", -1), ("bos_token_id", -1)):  # -1: none
+    # Decoders of two stacks begin with bos_token_id. -1: none.
+    begins = {"decoder_start_token_id": 0, "bos_token_id": -1} if config.is_encoder_decoder else {}
+    for key, least in {"pad_token_id": -1, **begins}.items():
         value = getattr(config, key, None)
         if size is None or value is None:
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prunecli import __version__
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import PruneError, UnsupportedModelError, UsageError
 from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.evaluation.quality_check import Measurer, little
@@ -231,14 +231,20 @@ class Shrinking:
         return minutes is not None and not is_first and spent > (60 if stage == "whole" else 30) * minutes
 
     def _speedup(self, path: Path) -> float | None:
-        """How many times faster than the original a model is, measured in turns; None: layer by layer."""
+        """How many times faster than the original a model is, measured in turns; None: layer by layer, or it fails."""
         if self._options.memory is not None:
             return None
         options = LatencyOptions(
             sentences=2, new_tokens=16, runs=3, memory=False, device=self._options.device
         )
         models = {"original": self._source.path, "smaller": path}
-        found = bench_latency(models, self._choice, options, task=self._parts[0].task)
+        try:
+            found = bench_latency(models, self._choice, options, task=self._parts[0].task)
+        except PruneError as error:
+            if self._options.speed is not None:
+                raise
+            self._say(f"The speed is not measured: {error.message}")
+            return None
         timings = found.results[1].timings
         return float(timings[-1].speedup.median)
 

@@ -9,6 +9,7 @@ import pytest
 from prunecli import results
 from prunecli.analysis.explanation import explain
 from prunecli.commands.shrink import shrink
+from prunecli.errors import CheckpointError
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.report.history import step_text
@@ -67,6 +68,18 @@ def test_a_model_is_shrunk_by_all_kinds(model):
     kind = next(iter(document.shares))
     question = {"units": "unit 0 of layer 0", "layers": "layer 0", "heads": "head 0 of layer 0"}
     assert explain(Path("shrunk"), question.get(kind, "token hen"))
+
+
+def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatch):
+    def fail(*_, **__):
+        raise CheckpointError("generation_config.json: eos_token_id is 99")
+
+    monkeypatch.setattr(module, "bench_latency", fail)
+    given = (model, "--text", "text.txt", "--only", "units", *QUICK)
+    result = calls.done(shrink, *given, "--params", "90%")
+    assert "The speed is not measured: generation_config.json" in result.err
+    assert "Written: shrunk" in result.out
+    refused(run(*given, "--speed", "1.1", "-o", "faster"), "eos_token_id is 99", 1)
 
 
 def test_a_classifier_of_single_texts_is_shrunk(tmp_path):

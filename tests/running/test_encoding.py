@@ -333,3 +333,10 @@ def test_negative_ids_in_config_json(make, key, value):
         CheckpointError, match=f"config.json: {key} is {value}; the model has the tokens 0 to"
     ):
         translation_examples(tokenizer, model, TEXT, [PAIR])
+
+
+def test_a_decoder_alone_does_not_begin_with_its_bos(make):
+    """Published GPT-2s of other alphabets keep the ids of the first one."""
+    _, model = make("gpt2")
+    model.config.bos_token_id = 50256
+    encoding.require_task(model, "lm")
