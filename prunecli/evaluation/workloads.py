@@ -44,7 +44,7 @@ from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
-from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
 
 Phase = Literal["prefill", "decode"] | None
 """None: the whole pass, for tasks without phases."""
@@ -242,36 +242,49 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         assert isinstance(text, PlainText)
         require_task(model, data.task)
         if data.task == "lm":
-            # Each line is a prompt, or each stretch of `PROMPT` tokens of a document. With `context`, the texts are
-            # concatenated and cut into prompts of `context` tokens.
-            limit, room, context = position_count(model), None, data.context
-            if limit is not None:
-                _require_positions(checkpoint, new_tokens + 1, limit)
-                room = limit - new_tokens - 1  # the prefill's token is the first that is fed
-                if context is not None and context > room:
-                    raise UsageError(
-                        f"{directory}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, "
-                        f"the model has {limit:,} positions",
-                        f"Ask for at most `context={room}`.",
-                    )
-            length = context or min(PROMPT, room or PROMPT)
-            beginning = bounded(text.texts, length * count)
-            if context is not None:
-                ids = packed_examples(tokenizer, model, beginning, context).ids
-            elif text.whole_files:
-                ids = text_examples(tokenizer, model, beginning, length, whole=True).ids
-            else:
-                ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-            rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
-            if len(rows) < count:
-                raise DataError(
-                    f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are "
-                    "needed",
-                    "Give more text, a smaller `context`, or fewer `sentences`.",
-                )
-            return Decoding(tuple(rows), padding_id(model, tokenizer), new_tokens, has_prompts=True)
+            return _prompts(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
         examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
     return Passes(range(len(examples.ids)), examples, pooled)
+
+
+def _prompts(
+    checkpoint: Checkpoint,
+    model: Any,
+    tokenizer: Tokenizer,
+    text: PlainText,
+    context: int | None,
+    count: int,
+    new_tokens: int,
+) -> Decoding:
+    """Each line as a prompt, or each stretch of `PROMPT` tokens of a document.
+
+    With `context`, the texts are concatenated and cut into prompts of so many tokens.
+    """
+    limit, room = position_count(model), None
+    if limit is not None:
+        _require_positions(checkpoint, new_tokens + 1, limit)
+        room = limit - new_tokens - 1  # the prefill's token is the first that is fed
+        if context is not None and context > room:
+            raise UsageError(
+                f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, "
+                f"the model has {limit:,} positions",
+                f"Ask for at most `context={room}`.",
+            )
+    length = context or min(PROMPT, room or PROMPT)
+    beginning = bounded(text.texts, length * count)
+    if context is not None:
+        ids = packed_examples(tokenizer, model, beginning, context).ids
+    elif text.whole_files:
+        ids = text_examples(tokenizer, model, beginning, length, whole=True).ids
+    else:
+        ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
+    rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
+    if len(rows) < count:
+        raise DataError(
+            f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
+            "Give more text, a smaller `context`, or fewer `sentences`.",
+        )
+    return Decoding(tuple(rows), padding_id(model, tokenizer), new_tokens, has_prompts=True)
 
 
 def decoding(
