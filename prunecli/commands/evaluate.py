@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
@@ -50,7 +50,7 @@ DRAWN = {
 class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files"})
+    LEFT_OUT = ("files",)
 
     text: tuple[NamedText, ...] = NAMED_TEXT
     all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")
