@@ -262,7 +262,7 @@ class Options(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
     """Fields of the base classes that are no options of the command."""
 
     def __init__(self, **values: Any) -> None:
@@ -310,7 +310,7 @@ class Options(BaseModel):
     @lru_cache
     def list_options(cls) -> Mapping[str, Option]:
         """Return the options of the command by the names of their fields: those of each panel together."""
-        left_out = {name for base in cls.__mro__ for name in vars(base).get("LEFT_OUT", ())}
+        left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
         found = [one for name, one in cls._all_options().items() if name not in left_out]
         found.sort(key=lambda one: (not one.spec.argument, PANELS.index(one.spec.panel)))
         return {one.name: one for one in found}

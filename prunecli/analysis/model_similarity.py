@@ -38,9 +38,9 @@ from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, silent
 from prunecli.results.similarity import Similarity, ends_of
-from prunecli.running.batches import TokenObserver, run_forward
+from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.encoding import text_examples, translation_examples
-from prunecli.running.examples import Batch, Examples
+from prunecli.running.examples import Batch, Examples, num_examples
 from prunecli.running.runner import Advance, InMemory, ignored
 from prunecli.text.choice import Pairs, Text, columns
 from prunecli.text.files import lines_sha256
@@ -141,15 +141,10 @@ def represent(
     present = tuple(component for component in components if not component.removed)
     if not present:
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
-    observer, headless = ComponentObserver(present), runner.model.base_model  # logits are not needed
-    sentences = sum(len(batch.indices) for batch in batches)
+    observer, sentences = ComponentObserver(present), num_examples(batches)
     found: dict[Component, Features] = {}
 
-    def forward(batch: Batch) -> None:
-        observer.begin(batch, runner.device)
-        headless(**batch.arguments(headless))
-
-    def finish(batch: Batch, _output: None) -> int:
+    def finish(batch: Batch) -> None:
         means = observer.take()
         for component in present:
             if component not in means:
@@ -166,10 +161,8 @@ def represent(
                 found[component] = _file(directory / str(len(found)), sentences, rows.shape[1])
             found[component][list(batch.indices)] = rows
         advance(len(batch.indices))
-        return 0
 
-    with observer.watching(runner.model):
-        run_forward(runner, batches, forward, finish)
+    observe_batches(runner, observer, batches, "components", finish=finish)
     return found
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream", "save_scores")
+    LEFT_OUT = frozenset({"stream", "save_scores"})
 
     output: Path = output_option("shared-ffn")
 
@@ -142,7 +142,7 @@ def _made(group: Group) -> str:
 class ShareAttention(RewritingOptions, AttentionOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream", "explain")
+    LEFT_OUT = frozenset({"stream", "explain"})
 
     output: Path = output_option("shared-attention")
 

@@ -106,11 +106,11 @@ def observed(
         PruneError: a model or text that cannot be used.
     """
     from prunecli.running.batches import observe_batches  # imports torch
+    from prunecli.running.examples import num_examples
 
     runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=whole)
     observe_batches(runner, observer, batches, what, run.progress)
-    examples = sum(len(batch.indices) for batch in batches)
-    return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
+    return scores_of(checkpoint, examples=num_examples(batches), per="token", **{**observer.take(), **fields})
 
 
 def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:

@@ -121,10 +121,8 @@ Losses = Callable[[Any, Batch], Tensor]
 def differentiate_losses(
     runner: Runner,
     batches: Mapping[str, Sequence[Batch]],
-    what: str,
-    progress: Progress = silent,
-    *,
-    losses_of: Losses = example_losses,
+    losses_of: Losses,
+    progress: Progress,
 ) -> None:
     """Backward passes of the sum of each batch's losses; what comes of them is for an observer.
 
@@ -132,7 +130,6 @@ def differentiate_losses(
 
     Args:
         batches: what a message calls their text -> batches.
-        what: is done, for the progress.
         losses_of: of the examples of a batch.
 
     Raises:
@@ -146,7 +143,7 @@ def differentiate_losses(
         require_finite(losses.detach(), every[number], texts[number])
         return losses.sum()
 
-    run_backward(runner, every, partial(losses_of, runner.model), start, what, progress)
+    run_backward(runner, every, partial(losses_of, runner.model), start, progress)
 
 
 def batch_vectors(model: Any, pooling: Pooling, batch: Batch) -> Tensor:

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.model.axes import Axis
+from prunecli.model.decision import Floats
 from prunecli.tensors.quantities import exact_share
 
-Values = Mapping[str, NDArray[Any]]
+Values = Mapping[str, Floats]
 """Name of an axis -> `[units]`, in the order of `Axis.ids`: the more a unit matters, the higher."""
 Kept = Mapping[str, Sequence[int]]
 """Name of an axis -> ids of the units that stay."""
@@ -262,7 +263,7 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     }
 
 
-def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple[int, ...]:
+def best(axis: Axis, values: Floats, count: int, groups: int = 1) -> tuple[int, ...]:
     """The `count` units of the highest values, the same number of each group, in the order of `Axis.ids`.
 
     Raises:
@@ -279,7 +280,7 @@ def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple
     return tuple(np.asarray(axis.ids, np.int64)[chosen].tolist())
 
 
-def ranks(values: NDArray[Any], groups: int = 1) -> NDArray[np.int64]:
+def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
     """`[units]`: number of units of its group that come before a unit; groups are runs of equal length."""
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
@@ -314,7 +315,7 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
     return max(able)
 
 
-def shares(axis: Axis, values: NDArray[Any]) -> NDArray[np.float64]:
+def shares(axis: Axis, values: Floats) -> Floats:
     """`[units]`, phi: the values divided by their sum.
 
     Raises:
@@ -349,7 +350,7 @@ def threshold(
     Returns:
         Name of each axis -> number of units that stay; and theta: the least mass before a removed unit, or 1.
     """
-    before: dict[str, NDArray[np.float64]] = {}
+    before: dict[str, Floats] = {}
     for axis in axes:
         ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
         mass = np.cumsum(ranked.sum(axis=0))

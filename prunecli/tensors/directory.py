@@ -328,9 +328,7 @@ def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
     shift = int(tensor.storage_offset()) * tensor.element_size()
     end = start + shift + info.nbytes
     if end > path.stat().st_size or (info.nbytes and shift + info.nbytes > storage.nbytes()):
-        raise CheckpointError(
-            f"{path}: truncated ({name} ends at {end:,})", "Download or copy the file again."
-        )
+        raise _truncated(path, f"{name} ends at {end:,}")
     return Stored(info, start + shift)
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.architectures.records import Side
@@ -23,7 +21,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.logits import vocabulary_size
-from prunecli.results.gates import ANY, Mode
+from prunecli.results.gates import ANY, Mode, OutputArrays
 from prunecli.running.encoding import (
     decoder_inputs,
     depends_on_padding,
@@ -253,7 +251,7 @@ class Texts:
     corpora: Sequence[Corpus]
     options: CollectOptions = DEFAULT
     mode: Mode = "text"
-    outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
+    outputs: OutputArrays | None = None
 
     @property
     def key(self) -> dict[str, Any]:

@@ -376,8 +376,11 @@ def _run(
     def fetch(number: int) -> Tensor:
         return run.fetch(encoded[number])
 
-    def packed(own: GateSums) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array) for name, array in own.items()}
+    def keeping() -> dict[str, Any]:
+        stored = {
+            entry: {name: torch.from_numpy(own) for name, own in held.items()} for entry, held in sums.items()
+        }
+        return {"encoded": encoded, "sums": stored}
 
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],
@@ -385,7 +388,7 @@ def _run(
         observer=observer,
         reduce=add,
         finish=finish,
-        keeping=lambda: {"encoded": encoded, "sums": {entry: packed(own) for entry, own in sums.items()}},
+        keeping=keeping,
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +20,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
-from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums
+from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums, OutputArrays
 
 LayerSums = dict[int, GateSums]
 """Number of a sparse layer -> its sums, of one row."""
@@ -178,9 +177,7 @@ class StockObserver(Summing):
         "norm_max",
     )
 
-    def __init__(
-        self, layers: Sequence[SparseLayer], outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
-    ) -> None:
+    def __init__(self, layers: Sequence[SparseLayer], outputs: OutputArrays | None = None) -> None:
         super().__init__(layers)
         self.text, self._outputs = "", outputs
         self._real: dict[Side, Tensor] = {}

@@ -12,9 +12,6 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prunecli.errors import PruneError, StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.metrics import (
     AIMER,
@@ -44,7 +41,7 @@ from prunecli.methods.units import Ranking, drawn, plan
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import usual_load
-from prunecli.model.decision import Origin
+from prunecli.model.decision import Floats, Origin
 from prunecli.model.declared import with_keys
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
@@ -348,7 +345,7 @@ def _picked(
 
 KEY = "approximate_experts"
 
-Means = Mapping[str, NDArray[np.float64]]
+Means = Mapping[str, Floats]
 """Layer's name -> `[original experts, width]`."""
 
 

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import linalg
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +24,7 @@ from prunecli.evaluation.on_text import runner_and_batches
 from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Floats
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import module_name
@@ -45,7 +45,7 @@ TOLERANCE = 0.02
 FITTING = 0.9
 """Share of the tokens for which the claim has to hold: a few have states so large that M is lost in rounding."""
 
-Maps = dict[tuple[str, str], NDArray[np.float64]]
+Maps = dict[tuple[str, str], Floats]
 """Names of the layer before a run of removed layers, and of the last layer of the run -> T `[width, width]`."""
 
 
@@ -101,7 +101,7 @@ def cut_replaced(
         observer = GapObserver(new)
         observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
-    made: dict[str, NDArray[np.float64]] = {}
+    made: dict[str, Floats] = {}
     for gap in gaps:
         for suffix, hidden in gap.ffn.tensors.items():
             if is_output(gap.ffn.tensors, suffix):
@@ -111,7 +111,7 @@ def cut_replaced(
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
 
 
-def _with_map(output: Output, made: Mapping[str, NDArray[np.float64]]) -> Output:
+def _with_map(output: Output, made: Mapping[str, Floats]) -> Output:
     """The output tensor, made of the product with a map if its source is one of `made`."""
     part = output.expression
     if not isinstance(part, (Copy, Slices)) or part.source not in made:

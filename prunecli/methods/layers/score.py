@@ -34,7 +34,7 @@ from prunecli.progress import Progress, silent
 from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import TokenObserver, observe_batches
-from prunecli.running.examples import Batch
+from prunecli.running.examples import Batch, num_examples
 from prunecli.running.losses import batch_vectors, require_finite, token_losses
 from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
@@ -99,7 +99,7 @@ def layer_scores(
         checkpoint,
         kind="layer",
         method=metric,
-        examples=sum(len(batch.indices) for batch in batches),
+        examples=num_examples(batches),
         ids={axis.name: axis.ids for axis in axes_of(checkpoint, "layer")},
         **fields,
     )
@@ -119,7 +119,7 @@ def _by_passing(
     """
     model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
     forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
-    what, total = "the loss" if by_loss else "the vectors", sum(len(batch.indices) for batch in batches)
+    what, total = "the loss" if by_loss else "the vectors", num_examples(batches)
     found: dict[str, list[float]] = {}
     with (
         torch.inference_mode(),
