@@ -118,7 +118,7 @@ def parse_dtype(text: str) -> str:
     return dtype
 
 
-def parse_computed(text: str, also: tuple[str, ...] = ()) -> str:
+def parse_computed(text: str, also: tuple[str, ...]) -> str:
     """Return the name in `COMPUTED` of a type that is written "float16", "torch.float16", "fp16", "half" or "F16".
 
     Args:

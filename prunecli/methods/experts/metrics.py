@@ -219,8 +219,8 @@ def aggregate(
     return sums
 
 
-def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> GateSums:
-    """The sums of some texts together, by default of all, `[layers, experts]`; every token weighs alike.
+def aggregate_texts(statistics: GateStatistics, texts: Sequence[str]) -> GateSums:
+    """The sums of some texts together, or of all if none is named, `[layers, experts]`; every token weighs alike.
 
     Raises:
         StatisticsError: a text that the statistics lack.

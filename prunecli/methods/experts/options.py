@@ -235,7 +235,7 @@ class MemoryFit:
 
 
 def smallest_ratio(
-    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None
 ) -> MemoryFit:
     """The first of `memory_fits`, if its model fits.
 
@@ -260,7 +260,7 @@ def memory_fits(
     budget: Budget,
     ratios: Iterable[float] = (),
     *,
-    dtype: str | None = None,
+    dtype: str | None,
 ) -> list[MemoryFit]:
     """The memory of a model without some of its experts.
 

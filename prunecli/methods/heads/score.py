@@ -388,7 +388,7 @@ class Ablation:
 
 
 def best_heads(
-    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool = False
+    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool
 ) -> dict[str, int]:
     """all-but-one: name of an axis -> original id of its best single head (3.3), the first of equal ones.
 

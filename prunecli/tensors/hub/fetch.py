@@ -149,7 +149,7 @@ def commit_of(name: HubName) -> str:
         return cached.parent.name
 
 
-def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
+def look_up(name: HubName, say: Say) -> Snapshot:
     """List the files of a model, and fetch config.json alone.
 
     Raises:
