@@ -29,7 +29,6 @@ from prunecli.methods.experts.options import (
     balance_text,
     check_kind,
     default_ratio,
-    fit_payload,
     layers_of,
     of_language_model,
     request_of,
@@ -108,8 +107,9 @@ def _by_metric(
     ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
     if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
-        fit = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
-        ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
+        found = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
+        ratio, budget = found.ratio, replace(budget, ratio=None, count=found.held - found.keep)
+        fit = {**vars(found), **vars(load)}
     is_text = of_language_model(checkpoint)
     if budget.scope != "axis" and is_text and any(layer.is_predicting for layer in layers):
         raise UsageError(
@@ -188,7 +188,7 @@ def _by_metric(
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
     made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
     few = {} if measured is None else measured.few(axes, options.min_tokens)
-    more = {"fit": fit and fit_payload(fit), "few_tokens": few}
+    more = {"fit": fit, "few_tokens": few}
     warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
     if warning is None and budget.scope != "model":
