@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions, describe, measured_text, runner_and_batches, text_fields
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Scores, files_of, scores_of
+from prunecli.results.unit_scores import Array, Scores, files_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.tensors.computing import values
@@ -82,35 +82,6 @@ def measured(
     if run.save is not None:
         run.save(scores)
     return scores, describe(data, run.choice)
-
-
-def observed(
-    checkpoint: Checkpoint,
-    data: Dataset,
-    run: TextRun,
-    observer: Any,
-    what: str,
-    *,
-    whole: bool = False,
-    **fields: Any,
-) -> Scores:
-    """Load the model of a checkpoint, run it on text, and return what an observer of its tokens measured.
-
-    Args:
-        observer: a `TokenObserver` whose `take` returns fields of `Scores`.
-        what: is measured, for messages.
-        whole: see `runner_and_batches`.
-        fields: other fields of `Scores`.
-
-    Raises:
-        PruneError: a model or text that cannot be used.
-    """
-    from prunecli.running.batches import observe_batches  # imports torch
-    from prunecli.running.examples import num_examples
-
-    runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=whole)
-    observe_batches(runner, observer, batches, what, run.progress)
-    return scores_of(checkpoint, examples=num_examples(batches), per="token", **{**observer.take(), **fields})
 
 
 def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:

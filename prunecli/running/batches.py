@@ -104,7 +104,7 @@ def run_forward(
     def finished(own: Sequence[Batch], number: int, output: Any) -> None:
         advance(finish(own[number], output))
 
-    with _shown(runner, batches, cost, line, progress) as (groups, advance, step):
+    with shown_groups(runner, batches, cost, line, progress) as (groups, advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 passes = [partial(forward, batch) for batch in group.batches]
@@ -181,38 +181,8 @@ def observe_batches(
         run_forward(runner, batches, forward, finished, (f"measuring {what}", total, "examples"), progress)
 
 
-def run_backward(
-    runner: Runner,
-    batches: Sequence[Batch],
-    forward: Callable[[Batch], Any],
-    start: Callable[[int, Any], Tensor],
-    progress: Progress,
-) -> None:
-    """Run a forward pass of each batch, and back, for what hooks ask for.
-
-    Args:
-        forward: of a batch with the runner's model.
-        start: from the number of a batch and what its pass returned to the scalar that is differentiated.
-
-    Raises:
-        UsageError, CheckpointError, OutputError: as `runner` does.
-    """
-
-    def started(first: int, number: int, output: Any) -> Tensor:
-        return start(first + number, output)
-
-    cost = partial(batch_cost, backward=True)
-    line = "scoring units", num_examples(batches), "examples"
-    with _shown(runner, batches, cost, line, progress, ways=2) as (groups, advance, step):
-        for group in groups:
-            with runner.running(group, step) as run:
-                passes = [partial(forward, batch) for batch in group.batches]
-                run.backward(passes, partial(started, group.start))
-            advance(num_examples(group.batches))
-
-
 @contextmanager
-def _shown(
+def shown_groups(
     runner: Runner,
     batches: Sequence[Batch],
     cost: Callable[[Layerwise, Batch], BatchCost],
