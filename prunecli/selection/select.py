@@ -252,7 +252,14 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     if budget.even is not None:
         counts = dict.fromkeys(held, _even(axes, budget))
     elif budget.scope == "model":
-        counts = _ranked_together(axes, values, budget)
+        # Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go.
+        rank = np.concatenate([ranks(values[axis.name], budget.groups) for axis in axes])
+        flat = np.concatenate([np.asarray(values[axis.name], np.float64) for axis in axes])
+        number = np.repeat(np.arange(len(axes)), [*held.values()])
+        safe = rank < -(-budget.least // budget.groups)
+        order = np.lexsort((number, rank, -flat, ~safe))
+        stays = number[order[: len(order) - budget.removable(axes)]]
+        counts = dict(zip(held, np.bincount(stays, minlength=len(axes)).tolist(), strict=True))
     else:
         counts = {axis.name: held[axis.name] - budget.removed([axis]) for axis in axes}
     step = budget.multiple
@@ -285,18 +292,6 @@ def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable").reshape(-1)
-
-
-def _ranked_together(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, int]:
-    """Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go."""
-    own = [ranks(values[axis.name], budget.groups) for axis in axes]
-    flat = np.concatenate([np.asarray(values[axis.name], np.float64) for axis in axes])
-    rank, number = np.concatenate(own), np.repeat(np.arange(len(axes)), [len(axis.ids) for axis in axes])
-    safe = rank < -(-budget.least // budget.groups)
-    order = np.lexsort((number, rank, -flat, ~safe))
-    stays = number[order[: len(order) - budget.removable(axes)]]
-    counts = np.bincount(stays, minlength=len(axes)).tolist()
-    return {axis.name: count for axis, count in zip(axes, counts, strict=True)}
 
 
 def _even(axes: Sequence[Axis], budget: Budget) -> int:
