@@ -31,7 +31,7 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError, Usage
 from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.modules.devices import choose_device
 from prunecli.modules.drawing import random_model
 from prunecli.modules.hooks import states_of
@@ -181,9 +181,9 @@ class ComponentObserver(TokenObserver):
         """See `TokenObserver`."""
         sharing: dict[nn.Module, dict[str, Component]] = defaultdict(dict)
         for component in self._components:
-            sharing[model.get_submodule(module_name(model, component.output))][component.block] = component
+            sharing[submodule(model, component.output)][component.block] = component
         for block in dict.fromkeys(component.block for component in self._components):
-            layer = model.get_submodule(module_name(model, block))
+            layer = submodule(model, block)
             yield layer.register_forward_pre_hook(partial(self._enter, block))
         for module, own in sharing.items():
             yield module.register_forward_hook(partial(self._leave, own))

@@ -36,7 +36,7 @@ from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import module_name, submodule
 from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
 from prunecli.modules.devices import choose_devices
@@ -379,7 +379,7 @@ def _watch_layers(
     for layer in checkpoint.layout.layers:
         name = axis_name(layer.side, "layer")
         if name in axes:
-            module = model.get_submodule(module_name(model, layer.name))
+            module = submodule(model, layer.name)
             hooks.enter_context(replaced({numbers[name]: module}, partial(compute, name)))
         numbers[name] += 1
 

@@ -88,9 +88,8 @@ def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple
     """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
     of_modules = {axis.module: axis.name for axis in axes}
     of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
-    mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     found = {}
-    for number, layer in enumerate(mixtures):
+    for number, layer in enumerate(checkpoint.require_routed()):
         of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
         for expert in range(layer.num_experts):
             name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)

@@ -284,7 +284,7 @@ def score(
         UsageError, CheckpointError, OutputError: as `runner` does.
         PruneError: another process has ended.
     """
-    layers = tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
+    layers = checkpoint.require_routed()
     work = material.work(runner, layers, tokenizer)
     empty = GateSums.zeros(len(layers), layers[0].original_experts, work.observer.names)
     # Layer by layer, one progress line per group: the number of batches in a group is not known in advance.

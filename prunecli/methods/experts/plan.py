@@ -359,7 +359,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     Raises:
         StatisticsError: damaged files, of another model, or without sums of outputs.
     """
-    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    layers = checkpoint.require_routed()
     statistics = read_all(checkpoint, files, layers)
     routed, parts = aggregate_texts(statistics, texts).routed, []
     for file in files:

@@ -20,7 +20,7 @@ from prunecli.methods.units import TextRun, units_of_experts
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import FfnLayer
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.model.probe import outputs
 from prunecli.modules.stock_experts import own_experts
 from prunecli.modules.stock_names import StockNames
@@ -80,9 +80,9 @@ class UnitObserver(TokenObserver):
         """Watch the input of each output layer."""
         for layer in self._layers:
             if not (layer.removed or layer.is_sparse or layer.is_shared):
-                name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
+                output = submodule(model, f"{layer.name}.{output_layer(layer.tensors)}")
                 hook = partial(self._given, axis_name(layer.name, "unit"), 1)
-                yield model.get_submodule(name).register_forward_pre_hook(hook)
+                yield output.register_forward_pre_hook(hook)
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """Name of an axis -> sums `[units]`, and number of tokens."""

@@ -27,7 +27,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import FfnLayer
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, observe_batches
@@ -160,11 +160,11 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = model.get_submodule(module_name(model, gap.output))
+            output = submodule(model, gap.output)
             yield output.register_forward_hook(partial(self._add_ffn, gap))
-            layer = model.get_submodule(module_name(model, gap.before))
+            layer = submodule(model, gap.before)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
-            last = model.get_submodule(module_name(model, gap.last))
+            last = submodule(model, gap.last)
             yield last.register_forward_hook(partial(self._add_after, gap))
 
     def take(self) -> Maps:
