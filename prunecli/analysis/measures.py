@@ -131,16 +131,11 @@ def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
         np.rint(cosines * GRID, out=cosines)
         own = np.arange(len(cosines))
         cosines[own, start + own] = -np.inf  # a sentence is no neighbour of itself
-        found.append(np.packbits(_largest(cosines, k), axis=1))
+        last = np.partition(cosines, -k, axis=1)[:, -k, None]
+        chosen = cosines >= last
+        surplus = chosen.sum(axis=1) - k
+        for row in np.flatnonzero(surplus):  # of equal ones the first
+            tied = np.flatnonzero(cosines[row] == last[row])
+            chosen[row, tied[len(tied) - surplus[row] :]] = False
+        found.append(np.packbits(chosen, axis=1))
     return np.concatenate(found)
-
-
-def _largest(values: Floats, k: int) -> Bools:
-    """Mask of the k largest values of each row; the first of equal values."""
-    last = np.partition(values, -k, axis=1)[:, -k, None]
-    chosen = values >= last
-    surplus = chosen.sum(axis=1) - k
-    for row in np.flatnonzero(surplus):
-        tied = np.flatnonzero(values[row] == last[row])
-        chosen[row, tied[len(tied) - surplus[row] :]] = False
-    return chosen

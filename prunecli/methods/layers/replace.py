@@ -68,11 +68,6 @@ class Gap:
         """Names of the layers at which the map begins and ends."""
         return self.before, self.last
 
-    @property
-    def output(self) -> str:
-        """Name of the FFN's output layer."""
-        return f"{self.ffn.prefix}{output_layer(self.ffn.tensors)}"
-
 
 def cut_replaced(
     checkpoint: Checkpoint, selection: Selection, data: Dataset, run: TextRun, known: Maps | None = None
@@ -160,7 +155,7 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = submodule(model, gap.output)
+            output = submodule(model, f"{gap.ffn.prefix}{output_layer(gap.ffn.tensors)}")
             yield output.register_forward_hook(partial(self._add_ffn, gap))
             layer = submodule(model, gap.before)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
