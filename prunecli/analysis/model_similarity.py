@@ -20,12 +20,7 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from prunecli.analysis.measures import (
-    Features,
-    linear_cka,
-    local_neighbourhood_similarity,
-    neighbour_count,
-)
+from prunecli.analysis.measures import Features, linear_cka, local_neighbourhood_similarity, neighbour_count
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions

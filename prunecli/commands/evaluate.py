@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import (
-    ModelsOptions,
-    ask_huge_pages,
-    checkpoints_or_demo,
-    report_run,
-)
+from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo, report_run
 from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, labels_for

@@ -14,15 +14,7 @@ from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_de
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.options import (
-    CheckpointPath,
-    Name,
-    Options,
-    compute_option,
-    hidden_option,
-    option,
-    text_option,
-)
+from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
@@ -293,9 +285,9 @@ class Shown:
     """Document and lines about a result that every rewriting command prints."""
 
     result: Applied
-    weights: bool = True
-    explain: bool = False
-    quality: QualityChange | None = None
+    weights: bool
+    explain: bool
+    quality: QualityChange | None
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """Document for `--json`: the fields that every kind has, and its own."""

@@ -23,11 +23,7 @@ from prunecli.running.encoding import (
     translation_examples,
 )
 from prunecli.running.examples import Batch, Examples, num_examples
-from prunecli.running.layerwise.budget import (
-    activation_bytes,
-    output_bytes,
-    state_bytes,
-)
+from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import Dataset, columns

@@ -31,10 +31,7 @@ from prunecli.running.encoding import (
     require_tokens,
     window_length,
 )
-from prunecli.running.layerwise.budget import (
-    activation_bytes,
-    state_bytes,
-)
+from prunecli.running.layerwise.budget import activation_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import BatchCost, Runner
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad

@@ -33,13 +33,7 @@ from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
-from prunecli.modules.fitting import (
-    decoding_room,
-    dtype_name,
-    fitting_dtype,
-    need_of,
-    say_spread,
-)
+from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, need_of, say_spread
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
