@@ -441,7 +441,7 @@ def _alone(place: Ranked, at: int) -> str:
     return f" Alone, {', '.join(keeping)} would keep it; {', '.join(others)} would not."
 
 
-def origin_text(origin: Origin, tokens: int | None = None, before: str = "") -> str:
+def origin_text(origin: Origin, tokens: int | None, before: str = "") -> str:
     """The text that values were measured on, after `before`; empty if there is none."""
     tokens = origin.tokens if tokens is None else tokens
     counts = {"tokens": tokens, "sentences": origin.sentences}

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
 from prunecli.errors import StatisticsError
@@ -76,9 +75,7 @@ def compare_by_language(
             if len(pairs) <= MOST_PAIRS:
                 listed[side] = np.round(matrix, 6).tolist()
         similarity = Similarities(relations=relations, **listed)
-        kept = _select(statistics, options, pairs, "global-threshold", layer_metric)
-        counts = np.array([[len(ids) for ids in own.values()] for own in kept])
-        layers = _experts_per_layer(statistics.layers, pairs, counts, about.get("groups"), layer_metric)
+        layers = _experts_per_layer(statistics, options, pairs, about.get("groups", {}), layer_metric)
     return Languages(
         **about,
         metric=metric,
@@ -155,13 +152,15 @@ def _tree(statistics: GateStatistics, options: LanguageOptions, metric: str, sid
 
 
 def _experts_per_layer(
-    layers: Sequence[str],
+    statistics: GateStatistics,
+    options: LanguageOptions,
     pairs: Sequence[str],
-    counts: NDArray[np.int64],
-    groups: Mapping[str, str] | None,
+    groups: Mapping[str, str],
     metric: str,
 ) -> ExpertsPerLayer:
-    """The experts that each layer keeps; `counts` are `[pairs, layers]`, `groups` language -> group."""
+    """The experts that each layer keeps for the pairs; `groups`: language -> group."""
+    kept = _select(statistics, options, pairs, "global-threshold", metric)
+    counts, layers = np.array([[len(ids) for ids in own.values()] for own in kept]), statistics.layers
     sides: list[str] = [side_of(layer) for layer in layers]
     found: Json = {}
     if groups:

@@ -19,18 +19,17 @@ CONSTANT = 1e-12
 """Features whose centred part is a smaller share of their square norm than this are the same for every sentence."""
 
 
-def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) -> Floats:
+def linear_cka(features: Sequence[Features]) -> Floats:
     """CKA(X, Y) = ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred X, Y, for every pair of components.
 
     2.3 prints ||A B^T||_F^2 above the line, which does not go with its n x d matrices; this is Kornblith's quotient,
     computed as <K, L>_F / (||K||_F ||L||_F) with the Gram matrices K = X X^T and L = Y Y^T, which is the same number:
     for m components that takes m n^2 d + m^2 n^2 operations in the place of m^2 n d^2. The Gram matrices `[n, n]` are
-    made and used a block of rows at a time, of which only the part right of the diagonal: memory is twice `block_bytes`
+    made and used a block of rows at a time, of which only the part right of the diagonal: memory is twice `BLOCK_BYTES`
     and a float64 copy of one component, whatever the number of tokens or components.
 
     Args:
         features: m times `[n, d]`, row i of each for sentence i; the widths d may differ.
-        block_bytes: less takes less memory; the result stays the same but for rounding.
 
     Returns:
         `[m, m]` float64, symmetric, in [0, 1]; NaN in the rows and columns of features that are the same for every
@@ -39,7 +38,7 @@ def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) 
     count, sentences = len(features), len(features[0])
     means = [array.mean(axis=0, dtype=np.float64) for array in features]
     products = np.zeros((count, count))
-    rows = min(sentences, max(1, block_bytes // (8 * count * sentences)))
+    rows = min(sentences, max(1, BLOCK_BYTES // (8 * count * sentences)))
     for start in range(0, sentences, rows):
         end = min(start + rows, sentences)
         grams = np.empty((count, end - start, sentences - start))
@@ -132,16 +131,11 @@ def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
         np.rint(cosines * GRID, out=cosines)
         own = np.arange(len(cosines))
         cosines[own, start + own] = -np.inf  # a sentence is no neighbour of itself
-        found.append(np.packbits(_largest(cosines, k), axis=1))
+        last = np.partition(cosines, -k, axis=1)[:, -k, None]
+        chosen = cosines >= last
+        surplus = chosen.sum(axis=1) - k
+        for row in np.flatnonzero(surplus):  # of equal ones the first
+            tied = np.flatnonzero(cosines[row] == last[row])
+            chosen[row, tied[len(tied) - surplus[row] :]] = False
+        found.append(np.packbits(chosen, axis=1))
     return np.concatenate(found)
-
-
-def _largest(values: Floats, k: int) -> Bools:
-    """Mask of the k largest values of each row; the first of equal values."""
-    last = np.partition(values, -k, axis=1)[:, -k, None]
-    chosen = values >= last
-    surplus = chosen.sum(axis=1) - k
-    for row in np.flatnonzero(surplus):
-        tied = np.flatnonzero(values[row] == last[row])
-        chosen[row, tied[len(tied) - surplus[row] :]] = False
-    return chosen

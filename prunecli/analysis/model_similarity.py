@@ -20,27 +20,22 @@ import pandas as pd
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from prunecli.analysis.measures import (
-    Features,
-    linear_cka,
-    local_neighbourhood_similarity,
-    neighbour_count,
-)
+from prunecli.analysis.measures import Features, linear_cka, local_neighbourhood_similarity, neighbour_count
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.options import Measure, SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.modules.devices import choose_device
 from prunecli.modules.drawing import random_model
 from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, silent
 from prunecli.results.similarity import Similarity, ends_of
-from prunecli.running.batches import TokenObserver, run_forward
+from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.encoding import text_examples, translation_examples
-from prunecli.running.examples import Batch, Examples
+from prunecli.running.examples import Batch, Examples, num_examples
 from prunecli.running.runner import Advance, InMemory, ignored
 from prunecli.text.choice import Pairs, Text, columns
 from prunecli.text.files import lines_sha256
@@ -141,15 +136,10 @@ def represent(
     present = tuple(component for component in components if not component.removed)
     if not present:
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
-    observer, headless = ComponentObserver(present), runner.model.base_model  # logits are not needed
-    sentences = sum(len(batch.indices) for batch in batches)
+    observer, sentences = ComponentObserver(present), num_examples(batches)
     found: dict[Component, Features] = {}
 
-    def forward(batch: Batch) -> None:
-        observer.begin(batch, runner.device)
-        headless(**batch.arguments(headless))
-
-    def finish(batch: Batch, _output: None) -> int:
+    def finish(batch: Batch) -> None:
         means = observer.take()
         for component in present:
             if component not in means:
@@ -166,10 +156,8 @@ def represent(
                 found[component] = _file(directory / str(len(found)), sentences, rows.shape[1])
             found[component][list(batch.indices)] = rows
         advance(len(batch.indices))
-        return 0
 
-    with observer.watching(runner.model):
-        run_forward(runner, batches, forward, finish)
+    observe_batches(runner, observer, batches, "components", finish=finish)
     return found
 
 
@@ -188,9 +176,9 @@ class ComponentObserver(TokenObserver):
         """See `TokenObserver`."""
         sharing: dict[nn.Module, dict[str, Component]] = defaultdict(dict)
         for component in self._components:
-            sharing[model.get_submodule(module_name(model, component.output))][component.block] = component
+            sharing[submodule(model, component.output)][component.block] = component
         for block in dict.fromkeys(component.block for component in self._components):
-            layer = model.get_submodule(module_name(model, block))
+            layer = submodule(model, block)
             yield layer.register_forward_pre_hook(partial(self._enter, block))
         for module, own in sharing.items():
             yield module.register_forward_hook(partial(self._leave, own))

@@ -129,12 +129,6 @@ def prunecli(
     # `main` heeds --debug, wherever it stands; the callback of --version does the work.
 
 
-def _as_meant(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `~` expanded, `help COMMAND` as `COMMAND --help`, and without --debug."""
-    meant = [expanded(argument) for argument in arguments if argument != "--debug"]
-    return [*meant[1:], "--help"] if meant[:1] == ["help"] else meant
-
-
 def _register(asked: Sequence[str]) -> None:
     """Make the command that the arguments name known to `app`; all of them where they name none, as for help."""
     known = {name for names in COMMANDS.values() for name in names}
@@ -214,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     processes.end_with_parent()
     gc.set_threshold(COLLECT_AFTER)
     try:
-        arguments = _as_meant(arguments)
+        arguments = [expanded(argument) for argument in arguments if argument != "--debug"]
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
         _register(arguments)
         called = processes.COMMAND.set(["prunecli", *arguments])
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, checkpoints_or_demo
@@ -22,7 +22,7 @@ MANY = 4
 class BenchLatency(ModelsOptions, LatencyOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "langs", "max_sentences"})
+    LEFT_OUT = frozenset({"source_file", "target_file", "langs", "max_sentences"})
 
     output: Path = result_option("latency.json")
     plot: Path | None = plot_option("Draw the speed against batch size")

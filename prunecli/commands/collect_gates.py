@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
@@ -35,7 +35,7 @@ ROWS_SHOWN = 12
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files", "labelled", "plot", "table"})
+    LEFT_OUT = frozenset({"files", "labelled", "plot", "table"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     text: tuple[NamedText, ...] = NAMED_TEXT

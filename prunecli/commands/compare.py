@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"whole_files", "labelled"})
+    LEFT_OUT = frozenset({"whole_files", "labelled"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     other: CheckpointPath | None = argument(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import (
-    ModelsOptions,
-    ask_huge_pages,
-    checkpoints_or_demo,
-    report_run,
-)
+from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo, report_run
 from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, labels_for
@@ -50,7 +45,7 @@ DRAWN = {
 class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"files"})
+    LEFT_OUT = frozenset({"files"})
 
     text: tuple[NamedText, ...] = NAMED_TEXT
     all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")

@@ -71,16 +71,6 @@ EITHER_SIDE = 4
 """Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
 
 
-def show_decision(decision: Decision | None) -> None:
-    """Print the cut on each axis, then the units near it."""
-    if decision is None:
-        console.out("Nothing was chosen by a value, or among parts: the options say it all.")
-        return
-    show_cuts(decision)
-    if decision.metric is not None:
-        show_components(decision)
-
-
 def show_cuts(decision: Decision) -> None:
     """Print the metric and the text, and a row for each axis."""
     from prunecli.analysis.explanation import cuts, summary
@@ -91,8 +81,14 @@ def show_cuts(decision: Decision) -> None:
         console.show(cuts(decision))
 
 
-def show_components(decision: Decision) -> None:
-    """Print the units on either side of each cut, highest first; all units of small axes."""
+def show_decision(decision: Decision | None) -> None:
+    """Print the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
+    if decision is None:
+        console.out("Nothing was chosen by a value, or among parts: the options say it all.")
+        return
+    show_cuts(decision)
+    if decision.metric is None:
+        return
     from prunecli.analysis.explanation import nearest, place_name
     from prunecli.results.document import number_text
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.command import check_plot, command, plot_option
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream", "check_text", "explain"})
+    LEFT_OUT = frozenset({"stream", "check_text", "explain"})
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -51,7 +51,7 @@ SHOWN = 9
 class Finetune(TextChoice, TrainingOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file"})
+    LEFT_OUT = frozenset({"source_file", "target_file"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")

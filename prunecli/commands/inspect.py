@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Inspect(OutputOptions, LoadOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"output", "plot", "quiet"})
+    LEFT_OUT = frozenset({"output", "plot", "quiet"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(

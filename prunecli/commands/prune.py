@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DEMO, DemoName, with_demo_text
@@ -90,7 +90,7 @@ def prune_experts(options: PruneExperts) -> None:
 class PruneHeads(RewritingOptions, HeadOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream"})
+    LEFT_OUT = frozenset({"stream"})
 
     output: Path = output_option("pruned-heads")
 
@@ -114,7 +114,7 @@ def prune_heads(options: PruneHeads) -> None:
 class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream"})
+    LEFT_OUT = frozenset({"stream"})
 
     output: Path = output_option("pruned-ffn")
 
@@ -139,7 +139,7 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"memory", "spill_directory"})
+    LEFT_OUT = frozenset({"memory", "spill_directory"})
 
     replace: Literal["linear"] | None = selection_option(
         None,

@@ -7,22 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo, streamed
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.options import (
-    CheckpointPath,
-    Name,
-    Options,
-    compute_option,
-    hidden_option,
-    option,
-    text_option,
-)
+from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
@@ -228,7 +220,7 @@ class RewritingOptions(Options):
 class WordsOptions(TextChoice):
     """Options of commands that count the tokens of text."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset(
+    LEFT_OUT = frozenset(
         {"pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences"}
     )
 
@@ -249,7 +241,7 @@ class WordsOptions(TextChoice):
 class ScoredOptions(TextChoice, RunOptions):
     """Options of commands that measure units on text, or read what was measured before."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"source_file", "target_file", "labelled"})
+    LEFT_OUT = frozenset({"source_file", "target_file", "labelled"})
 
     save_scores: Path | None = text_option(
         None,
@@ -293,9 +285,9 @@ class Shown:
     """Document and lines about a result that every rewriting command prints."""
 
     result: Applied
-    weights: bool = True
-    explain: bool = False
-    quality: QualityChange | None = None
+    weights: bool
+    explain: bool
+    quality: QualityChange | None
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """Document for `--json`: the fields that every kind has, and its own."""

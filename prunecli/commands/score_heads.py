@@ -81,7 +81,7 @@ LEVEL = 0.01
 def head_table(
     values: Mapping[str, Sequence[float]],
     layers: Sequence[AttentionLayer],
-    title: str = "Heads",
+    title: str,
 ) -> None:
     """Print one row for each attention, one column for each head of the original model; pruned heads have no value.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream", "save_scores"})
+    LEFT_OUT = frozenset({"stream", "save_scores"})
 
     output: Path = output_option("shared-ffn")
 
@@ -142,7 +142,7 @@ def _made(group: Group) -> str:
 class ShareAttention(RewritingOptions, AttentionOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset({"stream", "explain"})
+    LEFT_OUT = frozenset({"stream", "explain"})
 
     output: Path = output_option("shared-attention")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
     """Options of the command."""
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset(
-        {"check_text", "stream", "config_only", "explain", "source_file", "target_file"}
-    )
+    LEFT_OUT = frozenset({"check_text", "stream", "config_only", "explain", "source_file", "target_file"})
 
     output: Path = output_option("shrunk")
 

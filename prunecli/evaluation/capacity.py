@@ -11,7 +11,6 @@ import torch
 from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
 from prunecli.methods.experts.options import (
     MARGIN,
-    fit_payload,
     margin_bytes,
     memory_fits,
     request_of,
@@ -120,7 +119,10 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         if not way.fits:
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         for fit in sorted(fits, key=lambda fit: fit.ratio):
-            figures = {"weight_bytes": fit.dense + fit.experts, "needed_bytes": _memory_for(fit.total)}
+            figures = {
+                "weight_bytes": fit.dense_bytes + fit.expert_bytes,
+                "needed_bytes": _memory_for(fit.total),
+            }
             experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
             pruned.append(way.model_copy(update={**figures, "fits": fit.fits, **experts}))
     layered: list[tuple[Way, int]] = []
@@ -141,7 +143,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         "batch": load.batch,
         "beam": load.beam,
         "length": load.length,
-        **({} if ratio is None or not ratio.fits else fit_payload(ratio)),
+        **({} if ratio is None or not ratio.fits else vars(ratio)),
         **({"unknown": unknown} if unknown else {}),
     }
     return Fit(
@@ -240,7 +242,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     # Of quantised weights no other type can be written: they are decoded to it as the model is run.
     casts = itemsize(stored) > itemsize(dtype) and not checkpoint.quantised
     cast = f" --dtype {config_dtype(dtype)}" if casts else ""
-    size = bytes_text(fit.dense + fit.experts)
+    size = bytes_text(fit.dense_bytes + fit.expert_bytes)
     yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} first ({size})"
 
 

@@ -36,7 +36,7 @@ from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import module_name, submodule
 from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
 from prunecli.modules.devices import choose_devices
@@ -49,7 +49,7 @@ from prunecli.private import can_replace_experts
 from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Per, Scores, scores_of
 from prunecli.running.batches import task_batches
-from prunecli.running.examples import Batch
+from prunecli.running.examples import Batch, num_examples
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
 from prunecli.running.runner import REHEARSING, Runner, frozen
@@ -163,7 +163,7 @@ def gradient_sums(
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
         _watch_norms(checkpoint, model, named, sums.add, hooks)
-        differentiate_losses(runner, batches, "scoring units", progress, losses_of=losses)
+        differentiate_losses(runner, batches, losses, progress)
     sums.flush()
     found = {}
     reached = {axis.kind for axis in axes if axis.name in sums.sums}
@@ -230,7 +230,7 @@ def gradient_fields(
         runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
     )
     batches = [batch for of_text in by_text.values() for batch in of_text]
-    examples = sum(len(batch.indices) for batch in batches)
+    examples = num_examples(batches)
 
     def tokens(axis: Axis) -> int:
         mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
@@ -379,7 +379,7 @@ def _watch_layers(
     for layer in checkpoint.layout.layers:
         name = axis_name(layer.side, "layer")
         if name in axes:
-            module = model.get_submodule(module_name(model, layer.name))
+            module = submodule(model, layer.name)
             hooks.enter_context(replaced({numbers[name]: module}, partial(compute, name)))
         numbers[name] += 1
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions, describe, measured_text, runner_and_batches, text_fields
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Scores, files_of, scores_of
+from prunecli.results.unit_scores import Array, Scores, files_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.tensors.computing import values
@@ -84,42 +84,12 @@ def measured(
     return scores, describe(data, run.choice)
 
 
-def observed(
-    checkpoint: Checkpoint,
-    data: Dataset,
-    run: TextRun,
-    observer: Any,
-    what: str,
-    *,
-    whole: bool = False,
-    **fields: Any,
-) -> Scores:
-    """Load the model of a checkpoint, run it on text, and return what an observer of its tokens measured.
-
-    Args:
-        observer: a `TokenObserver` whose `take` returns fields of `Scores`.
-        what: is measured, for messages.
-        whole: see `runner_and_batches`.
-        fields: other fields of `Scores`.
-
-    Raises:
-        PruneError: a model or text that cannot be used.
-    """
-    from prunecli.running.batches import observe_batches  # imports torch
-
-    runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=whole)
-    observe_batches(runner, observer, batches, what, run.progress)
-    examples = sum(len(batch.indices) for batch in batches)
-    return scores_of(checkpoint, examples=examples, per="token", **{**observer.take(), **fields})
-
-
 def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
     """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
     of_modules = {axis.module: axis.name for axis in axes}
     of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
-    mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     found = {}
-    for number, layer in enumerate(mixtures):
+    for number, layer in enumerate(checkpoint.require_routed()):
         of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
         for expert in range(layer.num_experts):
             name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)

@@ -186,6 +186,14 @@ class Checkpoint(TensorReader):
         """
         return fingerprint(self.tensors, self._samples())
 
+    def require_routed(self) -> list[SparseLayer]:
+        """Mixtures that a forward pass runs: without layers that predict further tokens.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `require_mixtures`.
+        """
+        return [layer for layer in self.require_mixtures() if not layer.is_predicting]
+
     @cached_property
     def router_fingerprint(self) -> str:
         """ "sha256:<hex>" over the routers of its mixtures: equal for a model and what it was quantised to.
@@ -195,8 +203,9 @@ class Checkpoint(TensorReader):
         Raises:
             UnsupportedModelError, CheckpointError: as `require_mixtures`.
         """
-        layers = (layer for layer in self.require_mixtures() if not layer.is_predicting)
-        return router_fingerprint(self, (name for layer in layers for name in layer.router_tensors))
+        return router_fingerprint(
+            self, (name for layer in self.require_routed() for name in layer.router_tensors)
+        )
 
     @property
     def layout(self) -> ModelLayout:

@@ -165,7 +165,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
                 donor = skeleton.donor(_donor_values(layout, layer, skeleton))
                 fit_sizes(model, donor, names, layer.tensors, layer.num_heads, layer.stated_heads)
             if layer.spec.position_bias:
-                attention = model.get_submodule(module_name(model, layer.name))
+                attention = submodule(model, layer.name)
                 pick_bias(attention, layer.heads, layer.stated_heads)
     for ffn in layout.ffns:
         key, held = ffn.stack.ffn.width, layout.sizes.count(ffn.stack.ffn.width)
@@ -305,6 +305,11 @@ def module_name(model: Any, name: str) -> str:
         if not isinstance(rule, WeightConverter):
             name, _ = rule.rename_source_key(name)
     return placed(model, name) or own
+
+
+def submodule(model: Any, name: str) -> Any:
+    """The module in `model` that the files call `name`."""
+    return model.get_submodule(module_name(model, name))
 
 
 def placed(model: Any, name: str) -> str | None:

@@ -33,8 +33,15 @@ OVER, SHORT, LONG = 0.1, 0.7, 1.4
 RUINED = 2.0
 """Perplexity relative to the first checkpoint's above which a language model is bad."""
 TABLES = (
-    *("pairs", "mean", "by_source", "by_target", "by_group"),
-    *("scores", "by_text", "by_position", "f1_by_class"),
+    "pairs",
+    "mean",
+    "by_source",
+    "by_target",
+    "by_group",
+    "scores",
+    "by_text",
+    "by_position",
+    "f1_by_class",
 )
 COLUMNS = {
     "bootstrap": {"p_value": "{}_p_value", "": "{}_bootstrap_{}"},

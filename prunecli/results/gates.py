@@ -22,6 +22,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
+from prunecli.model.decision import Floats
 from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
@@ -134,7 +135,7 @@ def _added(name: str, one: Array, other: Array) -> Array:
     return np.asarray(np.maximum(one, other) if name == "norm_max" else one + other)
 
 
-def ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
+def ratio(numerator: Array, denominator: Array) -> Floats:
     """numerator / denominator, 0 where the denominator is 0."""
     result = np.zeros(np.shape(numerator))
     np.divide(numerator, denominator, out=result, where=np.broadcast_to(denominator != 0, result.shape))
@@ -383,7 +384,7 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
     )
 
 
-OutputArrays = Mapping[tuple[str, str], NDArray[np.float64]]
+OutputArrays = dict[tuple[str, str], Floats]
 """(text's name, layer's name) -> `[experts, width]`, sum of f over the tokens routed to an expert."""
 
 
@@ -432,7 +433,7 @@ def outputs_path(statistics: Path) -> Path:
     return statistics.with_name(f"{statistics.stem}.outputs.safetensors")
 
 
-def added(parts: Sequence[OutputArrays], texts: Sequence[str], layer: str) -> NDArray[np.float64]:
+def added(parts: Sequence[OutputArrays], texts: Sequence[str], layer: str) -> Floats:
     """`[experts, width]`: the sums of a layer over some texts of several files.
 
     Raises:

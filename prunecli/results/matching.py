@@ -69,7 +69,7 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
         }
         entries = {entry: sums.of_layers([*now]) for entry, sums in statistics.entries.items()}
         statistics = statistics.model_copy(update={"layers": tuple(now.values()), "entries": entries})
-    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    layers = checkpoint.require_routed()
     family = checkpoint.resolved.family.model_type
     for what, stated, held in (
         ("family", [statistics.model_type or family], [family]),

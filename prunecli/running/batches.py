@@ -22,12 +22,8 @@ from prunecli.running.encoding import (
     require_task,
     translation_examples,
 )
-from prunecli.running.examples import Batch, Examples
-from prunecli.running.layerwise.budget import (
-    activation_bytes,
-    output_bytes,
-    state_bytes,
-)
+from prunecli.running.examples import Batch, Examples, num_examples
+from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import Dataset, columns
@@ -83,8 +79,8 @@ def run_forward(
     batches: Sequence[Batch],
     forward: Callable[[Batch], Any],
     finish: Callable[[Batch, Any], float],
-    line: Line = ("running", None, "batches"),
-    progress: Progress = silent,
+    line: Line,
+    progress: Progress,
     *,
     beside: int = 0,
 ) -> None:
@@ -104,7 +100,7 @@ def run_forward(
     def finished(own: Sequence[Batch], number: int, output: Any) -> None:
         advance(finish(own[number], output))
 
-    with _shown(runner, batches, cost, line, progress) as (groups, advance, step):
+    with shown_groups(runner, batches, cost, line, progress) as (groups, advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 passes = [partial(forward, batch) for batch in group.batches]
@@ -152,11 +148,13 @@ def observe_batches(
     batches: Sequence[Batch],
     what: str,
     progress: Progress = silent,
+    finish: Callable[[Batch], object] = ignored,
 ) -> None:
     """Run the model without its head on all of `batches` while `observer` watches.
 
     Args:
         what: is measured, for the line of the progress and for messages.
+        finish: called with each batch, in order, after its pass.
 
     Raises:
         DataError: no batch.
@@ -165,53 +163,22 @@ def observe_batches(
     if not batches:
         raise DataError(f"no text to measure {what} on", "Give text with at least one line.")
     headless = runner.model.base_model
-    total = sum(len(batch.indices) for batch in batches)
+    total = num_examples(batches)
 
     def forward(batch: Batch) -> None:
         observer.begin(batch, runner.device)
         headless(**batch.arguments(headless))
 
-    def finish(batch: Batch, _output: None) -> int:
+    def finished(batch: Batch, _output: None) -> int:
+        finish(batch)
         return len(batch.indices)
 
     with observer.watching(runner.model):
-        run_forward(runner, batches, forward, finish, (f"measuring {what}", total, "examples"), progress)
-
-
-def run_backward(
-    runner: Runner,
-    batches: Sequence[Batch],
-    forward: Callable[[Batch], Any],
-    start: Callable[[int, Any], Tensor],
-    what: str,
-    progress: Progress = silent,
-) -> None:
-    """Run a forward pass of each batch, and back, for what hooks ask for.
-
-    Args:
-        forward: of a batch with the runner's model.
-        start: from the number of a batch and what its pass returned to the scalar that is differentiated.
-        what: is done, for the progress.
-
-    Raises:
-        UsageError, CheckpointError, OutputError: as `runner` does.
-    """
-
-    def started(first: int, number: int, output: Any) -> Tensor:
-        return start(first + number, output)
-
-    cost = partial(batch_cost, backward=True)
-    line = what, sum(len(batch.indices) for batch in batches), "examples"
-    with _shown(runner, batches, cost, line, progress, ways=2) as (groups, advance, step):
-        for group in groups:
-            with runner.running(group, step) as run:
-                passes = [partial(forward, batch) for batch in group.batches]
-                run.backward(passes, partial(started, group.start))
-            advance(sum(len(batch.indices) for batch in group.batches))
+        run_forward(runner, batches, forward, finished, (f"measuring {what}", total, "examples"), progress)
 
 
 @contextmanager
-def _shown(
+def shown_groups(
     runner: Runner,
     batches: Sequence[Batch],
     cost: Callable[[Layerwise, Batch], BatchCost],

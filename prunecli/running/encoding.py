@@ -251,7 +251,7 @@ def text_examples(
 
 
 def embedding_examples(
-    tokenizer: Any, model: Any, pooling: Pooling, texts: Sequence[str], context: int | None = None
+    tokenizer: Any, model: Any, pooling: Pooling, texts: Sequence[str], context: int | None
 ) -> TokenExamples:
     """Texts whose vectors are made; each counts once, so that the class 0 of all stands for no label.
 

@@ -45,6 +45,11 @@ class Batch:
         return inputs
 
 
+def num_examples(batches: Sequence[Batch]) -> int:
+    """Number of examples in the batches."""
+    return sum(len(batch.indices) for batch in batches)
+
+
 class Examples(ABC):
     """Examples of one task; an example's rows of a batch do not depend on the others, padding apart."""
 

@@ -20,8 +20,8 @@ from prunecli.errors import DataError
 from prunecli.modules.logits import Logits
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
-from prunecli.running.batches import run_backward, run_forward
-from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.batches import batch_cost, run_forward, shown_groups
+from prunecli.running.examples import IGNORED, Batch, num_examples
 from prunecli.running.runner import Runner
 
 
@@ -121,10 +121,8 @@ Losses = Callable[[Any, Batch], Tensor]
 def differentiate_losses(
     runner: Runner,
     batches: Mapping[str, Sequence[Batch]],
-    what: str,
-    progress: Progress = silent,
-    *,
-    losses_of: Losses = example_losses,
+    losses_of: Losses,
+    progress: Progress,
 ) -> None:
     """Backward passes of the sum of each batch's losses; what comes of them is for an observer.
 
@@ -132,7 +130,6 @@ def differentiate_losses(
 
     Args:
         batches: what a message calls their text -> batches.
-        what: is done, for the progress.
         losses_of: of the examples of a batch.
 
     Raises:
@@ -142,11 +139,18 @@ def differentiate_losses(
     texts = [text for text, of_text in batches.items() for _ in of_text]
     every = [batch for of_text in batches.values() for batch in of_text]
 
-    def start(number: int, losses: Tensor) -> Tensor:
-        require_finite(losses.detach(), every[number], texts[number])
+    def start(first: int, number: int, losses: Tensor) -> Tensor:
+        require_finite(losses.detach(), every[first + number], texts[first + number])
         return losses.sum()
 
-    run_backward(runner, every, partial(losses_of, runner.model), start, what, progress)
+    cost = partial(batch_cost, backward=True)
+    line = "scoring units", num_examples(every), "examples"
+    with shown_groups(runner, every, cost, line, progress, ways=2) as (groups, advance, step):
+        for group in groups:
+            with runner.running(group, step) as run:
+                passes = [partial(losses_of, runner.model, batch) for batch in group.batches]
+                run.backward(passes, partial(start, group.start))
+            advance(num_examples(group.batches))
 
 
 def batch_vectors(model: Any, pooling: Pooling, batch: Batch) -> Tensor:

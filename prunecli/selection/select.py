@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.model.axes import Axis
+from prunecli.model.decision import Floats
 from prunecli.tensors.quantities import exact_share
 
-Values = Mapping[str, NDArray[Any]]
+Values = Mapping[str, Floats]
 """Name of an axis -> `[units]`, in the order of `Axis.ids`: the more a unit matters, the higher."""
 Kept = Mapping[str, Sequence[int]]
 """Name of an axis -> ids of the units that stay."""
@@ -251,7 +252,14 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     if budget.even is not None:
         counts = dict.fromkeys(held, _even(axes, budget))
     elif budget.scope == "model":
-        counts = _ranked_together(axes, values, budget)
+        # Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go.
+        rank = np.concatenate([ranks(values[axis.name], budget.groups) for axis in axes])
+        flat = np.concatenate([np.asarray(values[axis.name], np.float64) for axis in axes])
+        number = np.repeat(np.arange(len(axes)), [*held.values()])
+        safe = rank < -(-budget.least // budget.groups)
+        order = np.lexsort((number, rank, -flat, ~safe))
+        stays = number[order[: len(order) - budget.removable(axes)]]
+        counts = dict(zip(held, np.bincount(stays, minlength=len(axes)).tolist(), strict=True))
     else:
         counts = {axis.name: held[axis.name] - budget.removed([axis]) for axis in axes}
     step = budget.multiple
@@ -262,7 +270,7 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     }
 
 
-def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple[int, ...]:
+def best(axis: Axis, values: Floats, count: int, groups: int = 1) -> tuple[int, ...]:
     """The `count` units of the highest values, the same number of each group, in the order of `Axis.ids`.
 
     Raises:
@@ -279,23 +287,11 @@ def best(axis: Axis, values: NDArray[Any], count: int, groups: int = 1) -> tuple
     return tuple(np.asarray(axis.ids, np.int64)[chosen].tolist())
 
 
-def ranks(values: NDArray[Any], groups: int = 1) -> NDArray[np.int64]:
+def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
     """`[units]`: number of units of its group that come before a unit; groups are runs of equal length."""
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable").reshape(-1)
-
-
-def _ranked_together(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, int]:
-    """Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go."""
-    own = [ranks(values[axis.name], budget.groups) for axis in axes]
-    flat = np.concatenate([np.asarray(values[axis.name], np.float64) for axis in axes])
-    rank, number = np.concatenate(own), np.repeat(np.arange(len(axes)), [len(axis.ids) for axis in axes])
-    safe = rank < -(-budget.least // budget.groups)
-    order = np.lexsort((number, rank, -flat, ~safe))
-    stays = number[order[: len(order) - budget.removable(axes)]]
-    counts = np.bincount(stays, minlength=len(axes)).tolist()
-    return {axis.name: count for axis, count in zip(axes, counts, strict=True)}
 
 
 def _even(axes: Sequence[Axis], budget: Budget) -> int:
@@ -314,7 +310,7 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
     return max(able)
 
 
-def shares(axis: Axis, values: NDArray[Any]) -> NDArray[np.float64]:
+def shares(axis: Axis, values: Floats) -> Floats:
     """`[units]`, phi: the values divided by their sum.
 
     Raises:
@@ -349,7 +345,7 @@ def threshold(
     Returns:
         Name of each axis -> number of units that stay; and theta: the least mass before a removed unit, or 1.
     """
-    before: dict[str, NDArray[np.float64]] = {}
+    before: dict[str, Floats] = {}
     for axis in axes:
         ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
         mass = np.cumsum(ranked.sum(axis=0))

@@ -81,7 +81,7 @@ def selection_of(
     arguments: Mapping[str, Any],
     files: Sequence[Path] = (),
     *,
-    dtype: str | None = None,
+    dtype: str | None,
     reasons: Sequence[str] = (),
     notes: Mapping[str, Any] | None = None,
     **more: Any,

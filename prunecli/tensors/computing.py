@@ -119,44 +119,34 @@ def compute(
     Raises:
         CheckpointError: a source file ends early, or a value cannot be cast.
     """
-    if isinstance(expression, Concat):
-        return _joined(expression, source, start, stop, dtype, where)
     if isinstance(expression, Generated):
         return cast(np.asarray(expression.rows(start, stop)), dtype, where)
     if isinstance(expression, Sum):
-        return cast(_sum(expression, source, start, stop, where), dtype, where)
+        total: np.ndarray | None = None
+        for part, weight in zip(expression.parts, expression.weights, strict=True):
+            if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
+                values = _read(source, part, start, stop).astype(np.float64)
+            else:
+                values = compute(part, source, start, stop, "F64", where)
+            if weight != 1:
+                values *= weight
+            total = values if total is None else np.add(total, values, out=total)
+        assert total is not None
+        return cast(total, dtype, where)
+    if isinstance(expression, Concat):
+        if expression.axis:
+            parts = [compute(part, source, start, stop, dtype, where) for part in expression.parts]
+            return np.concatenate(parts, axis=expression.axis)
+        blocks, before = [], 0
+        for part in expression.parts:
+            rows = shape_of(source, part, where)[0]
+            first, last = max(start - before, 0), min(stop - before, rows)
+            if first < last:
+                blocks.append(compute(part, source, first, last, dtype, where))
+            before += rows
+        return np.concatenate(blocks)
     values = _read(source, expression, start, stop, depth)
     return values if source.info(expression.source).dtype == dtype else cast(values, dtype, where)
-
-
-def _sum(expression: Sum, source: TensorReader, start: int, stop: int, where: str) -> np.ndarray:
-    total: np.ndarray | None = None
-    for part, weight in zip(expression.parts, expression.weights, strict=True):
-        if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
-            values = _read(source, part, start, stop).astype(np.float64)
-        else:
-            values = compute(part, source, start, stop, "F64", where)
-        if weight != 1:
-            values *= weight
-        total = values if total is None else np.add(total, values, out=total)
-    assert total is not None
-    return total
-
-
-def _joined(
-    expression: Concat, source: TensorReader, start: int, stop: int, dtype: str, where: str
-) -> np.ndarray:
-    if expression.axis:
-        parts = [compute(part, source, start, stop, dtype, where) for part in expression.parts]
-        return np.concatenate(parts, axis=expression.axis)
-    blocks, before = [], 0
-    for part in expression.parts:
-        rows = shape_of(source, part, where)[0]
-        first, last = max(start - before, 0), min(stop - before, rows)
-        if first < last:
-            blocks.append(compute(part, source, first, last, dtype, where))
-        before += rows
-    return np.concatenate(blocks)
 
 
 def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth: int = 1) -> np.ndarray:

@@ -275,7 +275,16 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
         raise CheckpointError(
             f"{path}: truncated or damaged ({reason_of(error)})", "Download or copy the file again."
         ) from error
-    return _state_dict(path, loaded)
+    if not isinstance(loaded, dict) or not loaded:
+        raise CheckpointError(f"{path}: holds no named tensors but a {type(loaded).__name__}")
+    for name, value in loaded.items():
+        is_name = isinstance(name, str) and name.isprintable()
+        if not is_name or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            raise CheckpointError(
+                f"{path}: the entry {name!r} is no dense tensor but a {type(value).__name__}",
+                "Weight files hold a flat mapping from names to tensors; a training checkpoint is not one.",
+            )
+    return cast("dict[str, torch.Tensor]", loaded)
 
 
 def _described(path: Path) -> Any:
@@ -292,21 +301,6 @@ def _described(path: Path) -> Any:
         return loaded
     with fake_tensors():  # an older torch tells offsets here only; slow
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _state_dict(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
-    import torch
-
-    if not isinstance(loaded, dict) or not loaded:
-        raise CheckpointError(f"{path}: holds no named tensors but a {type(loaded).__name__}")
-    for name, value in loaded.items():
-        is_name = isinstance(name, str) and name.isprintable()
-        if not is_name or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise CheckpointError(
-                f"{path}: the entry {name!r} is no dense tensor but a {type(value).__name__}",
-                "Weight files hold a flat mapping from names to tensors; a training checkpoint is not one.",
-            )
-    return cast("dict[str, torch.Tensor]", loaded)
 
 
 def _info(path: Path, name: str, tensor: torch.Tensor) -> TensorInfo:
@@ -328,9 +322,7 @@ def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
     shift = int(tensor.storage_offset()) * tensor.element_size()
     end = start + shift + info.nbytes
     if end > path.stat().st_size or (info.nbytes and shift + info.nbytes > storage.nbytes()):
-        raise CheckpointError(
-            f"{path}: truncated ({name} ends at {end:,})", "Download or copy the file again."
-        )
+        raise _truncated(path, f"{name} ends at {end:,}")
     return Stored(info, start + shift)
 
 

@@ -34,7 +34,6 @@ _NAMES = {
 }
 """torch's, numpy's and config.json's name -> safetensors' name."""
 _NUMPY: dict[str, np.dtype] = {name: np.dtype(known) for known, name in _NAMES.items()}
-_ITEMSIZES = {name: dtype.itemsize for name, dtype in _NUMPY.items()}
 
 _SHORT = {
     "fp16": "F16",
@@ -82,7 +81,7 @@ def itemsize(dtype: str) -> int:
     Raises:
         CheckpointError: as `numpy_dtype`.
     """
-    return _ITEMSIZES.get(dtype) or numpy_dtype(dtype).itemsize
+    return numpy_dtype(dtype).itemsize
 
 
 @lru_cache(maxsize=1 << 12)
@@ -118,7 +117,7 @@ def parse_dtype(text: str) -> str:
     return dtype
 
 
-def parse_computed(text: str, also: tuple[str, ...] = ()) -> str:
+def parse_computed(text: str, also: tuple[str, ...]) -> str:
     """Return the name in `COMPUTED` of a type that is written "float16", "torch.float16", "fp16", "half" or "F16".
 
     Args:

@@ -159,8 +159,15 @@ def lenient(read: Callable[P, T]) -> Callable[P, T | None]:
         try:
             return read(*arguments, **options)
         except (
-            *(PruneError, OSError, ValueError, LookupError, TypeError, AttributeError),
-            *(ArithmeticError, RecursionError, struct.error),
+            PruneError,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            struct.error,
         ):
             return None
 

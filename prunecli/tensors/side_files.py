@@ -87,7 +87,7 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
     )
 
 
-def belonging(sizes: Mapping[str, int], modules: Collection[str] = ()) -> tuple[list[str], list[str]]:
+def belonging(sizes: Mapping[str, int], modules: Collection[str]) -> tuple[list[str], list[str]]:
     """Sort files into those that belong to a model beside its weights, and the others.
 
     Files belong to it but for weights, their indices, adapters and data. A folder belongs to it where modules.json
@@ -149,11 +149,11 @@ def module_folder(path: Any) -> str | None:
     return "/".join(folder.parts) if inside else None
 
 
-def in_one_line(left_out: Sequence[str], most: int = 8) -> str:
-    """`onnx/, pytorch_model-*-of-00002.bin, tf_model.h5`: shards as one name, no more than `most` names."""
+def in_one_line(left_out: Sequence[str]) -> str:
+    """`onnx/, pytorch_model-*-of-00002.bin, tf_model.h5`: shards as one name, no more than eight names."""
     names = list(dict.fromkeys(_SHARD.sub(r"-*-of-\1", name) for name in left_out))
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
+    more = [f"{len(names) - 8} more"] if len(names) > 8 else []
+    return ", ".join([*names[:8], *more])
 
 
 def _other_format(name: str, beside: Collection[str]) -> str | None:

@@ -147,9 +147,26 @@ def _write_shard(
     with path.open("r+b" if path.name in journal.records else "wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
+        moves: list[Move] = []
+        computed: list[Block] = []
+        target, place = file.fileno(), len(head)
+        for output in ordered:
+            ranges = copied_ranges(source, output)
+            if ranges is None:
+                computed += blocks(source, output, target, place)
+                place += output.nbytes
+                continue
+            assert isinstance(output.expression, (Copy, Slices))
+            handle, offset, _ = source.location(output.expression.source)
+            where = f"{source.path}: {output.expression.source}"
+            for first, stop in ranges:
+                moves.append(Move(where, handle, offset + first, stop - first, target, place))
+                place += stop - first
+        parts = (part for move in coalesced(moves) for part in move.parts())
+        # Work that may be done side by side, in the order of the file.
+        jobs: list[Gather | Block] = sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
         try:
-            jobs = _jobs(source, ordered, file.fileno(), len(head))
             places = [
                 [one.target_offset for one in (job.moves if isinstance(job, Gather) else (job,))]
                 for job in jobs
@@ -167,33 +184,6 @@ def _write_shard(
                     noted = nbytes
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
-
-
-def _jobs(
-    source: TensorReader, outputs: Sequence[Output], target: int, start: int
-) -> Sequence[Gather | Block]:
-    """Return work that may be done side by side, in the order of the file `target`.
-
-    Args:
-        start: first byte of the tensors in the file.
-    """
-    moves: list[Move] = []
-    computed: list[Block] = []
-    for output in outputs:
-        expression, place = output.expression, start
-        start += output.nbytes
-        ranges = copied_ranges(source, output)
-        if ranges is None:
-            computed += blocks(source, output, target, place)
-            continue
-        assert isinstance(expression, (Copy, Slices))
-        file, offset, _ = source.location(expression.source)
-        where = f"{source.path}: {expression.source}"
-        for first, stop in ranges:
-            moves.append(Move(where, file, offset + first, stop - first, target, place))
-            place += stop - first
-    parts = (part for move in coalesced(moves) for part in move.parts())
-    return sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
 
 
 def coalesced(moves: Iterable[Move]) -> Iterator[Move]:

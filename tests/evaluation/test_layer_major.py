@@ -18,7 +18,7 @@ from prunecli.modules.stock_experts import own_experts
 from prunecli.pipeline import apply
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
@@ -39,8 +39,7 @@ MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkey
 def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, RunReport]:
     work, kind = RunReport(), more.pop("dtype", torch.float32)
     with open_model(path) as checkpoint:
-        resources = Resources(CPU, kind, memory, more.pop("spill", None))
-        runner = Layerwise(checkpoint, resources, work, output=True)
+        runner = Layerwise(checkpoint, CPU, kind, memory, more.pop("spill", None), work, output=True)
         return MEASURES.get(model_type, lm_losses)(runner, load_tokenizer(path), LINES, 40, **more), work
 
 
@@ -78,7 +77,7 @@ def test_states_in_a_file(tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
     path = tiny_family(tmp_path / "model", "gpt2")
     with open_model(path) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
         final = runner.model.transformer.ln_f.register_forward_hook(
             lambda _m, _i, output: output * float("nan")
         )
@@ -92,7 +91,7 @@ def test_what_a_batch_takes(tmp_path):
     ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
     with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
         forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
     encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
     assert forward.states == (encoder + decoder,)
@@ -105,7 +104,7 @@ def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
     ids = torch.ones(2, 5, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
     with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
         forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
         width = runner.shape.d_model
     output, rows = 10 * width * 4, 10 * 2 * width * 4

@@ -17,7 +17,7 @@ from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.running.layerwise.forward import LayerPasses
-from prunecli.running.layerwise.runner import Layerwise, Resources
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.pretend import Pretend
 from tests.methods.experts.test_collect import PAIRS, TEXT
@@ -175,7 +175,7 @@ def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
     options, found = CollectOptions(mode="forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:
-            layers = Layerwise(checkpoint, Resources(device, torch.float32, 4 << 30))
+            layers = Layerwise(checkpoint, device, torch.float32, 4 << 30)
             found.append(score(layers, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options)))
         if device == gpu.device:
             on_gpu = Counter(pairs)

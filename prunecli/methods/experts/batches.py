@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.architectures.records import Side
@@ -23,7 +21,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.logits import vocabulary_size
-from prunecli.results.gates import ANY, Mode
+from prunecli.results.gates import ANY, Mode, OutputArrays
 from prunecli.running.encoding import (
     decoder_inputs,
     depends_on_padding,
@@ -33,10 +31,7 @@ from prunecli.running.encoding import (
     require_tokens,
     window_length,
 )
-from prunecli.running.layerwise.budget import (
-    activation_bytes,
-    state_bytes,
-)
+from prunecli.running.layerwise.budget import activation_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import BatchCost, Runner
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad
@@ -253,7 +248,7 @@ class Texts:
     corpora: Sequence[Corpus]
     options: CollectOptions = DEFAULT
     mode: Mode = "text"
-    outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
+    outputs: OutputArrays | None = None
 
     @property
     def key(self) -> dict[str, Any]:

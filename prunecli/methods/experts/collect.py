@@ -33,13 +33,7 @@ from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
-from prunecli.modules.fitting import (
-    decoding_room,
-    dtype_name,
-    fitting_dtype,
-    need_of,
-    say_spread,
-)
+from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, need_of, say_spread
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -284,7 +278,7 @@ def score(
         UsageError, CheckpointError, OutputError: as `runner` does.
         PruneError: another process has ended.
     """
-    layers = tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
+    layers = checkpoint.require_routed()
     work = material.work(runner, layers, tokenizer)
     empty = GateSums.zeros(len(layers), layers[0].original_experts, work.observer.names)
     # Layer by layer, one progress line per group: the number of batches in a group is not known in advance.
@@ -376,8 +370,11 @@ def _run(
     def fetch(number: int) -> Tensor:
         return run.fetch(encoded[number])
 
-    def packed(own: GateSums) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array) for name, array in own.items()}
+    def keeping() -> dict[str, Any]:
+        stored = {
+            entry: {name: torch.from_numpy(own) for name, own in held.items()} for entry, held in sums.items()
+        }
+        return {"encoded": encoded, "sums": stored}
 
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],
@@ -385,7 +382,7 @@ def _run(
         observer=observer,
         reduce=add,
         finish=finish,
-        keeping=lambda: {"encoded": encoded, "sums": {entry: packed(own) for entry, own in sums.items()}},
+        keeping=keeping,
     )
 
 

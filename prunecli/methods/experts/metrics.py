@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
 from prunecli.methods.options import Granularity
 from prunecli.model.axes import Axis, axis_name
+from prunecli.model.decision import Floats
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import (
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from prunecli.methods.options import ExpertOptions
     from prunecli.model.checkpoint import Checkpoint
 
-Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
 AIMER = "aimer"
@@ -72,15 +71,15 @@ Part = tuple[str, int, int]
 """Values of one tensor: its name, the first value, the number of values."""
 
 
-Metric = Callable[[GateSums], Values]
+Metric = Callable[[GateSums], Floats]
 """`[layers, experts]` from sums; a metric raises an AttributeError if a sum is missing."""
 
 
-def _top1(sums: GateSums) -> Values:
+def _top1(sums: GateSums) -> Floats:
     return ratio(sums.top1, sums.tokens[:, None])
 
 
-def _conf(sums: GateSums) -> Values:
+def _conf(sums: GateSums) -> Floats:
     return ratio(sums.conf1_sum, sums.top1)
 
 
@@ -107,7 +106,7 @@ def default_metric(statistics: GateStatistics) -> str:
     return "reap" if statistics.mode == "text" else "importance"
 
 
-def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Values]:
+def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Floats]:
     """Name of the axis -> `[experts]`, the metric of every original expert, not yet normalised.
 
     Args:
@@ -136,7 +135,7 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
     return {axis.name: own for axis, own in zip(statistics.axes, values, strict=True)}
 
 
-def _computed(name: str, sums: GateSums) -> Values | str:
+def _computed(name: str, sums: GateSums) -> Floats | str:
     """The values of a metric, or the name of a sum that it needs and that is missing."""
     try:
         return METRICS[name](sums)
@@ -220,8 +219,8 @@ def aggregate(
     return sums
 
 
-def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> GateSums:
-    """The sums of some texts together, by default of all, `[layers, experts]`; every token weighs alike.
+def aggregate_texts(statistics: GateStatistics, texts: Sequence[str]) -> GateSums:
+    """The sums of some texts together, or of all if none is named, `[layers, experts]`; every token weighs alike.
 
     Raises:
         StatisticsError: a text that the statistics lack.
@@ -356,7 +355,7 @@ def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
 
 def aimer_values(
     checkpoint: Checkpoint, layers: Sequence[SparseLayer], *, progress: Progress = silent
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """Name of the axis -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
 
     AIMER(e) = (sum |w| / N) / sqrt(sum w² / N) over the N weights of an expert's projections, biases left out; experts

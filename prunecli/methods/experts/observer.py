@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +20,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
-from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums
+from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateSums, OutputArrays
 
 LayerSums = dict[int, GateSums]
 """Number of a sparse layer -> its sums, of one row."""
@@ -178,9 +177,7 @@ class StockObserver(Summing):
         "norm_max",
     )
 
-    def __init__(
-        self, layers: Sequence[SparseLayer], outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
-    ) -> None:
+    def __init__(self, layers: Sequence[SparseLayer], outputs: OutputArrays | None = None) -> None:
         super().__init__(layers)
         self.text, self._outputs = "", outputs
         self._real: dict[Side, Tensor] = {}
@@ -238,7 +235,16 @@ class StockObserver(Summing):
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found
-        tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
+        tokens, ids, product = len(experts), experts.reshape(-1), weights * norms
+        by_number = experts.argsort(dim=1, stable=True)
+        order = by_number.gather(1, weights.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
+        first, second = (
+            torch.zeros_like(weights).scatter_(1, order[:, rank : rank + 1], 1.0) for rank in (0, 1)
+        )
+        # `[tokens x top_k, columns]` of `rows` but the last.
+        each = (torch.ones_like(weights), weights, weights**2, norms, norms**2, product, product**2)
+        ranked = (first, first * weights, second, second * weights)
+        columns = torch.stack((*each, *ranked), dim=-1).flatten(0, 1)
         if routed is not None:
             taken = routed.reshape(-1)
             ids, columns = ids[taken], columns[taken]
@@ -249,13 +255,3 @@ class StockObserver(Summing):
         norms = columns[:, self.rows.index("norm_sum")]
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
         self._add(index, tokens, torch.cat([sums.T, largest[None]]))
-
-
-def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
-    """`[tokens x top_k, columns]` float64 of `StockObserver.rows` but the last, from `[tokens, top_k]` each."""
-    by_number = experts.argsort(dim=1, stable=True)
-    order = by_number.gather(1, gates.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
-    first, second = (torch.zeros_like(gates).scatter_(1, order[:, rank : rank + 1], 1.0) for rank in (0, 1))
-    product = gates * norms
-    columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
-    return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import TYPE_CHECKING, Any, Literal
@@ -197,45 +197,40 @@ class MemoryFit:
     margin of 10 % for the context of the device and for fragmentation.
 
     Attributes:
+        budget_bytes: the memory.
+        margin_bytes: part of the memory to leave free.
+        dense_bytes: everything but experts and routers.
+        expert_bytes: the kept experts and their routers.
+        cache_bytes: attention cache.
+        activation_bytes: encoder and scores.
         ratio: fraction of the held experts that is removed.
         keep: number of experts that stay, of `held`.
         held: number of experts that the checkpoint holds.
-        dense: everything but experts and routers.
-        experts: the kept experts and their routers.
-        cache: attention cache.
-        activations: encoder and scores.
-        budget: the memory.
-        load: the sentences that decode in the memory.
     """
 
+    budget_bytes: int
+    margin_bytes: int
+    dense_bytes: int
+    expert_bytes: int
+    cache_bytes: int
+    activation_bytes: int
     ratio: float
     keep: int
     held: int
-    dense: int
-    experts: int
-    cache: int
-    activations: int
-    budget: int
-    load: Load
 
     @property
     def total(self) -> int:
         """Bytes in use, without the margin."""
-        return self.dense + self.experts + self.cache + self.activations
-
-    @property
-    def margin(self) -> int:
-        """Bytes to leave free."""
-        return margin_bytes(self.budget)
+        return self.dense_bytes + self.expert_bytes + self.cache_bytes + self.activation_bytes
 
     @property
     def fits(self) -> bool:
         """Whether the memory holds the model and the margin."""
-        return self.total <= self.budget - self.margin
+        return self.total <= self.budget_bytes - self.margin_bytes
 
 
 def smallest_ratio(
-    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None = None
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, budget: Budget, *, dtype: str | None
 ) -> MemoryFit:
     """The first of `memory_fits`, if its model fits.
 
@@ -246,7 +241,8 @@ def smallest_ratio(
     if not found.fits:
         raise UsageError(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {budget.least} experts per layer the weights "
-            f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
+            f"take {bytes_text(found.dense_bytes + found.expert_bytes)}, decoding "
+            f"{bytes_text(found.cache_bytes + found.activation_bytes)}, "
             "10% stays free.",
             "Give more memory, a smaller `dtype`, or a smaller `fit_batch`, `fit_beam` or `fit_length`.",
         )
@@ -260,7 +256,7 @@ def memory_fits(
     budget: Budget,
     ratios: Iterable[float] = (),
     *,
-    dtype: str | None = None,
+    dtype: str | None,
 ) -> list[MemoryFit]:
     """The memory of a model without some of its experts.
 
@@ -294,9 +290,11 @@ def memory_fits(
         experts = sum(
             counts[part] * max(each[axis.name] for axis in own) for part, own in budget.parts(axes).items()
         )
-        return MemoryFit(ratio, keep, held, dense, experts, cache, activations, budget_bytes, load)
+        needed = dense, experts, cache, activations
+        return MemoryFit(budget_bytes, margin, *needed, ratio, keep, held)
 
-    free, lowest = budget_bytes - margin_bytes(budget_bytes), budget.lowest(axes) + 1
+    margin, lowest = margin_bytes(budget_bytes), budget.lowest(axes) + 1
+    free = budget_bytes - margin
     most = bisect_right(range(held + 1), free, lo=lowest, key=lambda most: keeping(most).total) - 1
     found = [keeping(most)]
     with suppress(UsageError):
@@ -311,7 +309,7 @@ def margin_bytes(budget_bytes: int) -> int:
 
 
 def explain(fit: Mapping[str, Any]) -> Sequence[str]:
-    """The arithmetic of `fit_payload` in plain lines."""
+    """The arithmetic of a `MemoryFit` and its load in plain lines."""
     names = ("dense", "expert", "cache", "activation")
     dense, experts, cache, activations = (bytes_text(fit[f"{name}_bytes"]) for name in names)
     total = sum(fit[f"{name}_bytes"] for name in names)
@@ -322,19 +320,3 @@ def explain(fit: Mapping[str, Any]) -> Sequence[str]:
         f"for batch {fit['batch']}, beam {fit['beam']}, {fit['length']} tokens; the smallest ratio is {fit['ratio']:g}"
         f" ({fit['keep']} of {fit['held']} experts stay)",
     )
-
-
-def fit_payload(fit: MemoryFit) -> dict[str, Any]:
-    """The fit as JSON."""
-    return {
-        "budget_bytes": fit.budget,
-        "margin_bytes": fit.margin,
-        "dense_bytes": fit.dense,
-        "expert_bytes": fit.experts,
-        "cache_bytes": fit.cache,
-        "activation_bytes": fit.activations,
-        **asdict(fit.load),
-        "ratio": fit.ratio,
-        "keep": fit.keep,
-        "held": fit.held,
-    }

@@ -12,9 +12,6 @@ from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prunecli.errors import PruneError, StatisticsError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.metrics import (
     AIMER,
@@ -32,7 +29,6 @@ from prunecli.methods.experts.options import (
     balance_text,
     check_kind,
     default_ratio,
-    fit_payload,
     layers_of,
     of_language_model,
     request_of,
@@ -44,7 +40,7 @@ from prunecli.methods.units import Ranking, drawn, plan
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import usual_load
-from prunecli.model.decision import Origin
+from prunecli.model.decision import Floats, Origin
 from prunecli.model.declared import with_keys
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
@@ -111,8 +107,9 @@ def _by_metric(
     ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
     if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
-        fit = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
-        ratio, budget = fit.ratio, replace(budget, ratio=None, count=fit.held - fit.keep)
+        found = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
+        ratio, budget = found.ratio, replace(budget, ratio=None, count=found.held - found.keep)
+        fit = {**vars(found), **vars(load)}
     is_text = of_language_model(checkpoint)
     if budget.scope != "axis" and is_text and any(layer.is_predicting for layer in layers):
         raise UsageError(
@@ -191,7 +188,7 @@ def _by_metric(
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
     made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
     few = {} if measured is None else measured.few(axes, options.min_tokens)
-    more = {"fit": fit and fit_payload(fit), "few_tokens": few}
+    more = {"fit": fit, "few_tokens": few}
     warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
     if warning is None and budget.scope != "model":
@@ -348,7 +345,7 @@ def _picked(
 
 KEY = "approximate_experts"
 
-Means = Mapping[str, NDArray[np.float64]]
+Means = Mapping[str, Floats]
 """Layer's name -> `[original experts, width]`."""
 
 
@@ -362,7 +359,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     Raises:
         StatisticsError: damaged files, of another model, or without sums of outputs.
     """
-    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    layers = checkpoint.require_routed()
     statistics = read_all(checkpoint, files, layers)
     routed, parts = aggregate_texts(statistics, texts).routed, []
     for file in files:

@@ -14,17 +14,19 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError
+from prunecli.evaluation.on_text import runner_and_batches
 from prunecli.methods.sharing.plan import output_layer
-from prunecli.methods.units import TextRun, observed, units_of_experts
+from prunecli.methods.units import TextRun, units_of_experts
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import FfnLayer
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.model.probe import outputs
 from prunecli.modules.stock_experts import own_experts
 from prunecli.modules.stock_names import StockNames
-from prunecli.results.unit_scores import Scores
-from prunecli.running.batches import TokenObserver
+from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.running.batches import TokenObserver, observe_batches
+from prunecli.running.examples import num_examples
 from prunecli.text.choice import Dataset
 
 
@@ -56,8 +58,10 @@ def measure_activations(
     """
     ffns = checkpoint.layout.ffns
     observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(ffns)
-    fields: dict[str, Any] = {"kind": "unit", "method": metric}
-    return observed(checkpoint, data, run, observer, "activations", whole=bool(experts), **fields)
+    runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=bool(experts))
+    observe_batches(runner, observer, batches, "activations", run.progress)
+    examples, fields = num_examples(batches), observer.take()
+    return scores_of(checkpoint, kind="unit", method=metric, examples=examples, per="token", **fields)
 
 
 class UnitObserver(TokenObserver):
@@ -76,9 +80,9 @@ class UnitObserver(TokenObserver):
         """Watch the input of each output layer."""
         for layer in self._layers:
             if not (layer.removed or layer.is_sparse or layer.is_shared):
-                name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
+                output = submodule(model, f"{layer.name}.{output_layer(layer.tensors)}")
                 hook = partial(self._given, axis_name(layer.name, "unit"), 1)
-                yield model.get_submodule(name).register_forward_pre_hook(hook)
+                yield output.register_forward_pre_hook(hook)
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """Name of an axis -> sums `[units]`, and number of tokens."""

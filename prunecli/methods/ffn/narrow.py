@@ -15,7 +15,6 @@ from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured,
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
-from prunecli.model.parts import FfnLayer
 from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget
@@ -104,23 +103,18 @@ def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
                 "Remove whole experts: prunecli prune-experts.",
             )
         return own
-    chosen = _owners(layers, options, checkpoint.layout.family.mixture is not None)
-    return [axis for axis in axes if axis.module in chosen]
-
-
-def _owners(layers: Sequence[FfnLayer], options: NarrowOptions, has_experts: bool) -> set[str]:
-    """Names of the dense FFNs that get narrower."""
+    has_experts = checkpoint.layout.family.mixture is not None
     sides = [layer.side for layer in layers]
     if options.side is not None and options.side not in sides:
         raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
-    own = [
+    ffns = [
         layer
         for layer in layers
         if options.side in (None, layer.side) and (layer.tensors or (layer.is_sparse and has_experts))
     ]
-    dense = [layer for layer in own if not layer.is_sparse]
-    if not dense or (len(dense) < len(own) and not options.dense_only):
-        if not own:
+    dense = [layer for layer in ffns if not layer.is_sparse]
+    if not dense or (len(dense) < len(ffns) and not options.dense_only):
+        if not ffns:
             raise UnsupportedModelError(
                 "No FFN was found that could get narrower: no key of config.json changes its width alone (BLOOM's and "
                 "MPT's is four times the hidden size).",
@@ -128,7 +122,7 @@ def _owners(layers: Sequence[FfnLayer], options: NarrowOptions, has_experts: boo
             )
         remedy = f"Add `dense_only` to narrow the other {len(dense)} and leave these."
         raise UnsupportedModelError(
-            f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts.",
+            f"{len(ffns) - len(dense)} of the {len(ffns)} FFNs are mixtures of experts.",
             remedy if dense else "Narrow the experts with `experts`, or remove some: prunecli prune-experts.",
         )
     owners = {layer.owner for layer in dense}
@@ -137,7 +131,7 @@ def _owners(layers: Sequence[FfnLayer], options: NarrowOptions, has_experts: boo
             raise UsageError(
                 f"`side={options.side}`: {layer.name} runs an FFN of that side too.", "Leave `side` out."
             )
-    return owners
+    return [axis for axis in axes if axis.module in owners]
 
 
 def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> Array:

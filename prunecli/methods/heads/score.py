@@ -314,7 +314,10 @@ class Ablation:
                 found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in own}
         fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
         if self.options.metric == "all-but-one":
-            fields["best"] = best_heads(layers, fields["values"], lower=self.metric == "loss")
+            # The best single head (3.3), the first of equal ones.
+            pick = np.argmin if self.metric == "loss" else np.argmax
+            names = {axis_name(layer.name, "head"): layer.heads for layer in layers if layer.num_heads}
+            fields["best"] = {name: ids[int(pick(fields["values"][name]))] for name, ids in names.items()}
             if selected is not None:
                 fields["reported"] = self._report(data, fields["best"])
         return fields
@@ -385,17 +388,3 @@ class Ablation:
         pooling = read_pooling(self.checkpoint.path) if data.task == "embedding" else None
         batches = task_batches(tokenizer, model, data, self.options.batch_tokens, pooling)
         return batch_measurements(model, batches, self.metric, pooling)
-
-
-def best_heads(
-    layers: Sequence[AttentionLayer], values: Mapping[str, Sequence[float]], *, lower: bool = False
-) -> dict[str, int]:
-    """all-but-one: name of an axis -> original id of its best single head (3.3), the first of equal ones.
-
-    Args:
-        values: name of an axis -> `[heads]`.
-        lower: whether lower values are better.
-    """
-    pick = np.argmin if lower else np.argmax
-    names = {axis_name(layer.name, "head"): layer for layer in layers if layer.num_heads}
-    return {name: layer.heads[int(pick(values[name]))] for name, layer in names.items()}

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import linalg
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -25,9 +24,10 @@ from prunecli.evaluation.on_text import runner_and_batches
 from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Floats
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import FfnLayer
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, observe_batches
@@ -45,7 +45,7 @@ TOLERANCE = 0.02
 FITTING = 0.9
 """Share of the tokens for which the claim has to hold: a few have states so large that M is lost in rounding."""
 
-Maps = dict[tuple[str, str], NDArray[np.float64]]
+Maps = dict[tuple[str, str], Floats]
 """Names of the layer before a run of removed layers, and of the last layer of the run -> T `[width, width]`."""
 
 
@@ -67,11 +67,6 @@ class Gap:
     def ends(self) -> tuple[str, str]:
         """Names of the layers at which the map begins and ends."""
         return self.before, self.last
-
-    @property
-    def output(self) -> str:
-        """Name of the FFN's output layer."""
-        return f"{self.ffn.prefix}{output_layer(self.ffn.tensors)}"
 
 
 def cut_replaced(
@@ -101,7 +96,7 @@ def cut_replaced(
         observer = GapObserver(new)
         observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
-    made: dict[str, NDArray[np.float64]] = {}
+    made: dict[str, Floats] = {}
     for gap in gaps:
         for suffix, hidden in gap.ffn.tensors.items():
             if is_output(gap.ffn.tensors, suffix):
@@ -111,7 +106,7 @@ def cut_replaced(
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
 
 
-def _with_map(output: Output, made: Mapping[str, NDArray[np.float64]]) -> Output:
+def _with_map(output: Output, made: Mapping[str, Floats]) -> Output:
     """The output tensor, made of the product with a map if its source is one of `made`."""
     part = output.expression
     if not isinstance(part, (Copy, Slices)) or part.source not in made:
@@ -160,11 +155,11 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = model.get_submodule(module_name(model, gap.output))
+            output = submodule(model, f"{gap.ffn.prefix}{output_layer(gap.ffn.tensors)}")
             yield output.register_forward_hook(partial(self._add_ffn, gap))
-            layer = model.get_submodule(module_name(model, gap.before))
+            layer = submodule(model, gap.before)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
-            last = model.get_submodule(module_name(model, gap.last))
+            last = submodule(model, gap.last)
             yield last.register_forward_hook(partial(self._add_after, gap))
 
     def take(self) -> Maps:

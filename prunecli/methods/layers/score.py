@@ -27,14 +27,14 @@ from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import ModelLayout
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.modules.hooks import states_of
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import TokenObserver, observe_batches
-from prunecli.running.examples import Batch
+from prunecli.running.examples import Batch, num_examples
 from prunecli.running.losses import batch_vectors, require_finite, token_losses
 from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
@@ -99,7 +99,7 @@ def layer_scores(
         checkpoint,
         kind="layer",
         method=metric,
-        examples=sum(len(batch.indices) for batch in batches),
+        examples=num_examples(batches),
         ids={axis.name: axis.ids for axis in axes_of(checkpoint, "layer")},
         **fields,
     )
@@ -119,7 +119,7 @@ def _by_passing(
     """
     model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
     forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
-    what, total = "the loss" if by_loss else "the vectors", sum(len(batch.indices) for batch in batches)
+    what, total = "the loss" if by_loss else "the vectors", num_examples(batches)
     found: dict[str, list[float]] = {}
     with (
         torch.inference_mode(),
@@ -141,7 +141,7 @@ def _by_passing(
             raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
         for layer in layers:
             value = 0.0
-            with passed_by(model.get_submodule(module_name(model, layer.name))):
+            with passed_by(submodule(model, layer.name)):
                 for made, before in zip(run(), whole, strict=True):
                     if by_loss:
                         value += float((made[0].double() - before[0].double()).sum())
@@ -197,7 +197,7 @@ class StateObserver(TokenObserver):
         """Watch the input of each layer, and the output of the last one of each stack."""
         last = {layer.side: layer for layer in self._layout.layers}
         for layer in self._layout.layers:
-            module = model.get_submodule(module_name(model, layer.name))
+            module = submodule(model, layer.name)
             hook = partial(self._add, layer.side, layer is last[layer.side])
             yield module.register_forward_hook(hook, with_kwargs=True)
 

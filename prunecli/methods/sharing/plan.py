@@ -53,7 +53,7 @@ def plan_attention(checkpoint: Checkpoint, options: AttentionOptions) -> SharePl
         UnsupportedModelError: the family is not declared.
         UsageError: options that contradict each other, or that this model cannot hold.
     """
-    return _plan(checkpoint, checkpoint.layout.attentions, options)
+    return _plan(checkpoint, options)
 
 
 def plan_ffn(
@@ -72,7 +72,7 @@ def plan_ffn(
         UsageError: options that contradict each other, or that this model cannot hold.
         CheckpointError: the weights are damaged.
     """
-    plan = _plan(checkpoint, checkpoint.layout.ffns, options)
+    plan = _plan(checkpoint, options)
     layers: Mapping[str, Any] = plan.layers
     narrowed = plan.narrowed
     if not narrowed:
@@ -122,15 +122,16 @@ def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
     Raises:
         PruneError: as `plan_ffn`.
     """
-    return bool(_plan(checkpoint, checkpoint.layout.ffns, options).narrowed)
+    return bool(_plan(checkpoint, options).narrowed)
 
 
-def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptions) -> SharePlan:
+def _plan(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
     """The plan, but for the hidden units that stay."""
+    layout = checkpoint.layout
+    layers: Sequence[Layer] = layout.ffns if options.part == "FFN" else layout.attentions
     if not layers:
-        what = "FFN" if isinstance(options, FfnOptions) else "attention"
         raise UnsupportedModelError(
-            f"{checkpoint.path}: the model has no {what} that can be shared or removed"
+            f"{checkpoint.path}: the model has no {options.part} that can be shared or removed"
         )
     sides = {layer.stack.side for layer in layers}
     chosen = chosen_configuration(options, sides)
@@ -143,7 +144,7 @@ def _plan(checkpoint: Checkpoint, layers: Sequence[Layer], options: SharingOptio
             "width": options.width,
             "seed": options.seed,
         }
-    plan = arrange(layers, options, chosen, checkpoint.layout.shapes)
+    plan = arrange(layers, options, chosen, layout.shapes)
     reasons = []
     if options.preset is None and chosen.name:
         reasons.append(f"No `preset` given: {chosen.name}.")

@@ -87,11 +87,8 @@ class Shape:
 
 def smallest_memory(demand: Demand) -> int:
     """Smallest memory that `plan_memory` accepts, in bytes."""
-    return _fixed(demand) + MIN_BUFFERS * demand.block + MIN_STATES
-
-
-def _fixed(demand: Demand) -> int:
-    return demand.process + demand.resident + demand.activations + WORKSPACE
+    fixed = demand.process + demand.resident + demand.activations + WORKSPACE
+    return fixed + MIN_BUFFERS * demand.block + MIN_STATES
 
 
 def plan_memory(memory: int, demand: Demand) -> Plan:
@@ -100,11 +97,11 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
     Raises:
         UsageError: too few; it names the smallest that will do.
     """
-    for buffers in range(BUFFERS, MIN_BUFFERS - 1, -1):
-        left = memory - _fixed(demand) - buffers * demand.block
-        if left >= MIN_STATES:
-            return Plan(buffers, left)
     smallest = smallest_memory(demand)
+    for more in range(BUFFERS - MIN_BUFFERS, -1, -1):
+        left = memory - smallest - more * demand.block
+        if left >= 0:
+            return Plan(MIN_BUFFERS + more, MIN_STATES + left)
     raise UsageError(
         f"`memory={size_text(memory)}` is too little: the smallest that works is {size_text(smallest)} "
         f"(process or CUDA context {size_text(demand.process)}, "

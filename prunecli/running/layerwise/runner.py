@@ -59,23 +59,6 @@ MOST_AHEAD = 128
 """Most blocks that are read ahead; more small buffers take long to make, and none is waited for."""
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Device, type, memory and disk of a run.
-
-    Attributes:
-        device: to compute on.
-        dtype: to compute in.
-        memory: bytes, of the whole process on a CPU, of the device else.
-        spill_directory: for the states that find no room in memory; None: the system's folder for temporary files.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    memory: int
-    spill_directory: Path | None = None
-
-
 @dataclass
 class RunReport:
     """Bytes, time and readings of a run so far.
@@ -230,7 +213,9 @@ class Layerwise:
 
     Args:
         checkpoint: of a declared family, or of one of which the experts alone are declared.
-        resources: what each process may use.
+        device, dtype: device and type to compute with.
+        memory: bytes that each process may use: of the whole process on a CPU, of the device else.
+        directory: for the states that find no room in memory; None: the system's folder for temporary files.
         report: is kept up to date.
         output: as of `make_model`.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
@@ -252,26 +237,30 @@ class Layerwise:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        resources: Resources,
+        device: torch.device,
+        dtype: torch.dtype,
+        memory: int,
+        directory: Path | None = None,
         report: RunReport | None = None,
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
         output: bool = False,
     ) -> None:
-        checkpoint = as_run(checkpoint, resources.dtype)
-        self.skeleton = make_model(checkpoint, resources.device, resources.dtype, output=output)
-        self.model, self.device = self.skeleton.model, resources.device
-        self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
+        checkpoint = as_run(checkpoint, dtype)
+        self.skeleton = make_model(checkpoint, device, dtype, output=output)
+        self.model, self.device = self.skeleton.model, device
+        self.shape = shape_of(checkpoint, self.skeleton, dtype)
         self.has_position_bias = any(
             attention.position_bias
             for stack in checkpoint.resolved.family.stacks
             for attention in stack.attentions
         )
         self.process_group = process_group
-        self._checkpoint, self._resources, self._snapshots = checkpoint, resources, snapshots
+        self._checkpoint, self._snapshots = checkpoint, snapshots
+        self._memory, self._directory = memory, directory
         self._report = report or RunReport()
-        self._on_cpu, self._filled = resources.device.type == "cpu", False
+        self._on_cpu, self._filled = device.type == "cpu", False
         self._room: Room | None = None
         # Before any weight is read.
         self._process_bytes = resident_now() if self._on_cpu else CONTEXT_BYTES
@@ -293,9 +282,9 @@ class Layerwise:
         with self.process_group.in_step():
             mine = (
                 self._process_bytes,
-                disk_room(self._resources.spill_directory) // neighbours("cpu"),
+                disk_room(self._directory) // neighbours("cpu"),
                 available_memory() // 2 // neighbours("cpu"),
-                self._resources.memory,
+                self._memory,
             )
         process, disk, host, memory = zip(*self.process_group.all_gather(mine), strict=True)
         skeleton = self.skeleton
@@ -340,7 +329,7 @@ class Layerwise:
                 wider = _both(BatchCost(largest, ()), [taken for _, taken in more])
             if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
-                    f"{spill_directory(self._resources.spill_directory)}: no room for the states of one batch "
+                    f"{spill_directory(self._directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
                     "Name a `spill_directory` with more room, give more `memory`, or a smaller `batch_tokens`.",
                 )
@@ -357,7 +346,7 @@ class Layerwise:
             CheckpointError: weights that cannot be read.
             OutputError: no room for the states.
         """
-        start, report, directory = time.monotonic(), self._report, self._resources.spill_directory
+        start, report = time.monotonic(), self._report
         if not self._filled:
             fill_resident(self.skeleton, self._checkpoint)
             report.bytes_read += sum(
@@ -372,13 +361,13 @@ class Layerwise:
         if spare >= ROOMY and not self._on_cpu:  # all states find room on the GPU
             memory, where = wanted, self.device
         with (
-            limited(self._resources.device, self._resources.memory),
-            StateStore(memory, directory, where) as states,
+            limited(self.device, self._memory),
+            StateStore(memory, self._directory, where) as states,
             Reader(
                 self._checkpoint,
                 plan.buffers + ahead,
                 self.skeleton.widest_bytes,
-                self._resources.device,
+                self.device,
             ) as reader,
         ):
             try:
@@ -416,9 +405,16 @@ def make_runner(
     if memory is None:
         return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room), process_group)
     kind = choose_dtype(dtype, checkpoint, devices.first) if isinstance(dtype, str) else dtype
-    resources = Resources(devices.first, kind, memory, spill_directory)
     return Layerwise(
-        checkpoint, resources, report, process_group=process_group, snapshots=snapshots, output=output
+        checkpoint,
+        devices.first,
+        kind,
+        memory,
+        spill_directory,
+        report,
+        process_group=process_group,
+        snapshots=snapshots,
+        output=output,
     )
 
 

@@ -353,10 +353,9 @@ class Snapshots:
                 return header
         return None
 
-    def read(self, states: StateStore) -> dict[str, Any]:
+    def read(self, states: StateStore) -> Any:
         """The trees of the file that `header` found, their tensors now in `states`."""
-        found: dict[str, Any] = read_snapshot(self._path, states)
-        return found
+        return read_snapshot(self._path, states)
 
     def due(self) -> bool:
         """Whether the last one is old enough, by the clock of the first process."""

@@ -17,7 +17,7 @@ from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
-from prunecli.tensors.hub.requests import host, is_offline, one_line, plain_errors, reason
+from prunecli.tensors.hub.requests import host, one_line, plain_errors, reason
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, belonging, described, module_folders
@@ -149,7 +149,7 @@ def commit_of(name: HubName) -> str:
         return cached.parent.name
 
 
-def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
+def look_up(name: HubName, say: Say) -> Snapshot:
     """List the files of a model, and fetch config.json alone.
 
     Raises:
@@ -157,12 +157,14 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
         Exception: an error of huggingface_hub, if the hub cannot be asked and the cache does not hold all weights; to
             be called within `plain_errors`.
     """
+    from huggingface_hub import constants
+
     answer, cached = _ask(name), _cached_config(name)
     if isinstance(answer, Exception):
         snapshot = None if cached is None else Snapshot(name, cached.parent, None, {})
         if snapshot is None or not snapshot.is_whole():
             raise answer
-        if not is_offline():
+        if not constants.HF_HUB_OFFLINE:
             say(f"{reason(answer)}: using {snapshot} from the cache.")
         return snapshot
     files = answer.siblings

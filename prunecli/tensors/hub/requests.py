@@ -86,13 +86,6 @@ def is_unreachable(error: BaseException | None) -> bool:
     return type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
 
 
-def is_offline() -> bool:
-    """Whether the environment forbids the network: HF_HUB_OFFLINE."""
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
 def host() -> str:
     """`huggingface.co`, or that of HF_ENDPOINT."""
     from huggingface_hub import constants

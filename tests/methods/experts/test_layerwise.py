@@ -18,7 +18,7 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.layerwise.states import Snapshots, StateStore
 from prunecli.running.runner import InMemory
 from prunecli.selection.cut import cut
@@ -59,12 +59,10 @@ def by_layer(
     material: Any = translated,
     **more: Any,
 ) -> GateStatistics:
-    resources = Resources(
-        torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None)
-    )
+    place = torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None)
     own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
     with open_model(path) as checkpoint:
-        layers = Layerwise(checkpoint, resources, more.pop("report", None), **own)
+        layers = Layerwise(checkpoint, *place, more.pop("report", None), **own)
         return score(layers, checkpoint, load_tokenizer(path), material(options), **more)
 
 

@@ -87,12 +87,14 @@ def test_the_parts_are_those_counted_by_hand(model):
     found = fit(model, 10**9, batch=2, beam=3, length=10)
     weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
     assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
-    assert found.experts == 32 * EXPERT
-    assert found.dense + found.experts == weights
+    assert found.expert_bytes == 32 * EXPERT
+    assert found.dense_bytes + found.expert_bytes == weights
     hidden = 6 * 10 * 16 * 4  # sequences x tokens x d_model x bytes
-    assert found.cache == 2 * 2 * hidden * 5  # keys and values, own and cross, 4 layers and one to reorder
-    assert found.activations == 2 * 10 * (4 * 16 + 32) * 4 + hidden + 6 * 64 * 3 * 4
-    assert found.margin == 10**8
+    assert (
+        found.cache_bytes == 2 * 2 * hidden * 5
+    )  # keys and values, own and cross, 4 layers and one to reorder
+    assert found.activation_bytes == 2 * 10 * (4 * 16 + 32) * 4 + hidden + 6 * 64 * 3 * 4
+    assert found.margin_bytes == 10**8
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,12 @@ def test_the_parts_are_those_counted_by_hand(model):
 )
 def test_one_step_less_would_not_fit(strategy, dtype, model):
     full = fit(model, 10**9, strategy, dtype=dtype)
-    each = full.experts // full.held
+    each = full.expert_bytes // full.held
     for keep in range(8, 33):
-        needed = full.dense + full.cache + full.activations + keep * each
+        needed = full.dense_bytes + full.cache_bytes + full.activation_bytes + keep * each
         budget = -(-needed * 10 // 9)
         found = fit(model, budget, strategy, dtype=dtype)
-        assert found.total <= budget - found.margin
+        assert found.total <= budget - found.margin_bytes
         assert 8 <= found.keep <= keep
         if strategy != "per-layer":
             assert found.keep >= keep - 3  # a step of a threshold's sides is up to 4 experts

@@ -12,7 +12,7 @@ from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise import runner as machinery
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from tests.families.records import CASES
 from tests.methods.experts.test_layerwise import PLENTY
 from tests.methods.heads.test_score import HeadSums, Subject
@@ -28,7 +28,7 @@ def layered(
 ) -> tuple[HeadSums, RunReport]:
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
+        runner = Layerwise(checkpoint, CPU, torch.float32, memory, more.pop("spill", None), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = subject.importance(runner, named, **more)
         assert all(parameter.grad is None for parameter in runner.model.parameters())

@@ -13,7 +13,7 @@ import torch
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner as module
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import BatchCost, Group, Run
 from prunecli.tensors.quantities import parse_size
 from tests.families import tiny_family
@@ -30,7 +30,7 @@ def path(tmp_path):
 def layers_of(
     path: Path, memory: int = PLENTY, spill: Path | None = None, report: RunReport | None = None
 ) -> Layerwise:
-    return Layerwise(open_model(path), Resources(CPU, torch.float32, memory, spill), report)
+    return Layerwise(open_model(path), CPU, torch.float32, memory, spill, report)
 
 
 def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]:
