@@ -22,8 +22,8 @@ from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
-from tests.methods.experts.test_layerwise import PLENTY, stopping
 from tests.methods.experts.test_layerwise import by_layer as layerwise
+from tests.methods.experts.test_layerwise import stopping
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
@@ -50,8 +50,8 @@ def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup 
         return score(runner, checkpoint, load_tokenizer(path), Translation(TEXT, pairs, options), **more)
 
 
-def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
-    return layerwise(path, FORCED, memory, process_group=group, **more)
+def by_layer(path: Path, group: ProcessGroup = ALONE, **more: Any) -> GateStatistics:
+    return layerwise(path, FORCED, process_group=group, **more)
 
 
 def assert_same(found: list[Any], whole: GateStatistics) -> None:
@@ -94,10 +94,6 @@ def test_another_number_of_processes_goes_on(path, whole, monkeypatch):
     done = states[0]
     assert done.batches == 3
     assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
-
-
-def test_by_layer(path, whole):
-    assert_same(at_once(3, lambda group: by_layer(path, group)), whole)
 
 
 def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
