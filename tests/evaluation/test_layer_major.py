@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +16,14 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
-from prunecli.pipeline import apply
 from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
-from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import tiny_family
-from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
@@ -109,8 +105,8 @@ def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
 # Losses of mixtures in their stock classes, layer by layer, are those of the whole model.
 
 
-def saved(folder: Path, model_type: str, **config: Any) -> Path:
-    tiny_mixture(model_type, **config).save_pretrained(folder)
+def saved(folder: Path, model_type: str) -> Path:
+    tiny_mixture(model_type).save_pretrained(folder)
     write_plain_tokenizer(folder)
     return folder
 
@@ -130,30 +126,11 @@ def test_every_kind_of_layer(model_type, tmp_path):
         assert 0 < work.bytes_read <= checkpoint.total_bytes
 
 
-def evaluated(tmp_path: Path, paths: dict[str, Path], **options: Any) -> dict[str, dict[str, Any]]:
-    (tmp_path / "text").write_text("".join(f"{line}\n" for line in LINES))
-    data = TextChoice(files=(tmp_path / "text",)).read("lm")
-    made = evaluate(paths, data, EvaluationOptions(device="cpu", **options))
-    return {result.checkpoint: result.scores for result in made.results}
-
-
-def test_divergence_from_the_first_model(tmp_path):
-    source, pruned = saved(tmp_path / "model", "deepseek_v3"), tmp_path / "pruned"
-    with open_model(source) as opened:
-        kept = {layer.name: (0, 1, 3, 4, 5, 7) for layer in opened.mixtures}
-        apply(opened, cut(opened, kept_experts(kept)), pruned)
-    paths = {"model": source, "pruned": pruned}
-    in_layers, in_memory = evaluated(tmp_path, paths, memory=PLENTY), evaluated(tmp_path, paths)
-    assert in_layers["pruned"]["kl_divergence"] > 1e-3
-    for name, scores in in_memory.items():
-        assert in_layers[name].keys() == scores.keys()
-        numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
-        assert {key: in_layers[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-5)
-
-
 def test_a_family_that_runs_whole_is_refused(tmp_path):
     path = saved(tmp_path / "model", "kimi_linear")
+    (tmp_path / "text").write_text("the hen\n")
+    data = TextChoice(files=(tmp_path / "text",)).read("lm")
     with pytest.raises(
         UsageError, match="`memory`: a model of type kimi_linear is measured with the whole model"
     ):
-        evaluated(tmp_path, {"model": path}, memory=PLENTY)
+        evaluate({"model": path}, data, EvaluationOptions(device="cpu", memory=PLENTY))
