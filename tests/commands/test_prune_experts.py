@@ -176,13 +176,6 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     )
 
 
-def test_statistics_of_another_model_end_in_two_lines(model, folder):
-    payload = json.loads((folder / "gates.json").read_text())
-    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
-    (folder / "gates.json").write_text(json.dumps(payload))
-    _refused(run(model), "another model", 1, folder)
-
-
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "below top-k": (("--ratio", 0.9), "would stay", 2),
     "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),

@@ -96,15 +96,6 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 
-def test_scores_of_another_model_end_in_two_lines(model, folder):
-    payload = json.loads((folder / "heads.json").read_text())
-    payload["models"][0]["fingerprint"] = "sha256:" + "0" * 64
-    (folder / "heads.json").write_text(json.dumps(payload))
-    result = run(model)
-    _refused(result, "another model", 1, folder)
-    assert "heads.json" in result.err
-
-
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
     "too many": (("--count", 29), "at most 28 can", 2),

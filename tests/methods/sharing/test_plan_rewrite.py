@@ -145,19 +145,6 @@ def parameters(source: Path, config: str) -> tuple[int, int]:
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
 
 
-def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path):
-    source = tiny(tmp_path / "source", "t5")
-    both = written(
-        source, lambda opened: made_of(opened, FfnOptions(preset="SharedEncDec")), tmp_path / "both"
-    )
-    out = written(both, lambda opened: made_of(opened, FfnOptions(encoder="drop")), tmp_path / "out")
-    owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
-    for suffix in ("wi.weight", "wo.weight"):
-        assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
-    with open_model(out) as opened:
-        assert {layer.owner for layer in opened.layout.ffns if not layer.removed} == {heir}
-
-
 def test_integers_are_not_merged(tmp_path):
     source = tiny(tmp_path / "source", "bert")
     held = {
