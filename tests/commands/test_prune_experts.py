@@ -16,7 +16,7 @@ from prunecli.model.opening import shim_classes
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
-from tests.commands.calls import Result, call, names, refused
+from tests.commands.calls import call, names, refused
 from tests.gates import random_gates
 from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
@@ -206,17 +206,9 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
 
 @pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
-    _refused(run(model, *arguments), message, status, folder)
-
-
-def test_checkpoints_that_have_no_experts_end_in_two_lines(model, folder):
-    _refused(run("nowhere"), "nowhere", 1, folder)
-    dense = tiny_nllb_moe(folder / "dense", sparse_step=0)
-    result = run(dense)
-    assert result.status == 1
-    assert "no experts" in result.err
-
-
-def _refused(result: Result, message: str, status: int, folder: Path) -> None:
-    refused(result, message, status)
+    refused(run(model, *arguments), message, status)
     assert names(folder) == ["gates.json"]
+
+
+def test_checkpoints_that_have_no_experts_end_in_two_lines(folder):
+    refused(run(tiny_nllb_moe(folder / "dense", sparse_step=0)), "no experts", 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ from prunecli.methods.options import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import Result, names, refused
+from tests.commands.calls import names, refused
 from tests.commands.heads import count, done, kept, run, scored
 from tests.families import tiny_family
 
@@ -113,18 +112,14 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
 
 @pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
-    _refused(run(model, *arguments), message, status, folder)
+    refused(run(model, *arguments), message, status)
+    assert names(folder) == ["heads.json"]
 
 
 def test_attentions_that_the_model_lacks_are_refused(folder):
     bert = tiny_family(folder / "bert", "bert")
     result = run(bert, "--metric", "random", "--attention", "cross")
     assert (result.status, "It has encoder." in result.err) == (2, True)
-
-
-def _refused(result: Result, message: str, status: int, folder: Path) -> None:
-    refused(result, message, status)
-    assert names(folder) == ["heads.json"]
 
 
 @pytest.mark.parametrize(
