@@ -100,17 +100,6 @@ def test_changed_ffns_are_one_line(tmp_path, capsys):
     assert found[decoder[0]]["removed"] is True
 
 
-def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
-    structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
-    change_config(tiny, prunecli=structure)
-    assert run(tiny) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert (
-        "config.json names model.encoder.layers.9.ffn, which is no FFN or attention of the model" in lines[0]
-    )
-    assert len(lines) == 2
-
-
 def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {
@@ -168,15 +157,6 @@ def test_a_found_family_is_counted_by_part(tmp_path, capsys):
 def test_bad_options(tiny, capsys, arguments, status, says):
     assert run(tiny, *arguments) == status
     assert says in capsys.readouterr().err
-
-
-def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path, capsys):
-    assert run(tmp_path / "absent") == 1
-    assert "no such directory" in capsys.readouterr().err
-    assert run(tmp_path) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert "an empty directory" in lines[0]
-    assert len(lines) == 2
 
 
 def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):

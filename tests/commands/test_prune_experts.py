@@ -98,15 +98,6 @@ def test_a_printed_selection_can_be_applied_again(model, folder):
     assert kept(folder / "again") == kept(folder / "direct")
 
 
-def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model, folder):
-    (folder / "gates.json").unlink()
-    found = []
-    for number, seed in enumerate((1, 1, 2)):
-        done(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
-        found.append(kept(folder / f"out{number}"))
-    assert found[0] == found[1] != found[2]
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
     done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
     result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import names, refused
-from tests.commands.heads import count, done, kept, run, scored
+from tests.commands.heads import done, kept, run, scored
 from tests.families import tiny_family
 
 FIRST = "model.encoder.layers.0.self_attn"
@@ -75,13 +75,6 @@ def test_json_of_a_dry_run(metric, normalize, model, folder):
     assert summary["parameters_before"] - summary["parameters_after"] == 10 * (3 * (8 * 32 + 8) + 32 * 8)
     assert summary["output"] is None
     assert names(folder) == ["heads.json"]
-
-
-def test_layers_keep_their_minimum_or_end_with_no_head(model, folder):
-    done(model, "--count", 21, "--min", 1, "-o", "one")
-    assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
-    done(model, "--count", 28, "-o", "none")
-    assert count(folder / "none") == 0
 
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
