@@ -55,7 +55,7 @@ def _text_sums(used):
     return sums
 
 
-def write_text_gates(path, more=None):
-    made = text_statistics(more)
+def write_text_gates(path):
+    made = text_statistics()
     write_json(path, {**header(made.format, [], None), **made.to_json()})
     return path

@@ -23,8 +23,8 @@ KINDS = {"units": "unit", "heads": "head", "layers": "layer", "experts": "expert
 SHARES = tuple(step / 16 for step in range(16))
 
 
-def lever(name: str, shares: tuple[float, ...] = SHARES, metrics: tuple[str, ...] = ("gradient",)) -> Lever:
-    return Lever(name, (), shares, metrics, lambda *_: pytest.fail("nothing is cut here"))
+def lever(name: str, metrics: tuple[str, ...] = ("gradient",)) -> Lever:
+    return Lever(name, (), SHARES, metrics, lambda *_: pytest.fail("nothing is cut here"))
 
 
 def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **levers: Lever) -> Search:

@@ -96,14 +96,14 @@ def test_another_number_of_processes_goes_on(path, whole, monkeypatch):
     assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
 
 
-def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
+def interrupted(path: Path, folder: Path, after: int) -> None:
     """Run until the first has done so much."""
 
     def begin(group: ProcessGroup) -> Any:
         more = {"progress": stopping(after)} if group.is_main else {}
         return by_layer(path, group, snapshots=snapshots(folder, group, 0.0), **more)
 
-    found = at_once(count, begin)
+    found = at_once(2, begin)
     assert isinstance(found[1], PruneError)
 
 
@@ -111,17 +111,15 @@ def snapshots(folder: Path, group: ProcessGroup, every_s: float = 1e9) -> Snapsh
     return Snapshots(folder / f"states.{group.rank}of{group.world_size}", {"run": 1}, every_s, group)
 
 
-def begun_again(
-    path: Path, folder: Path, count: int = 2
-) -> tuple[list[Any], list[RunReport], list[int | None]]:
-    works, sizes = [RunReport() for _ in range(count)], []
+def begun_again(path: Path, folder: Path) -> tuple[list[Any], list[RunReport], list[int | None]]:
+    works, sizes = [RunReport() for _ in range(2)], []
 
     def go_on(group: ProcessGroup) -> Any:
         kept = snapshots(folder, group)
         sizes.append(kept.group_size(0))
         return by_layer(path, group, snapshots=kept, report=works[group.rank])
 
-    return at_once(count, go_on), works, sizes
+    return at_once(2, go_on), works, sizes
 
 
 def test_an_interrupted_run_goes_on_from_its_last_layer(path, whole, tmp_path):
