@@ -94,16 +94,6 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tok
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
-def test_adding_sums_of_texts_is_counting_both(seed, first, second):
-    a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
-    added, together = text_sums_of(5, a) + text_sums_of(5, b), text_sums_of(5, a + b)
-    assert (added.routed == together.routed).all()
-    assert (added.norm_max == together.norm_max).all()
-    for name in METRICS:
-        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
-
-
 def test_a_layer_without_tokens_gives_zeros():
     for metric in METRICS.values():
         assert (metric(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
