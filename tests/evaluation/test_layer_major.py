@@ -74,32 +74,27 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
         final.remove()
 
 
-def test_what_a_batch_takes(tmp_path):
-    """A translation of 2 sentences: 5 tokens, then 7."""
-    ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
+def states_of(path: Path, source: int, target: int) -> list[tuple[int, ...]]:
+    """Bytes of states of 2 translations with so many tokens: forwards, and with gradients."""
+    ids, targets = (torch.ones(2, length, dtype=torch.long) for length in (source, target))
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
-    with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
+    with open_model(path) as checkpoint:
         runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
-        forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
+        return [batch_cost(runner, batch, backward=way).states for way in (False, True)]
+
+
+def test_what_a_batch_takes(tmp_path):
+    forward, back = states_of(tiny_family(tmp_path / "a", "m2m_100"), 5, 7)
     encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
-    assert forward.states == (encoder + decoder,)
-    assert back.states == (3 * encoder + 2 * decoder + encoder + decoder,), (
-        "every layer's output, and gradients"
-    )
+    assert forward == (encoder + decoder,)
+    assert back == (3 * encoder + 2 * decoder + encoder + decoder,), "every layer's output, and gradients"
 
 
 def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
-    ids = torch.ones(2, 5, dtype=torch.long)
-    batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
-    with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
-        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
-        forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
-        width = runner.shape.d_model
-    output, rows = 10 * width * 4, 10 * 2 * width * 4
-    assert forward.states == (2 * (output + rows),)
-    assert back.states == (2 * (5 * output + 2 * rows + 2 * rows),), (
-        "two sparse layers; rows and gradients of one"
-    )
+    forward, back = states_of(tiny_nllb_moe(tmp_path / "a", layers=4), 5, 5)
+    output, rows = 10 * 16 * 4, 10 * 2 * 16 * 4
+    assert forward == (2 * (output + rows),)
+    assert back == (2 * (5 * output + 2 * rows + 2 * rows),), "two sparse layers; rows and gradients of one"
 
 
 # Losses of mixtures in their stock classes, layer by layer, are those of the whole model.
