@@ -100,6 +100,17 @@ def test_changed_ffns_are_one_line(tmp_path, capsys):
     assert found[decoder[0]]["removed"] is True
 
 
+def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
+    structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
+    change_config(tiny, prunecli=structure)
+    assert run(tiny) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        "config.json names model.encoder.layers.9.ffn, which is no FFN or attention of the model" in lines[0]
+    )
+    assert len(lines) == 2
+
+
 def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {
