@@ -59,19 +59,12 @@ def cached(source: Path, output: Path) -> Path:
     return output
 
 
-def expanded(
-    held: Mapping[str, np.ndarray],
-    name: str,
-    *,
-    padding: int | None,
-    kind: str = "define",
-    max_groups: int = 2,
-) -> np.ndarray:
+def expanded(held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str) -> np.ndarray:
     """Rows of the unit `name`, a token at a time."""
     own = {key.removeprefix(f"{name}."): value for key, value in held.items() if key.startswith(f"{name}.")}
     depth = sum(key.startswith("layers.") and key.endswith(".bias") for key in own)
     layers = []
-    for number, count in enumerate(groups(kind, max_groups, depth)):
+    for number, count in enumerate(groups(kind, 2, depth)):
         blocks = own[f"layers.{number}.weight"].tolist()
         layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"].tolist()))
     last = [

@@ -43,15 +43,15 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def failing_after(calls: int, real: Callable[..., Any], number: int = errno.ENOSPC) -> Callable[..., Any]:
-    """`real`, until it was called so many times; from then on an OSError."""
+def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
+    """`real`, until it was called so many times; from then on the disk is full."""
     left = calls
 
     def call(*arguments: Any, **options: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(*arguments, **options)
 
     return call

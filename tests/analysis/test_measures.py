@@ -31,17 +31,6 @@ def test_it_is_the_hsic_of_gram_matrices(seed, sentences, chosen):
     np.testing.assert_allclose(linear_cka(features), expected, rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 10**6), st.floats(0.01, 100), st.floats(-5, 5))
-def test_rotations_scales_and_shifts_are_not_seen(seed, scale, shift):
-    first, second = random_features(seed, 25, (6, 9))
-    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))
-    moved = (first.astype(np.float64) @ rotation * scale + shift).astype(np.float32)
-    found = linear_cka([first, moved, second])
-    assert found[0, 1] == pytest.approx(1, abs=1e-5)
-    assert found[1, 2] == pytest.approx(found[0, 2], abs=1e-4)
-
-
 def test_outputs_that_never_change_have_no_similarity():
     features = random_features(1, 10, (4, 4))
     features.append(np.tile(features[0][:1], (10, 1)))

@@ -41,9 +41,9 @@ TEXTS = {"code": (0, 1, 2, 3), "shell": (2, 3, 4, 5), "novel": (8, 9, 10, 11)}
 """The four experts that a text uses in each layer."""
 
 
-def text_statistics(more=None):
-    """Experts that a text does not use see no token; `more`: text -> those that it uses."""
-    entries = {name: _text_sums(used) for name, used in {**TEXTS, **(more or {})}.items()}
+def text_statistics():
+    """Experts that a text does not use see no token."""
+    entries = {name: _text_sums(used) for name, used in TEXTS.items()}
     return gate_statistics("sha256:00", "qwen3_moe", "text", TEXT_LAYERS, EXPERTS, 2, entries)
 
 
@@ -55,7 +55,7 @@ def _text_sums(used):
     return sums
 
 
-def write_text_gates(path, more=None):
-    made = text_statistics(more)
+def write_text_gates(path):
+    made = text_statistics()
     write_json(path, {**header(made.format, [], None), **made.to_json()})
     return path

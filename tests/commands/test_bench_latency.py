@@ -40,23 +40,6 @@ QUICK = (
 )
 
 
-def test_two_checkpoints_side_by_side(folder):
-    result = _run("full", "pruned", *QUICK, "--batch-size", "1,2", "--beam", "1,3", "--sentences", "3")
-    assert result.exit_code == 0
-    for text in ("tokens/s", "s/sentence", "1.00 ± ", "pruned", "parameters", "CPU thread"):
-        assert text in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 120
-    payload = json.loads((folder / "latency.json").read_text())
-    assert [r["checkpoint"] for r in payload["results"]] == ["full", "pruned"]
-    assert payload["sentences"] == 4  # full batches of 2
-    assert [(t["batch_size"], t["beam"]) for t in payload["results"][1]["timings"]] == [
-        (1, 1),
-        (1, 3),
-        (2, 1),
-        (2, 3),
-    ]
-
-
 def test_speed_over_batch_sizes_is_drawn(folder):
     arguments = ("--batch-size", "1,2", "--beam", "1", "--sentences", "2", "--plot", "speed.png")
     result = _run("full", "pruned", *QUICK, *arguments)

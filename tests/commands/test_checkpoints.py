@@ -19,7 +19,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.states import StateStore
 from prunecli.text.files import TextFile
-from tests.commands.calls import content, raising
+from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_json
@@ -111,29 +111,6 @@ def memory_folder(tmp_path, monkeypatch):
 def run(command: str, *arguments: str) -> Any:
     """One call of a command; its refusals are raised."""
     return raising(COMMANDS[command], *arguments, "--device", "cpu")
-
-
-def test_perplexity_is_the_same_to_the_last_digit(memory_folder):
-    run(*EVALUATE, "-o", "whole.json")
-    made = run(*EVALUATE, *SPILL, "-o", "layers.json")
-    said = r"model: Went through the layers once: [\d.]+ KiB of weights read, .* a second\."
-    assert re.search(said, made.stderr)
-    assert content("whole.json") == content("layers.json")
-    names = {path.name for path in memory_folder.iterdir()}
-    assert names == {"data", "layers.json", "model", "text.txt", "whole.json"}
-
-
-def test_importance_of_a_translator_is_the_same_within_rounding(memory_folder):
-    tiny_nllb_moe(memory_folder / "translator", pickled=True, shards=3)
-    arguments = ("score-heads", "translator", "--data", "data")
-    run(*arguments, "-o", "whole.json")
-    run(*arguments, *SPILL, "-o", "layers.json")
-    whole, layers = content("whole.json"), content("layers.json")
-    sums, wanted = layers.pop("values"), whole.pop("values")
-    assert whole == layers
-    assert sums.keys() == wanted.keys()
-    for name, values in wanted.items():
-        assert sums[name] == pytest.approx(values, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -137,32 +137,20 @@ def test_texts_can_be_chosen(workplace):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("write", "arguments", "error", "message"),
     [
-        (["--for", "cod"], StatisticsError, "no text 'cod'"),
-        (["--langs", "code"], UsageError, "--langs is for translation"),
-        (["--ratio", "0.95"], UsageError, "would stay"),
+        (write_text_gates, ["--for", "cod"], StatisticsError, "no text 'cod'"),
+        (write_text_gates, ["--langs", "code"], UsageError, "--langs is for translation"),
+        (write_text_gates, ["--ratio", "0.95"], UsageError, "would stay"),
+        (write_gates, ["--for", "code"], UsageError, "--for names texts"),
+        (write_gates, ["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
+        (write_gates, ["--ratio", "0.9"], UsageError, "4"),
+        (write_gates, ["--metric", "importence"], UsageError, "No metric 'importence'"),
+        (write_gates, ["-o", "gates.json"], OutputError, "gates.json"),
     ],
 )
-def test_bad_input_of_texts_writes_nothing(workplace, arguments, error, message):
-    write_text_gates(workplace / "gates.json")
-    with pytest.raises(error, match=message):
-        run(*arguments)
-    assert [path.name for path in workplace.iterdir()] == ["gates.json"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (["--for", "code"], UsageError, "--for names texts"),
-        (["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
-        (["--ratio", "0.9"], UsageError, "4"),
-        (["--metric", "importence"], UsageError, "No metric 'importence'"),
-        (["-o", "gates.json"], OutputError, "gates.json"),
-    ],
-)
-def test_bad_input_writes_nothing(workplace, arguments, error, message):
-    write_gates(workplace / "gates.json")
+def test_bad_input_writes_nothing(workplace, write, arguments, error, message):
+    write(workplace / "gates.json")
     before = (workplace / "gates.json").read_bytes()
     with pytest.raises(error, match=message):
         run(*arguments)

@@ -117,23 +117,6 @@ def test_texts_by_name_against_the_first(folder):
     assert f"{other['by_text']['hats']['kl_divergence']:.4f}" in shown
 
 
-def test_accuracy(folder):
-    arguments = (
-        "c-full",
-        "c-small",
-        "--task",
-        "classification",
-        "--labelled",
-        "text.tsv",
-        "--max-sentences",
-        "2",
-    )
-    result = _run(*arguments)
-    for text in ("accuracy", "macro F1", "MCC", "2 texts", "McNemar"):
-        assert text in result.stdout
-    assert json.loads((folder / "evaluation.json").read_text())["data"]["texts"] == 2
-
-
 @pytest.mark.parametrize("task", ["classification", "translation"])
 def test_a_plot(folder, monkeypatch, task):
     pytest.importorskip("altair")

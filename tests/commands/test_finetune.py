@@ -223,23 +223,6 @@ def test_a_second_run_of_an_output_is_told_of_the_first(folder):
     assert not list(folder.glob(".out*"))
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("data/train.fra_Latn", "the training text changed (train.fra_Latn)"),
-        ("model/config.json", "config.json changed (model/config.json)"),
-    ],
-)
-def test_an_input_that_changed_is_named_not_its_hash(folder, change, said):
-    _run("model", *USUAL, "--keep-state")
-    text = (folder / change).read_text()
-    (folder / change).write_text(text.replace("{", '{"odd": 1,', 1) if "{" in text else "x" + text[1:])
-    with pytest.raises(UsageError) as caught:
-        _run("model", *PAIR, *SMALL, "--steps", 6, "-o", "out", "--force")
-    assert caught.value.message == f"{folder / 'out.training'}: the state of another run: {said}"
-    assert "--resume never" in caught.value.remedy
-
-
 def test_another_checkpoint_and_other_files_are_named(folder):
     tiny_family("other", "m2m_100", dtype="F16", seed=7)
     _run("model", *USUAL, "--keep-state")

@@ -48,7 +48,6 @@ COMMANDS = {
     "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),
     "compare-models": (compare_models, (*TEXT, *CPU)),
 }
-REWRITING = [name for name, (_, options) in COMMANDS.items() if "out" in options]
 
 
 @pytest.fixture
@@ -60,23 +59,6 @@ def folder(tmp_path, monkeypatch, hub):
         (tmp_path / "data" / f"test.{language}").write_text(lines)
     hub.add("org/tiny", tiny_nllb_moe("source"))
     return tmp_path
-
-
-@pytest.mark.parametrize("name", ["inspect", "collect-gates", "prune-experts", "trim-vocabulary"])
-def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
-    command, options = COMMANDS[name]
-    found = done(command, "org/tiny", *options)
-    if name != "inspect":
-        assert "Fetching org/tiny at 1a2b3c4 from " in found.err
-    if name in REWRITING:
-        step = json.loads((folder / "out/config.json").read_text())["prunecli"]["history"][-1]
-        assert (step["source"]["path"], step["source"]["revision"]) == ("org/tiny", MAIN_COMMIT)
-        weights = (folder / "out/model.safetensors").read_bytes()
-    hub.requests.clear()
-    done(command, "source", *options, *(("--force",) if name != "inspect" else ()))
-    assert hub.requests == []
-    if name in REWRITING:
-        assert (folder / "out/model.safetensors").read_bytes() == weights
 
 
 def test_a_fault_of_a_file_names_the_model_not_the_cache(folder, hub):

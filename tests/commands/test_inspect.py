@@ -170,15 +170,6 @@ def test_bad_options(tiny, capsys, arguments, status, says):
     assert says in capsys.readouterr().err
 
 
-def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path, capsys):
-    assert run(tmp_path / "absent") == 1
-    assert "no such directory" in capsys.readouterr().err
-    assert run(tmp_path) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert "an empty directory" in lines[0]
-    assert len(lines) == 2
-
-
 def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
     table = tmp_path / "t.csv"
     payload = as_json(capsys, tiny, "--table", table)

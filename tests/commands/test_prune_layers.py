@@ -15,7 +15,6 @@ from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.unit_scores import read_scores
 from tests.commands import calls
 from tests.commands.calls import call, refused
 from tests.structures import kept_ids
@@ -148,17 +147,6 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
         refused(twice, "scores of the method cka are no sums", 1)
     else:
         assert json.loads(twice.out)["kept"] == found["kept"]
-
-
-def test_saved_scores_follow_the_layers_that_are_left(models):
-    done(models["gpt2"], "--text", "text.txt", "--save-scores", "layers.json", *DRY)
-    values = read_scores(Path("layers.json"), "layer").importance()["decoder.layers"]
-    done(models["gpt2"], "--remove", 0)
-    found = json.loads(done("pruned-layers", "--scores", "layers.json", "--count", 1, *DRY).out)
-    assert found["kept"]["decoder.layers"] == [1 + int(np.argmax(values[1:]))]
-    both = ("--contiguous", "--count", 1, *DRY)
-    assert len(json.loads(done("pruned-layers", "--scores", "layers.json", *both).out)["kept"]) == 1
-    refused(run(models["bert"], "--scores", "layers.json", "-o", "no"), "of another model", 1)
 
 
 @pytest.mark.parametrize(

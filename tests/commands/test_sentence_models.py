@@ -104,15 +104,6 @@ def test_room_is_asked_for_what_goes_along(folder, monkeypatch):
     assert "MiB are needed" in result.err
 
 
-def test_a_transformer_in_a_folder_is_pointed_to(folder):
-    sentence_model(Path("old"), transformer="0_Transformer")
-    result = call(prune_heads, "old", "--metric", "random", "-o", "out")
-    assert result.status == 1
-    assert "old: not a checkpoint (the transformer lies in 0_Transformer, as modules.json says)" in result.err
-    assert "Give old/0_Transformer" in result.err
-    done(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out")
-
-
 def test_equal_runs_give_equal_cards(folder):
     for name in ("one", "two"):
         Path(name).mkdir()

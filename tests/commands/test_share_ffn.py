@@ -74,14 +74,6 @@ def test_the_history_names_no_stack_that_the_model_lacks(models):
     assert "encoder" not in arguments
 
 
-def test_experts_stay_when_told(models):
-    refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
-    done(models["nllb-moe"], "--dense-only", "-o", "out")
-    found = owners("out")
-    name = "model.encoder.layers.{}.ffn".format
-    assert [found[name(n)] for n in range(4)] == [name(0), name(1), name(0), name(3)]
-
-
 def test_the_demo_without_any_argument(tmp_path):
     result = done()
     assert "using the bundled demo model" in result.err

@@ -242,15 +242,6 @@ class TestOpening:
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
 
-def test_writes_the_type_that_is_asked_for(tmp_path):
-    source = tiny_family(tmp_path / "source", "gpt2")
-    out = factorised(source, tmp_path / "out", dtype="bfloat16")
-    with open_model(out) as made:
-        assert {info.dtype for info in made.tensors.values()} == {"BF16"}
-    assert config_of(out)["dtype"] == "bfloat16"
-    torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=0.05, atol=0.05)
-
-
 class TestPadding:
     def zeroed(self, directory: Path) -> Path:
         source = tiny_family(directory / "plain", "m2m_100")

@@ -49,11 +49,8 @@ PRETRAINED = {
     "AutoModelForPreTraining": "BertForPreTraining",
     "AutoModelForNextSentencePrediction": "BertForNextSentencePrediction",
 }
-ROBERTA, XLMR = (_masked(name, f"{name}ForCausalLM") for name in ("Roberta", "XLMRoberta"))
-LLAMA, MISTRAL, QWEN2 = (
-    {"AutoModel": f"{name}Model", "AutoModelForCausalLM": f"{name}ForCausalLM"}
-    for name in ("Llama", "Mistral", "Qwen2")
-)
+ROBERTA = _masked("Roberta", "RobertaForCausalLM")
+LLAMA = {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
 
 PUBLISHED: tuple[tuple[str, str, dict[str, Any], dict[str, str]], ...] = (
     ("nllb-moe", "NllbMoeModel", {}, NLLB),

@@ -19,7 +19,6 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aimer_bytes, aimer_values
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.heads.score import ScoreOptions, score_heads
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
@@ -28,7 +27,6 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.text.choice import TextChoice
 from tests.commands.calls import call
 from tests.families import tiny_family
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
@@ -107,13 +105,16 @@ def test_stacked_experts_in_four_bits(tmp_path):
     assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
 
 
-@pytest.mark.parametrize(
+measured = pytest.mark.parametrize(
     ("model_type", "scheme", "which", "sizes"),
     [
         ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
         ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
     ],
 )
+
+
+@measured
 def test_gates_are_those_of_the_plain_model(model_type, scheme, which, sizes, tmp_path):
     stored, plain = mixture(tmp_path, model_type, scheme, which, **sizes)
     collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
@@ -126,13 +127,7 @@ def test_gates_are_those_of_the_plain_model(model_type, scheme, which, sizes, tm
         assert by_layer.report.bytes_read < 1.2 * opened.total_bytes < larger.total_bytes
 
 
-@pytest.mark.parametrize(
-    ("model_type", "scheme", "which", "sizes"),
-    [
-        ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
-        ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
-    ],
-)
+@measured
 def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme, which, sizes, tmp_path):
     found = []
     for path in mixture(tmp_path, model_type, scheme, which, **sizes):
@@ -143,18 +138,6 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme,
     for name, values in found[0].items():
         assert values.all()
         np.testing.assert_allclose(values, found[1][name], rtol=1e-12)
-
-
-@pytest.mark.parametrize("memory", [None, PLENTY])
-@pytest.mark.parametrize("scheme", ["fp8 by row", "packed, with zero points"])
-def test_heads_are_those_of_the_plain_model(scheme, memory, tmp_path):
-    (tmp_path / "text.txt").write_text("the hen\nten tins on\nthen no hen\n")
-    options = ScoreOptions(metric="gradient", device="cpu", dtype="float32", memory=memory)
-    choice = TextChoice(files=(tmp_path / "text.txt",))
-    one, other = (score_heads(path, choice, options) for path in dense(tmp_path, scheme))
-    assert one.values.keys() == other.values.keys()
-    assert all(np.array_equal(values, other.values[name]) for name, values in one.values.items())
-    assert any(np.any(values) for values in one.values.values())
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "gptq, ordered", "nvfp4 of modelopt"])
@@ -206,15 +189,6 @@ def test_what_would_compute_with_them_is_refused(command, arguments, tmp_path):
     assert result.status == 1, result.out
     assert re.search("_proj.weight is (quantised|of type U8)", result.err)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_cast_is_refused(tmp_path):
-    stored, _ = dense(tmp_path, "awq")
-    result = call(
-        prune_layers, stored, "--remove", "decoder:1", "--dtype", "float16", "--output", tmp_path / "out"
-    )
-    assert result.status == 2
-    assert "--dtype float16: the weights are quantised (awq)" in result.err
 
 
 def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):

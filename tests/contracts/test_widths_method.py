@@ -172,14 +172,6 @@ def test_a_shared_ffn_counts_once(tmp_path):
         assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
 
 
-def test_one_side_alone(tmp_path):
-    source = tiny(tmp_path / "source", "bart")
-    with open_model(source) as opened:
-        made = made_of(opened, NarrowOptions(ratio=0.5, metric="norms", side="decoder"))
-        assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (48, 24)
-        assert made_of(opened, NarrowOptions(side="encoder", metric="random")).config["encoder_ffn_dim"] == 36
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -100,20 +100,6 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     assert "--dtype" not in shown.out
 
 
-def test_the_ratio_that_is_named_fits_and_keeps_the_most(tmp_path):
-    source = write(tmp_path / "source", "gpt_oss", num_local_experts=32)
-    load = ("--fit-batch", 1, "--fit-length", 4)
-    first = fit(source, KIB, batch=1, length=4)
-    half = next(way for way in first["pruned"] if way["ratio"] == 0.5)
-    found = fit(source, half["needed_bytes"] + 100, batch=1, length=4)
-    assert found["keep"] == half["keep"]
-    shown = call(inspect, source, "--fit", half["needed_bytes"] + 100, *load)
-    wanted = f"Next: prunecli prune-experts {source} --ratio {found['ratio']:g}"
-    assert wanted in shown.out.replace("\n", "")
-    bare = call(inspect, source, "--fit", "1KiB", *load)
-    assert "does not fit, and no ratio" in bare.out
-
-
 def test_the_least_that_a_router_with_groups_needs_stays(tmp_path):
     source = write(tmp_path / "source", "deepseek_v3")
     found = fit(source, KIB, length=4)

@@ -300,10 +300,9 @@ TOKENS = [[1, 2, 4, 4], [0, 0, 2, 1], [1, 0, 0, 0], [1, 2, 4, 4]]
 """Counted tokens of WINDOWS by how many come before."""
 
 
-def measured(first: Any, *others: Any, runner: Any = InMemory) -> list[pd.DataFrame]:
+def measured(first: Any, *others: Any) -> list[pd.DataFrame]:
     with closing(Reference(batches())) as kept:
-        found = [kept.measure(runner(first), "reading")]
-        return [*found, *(kept.measure(runner(other), "reading") for other in others)]
+        return [kept.measure(InMemory(model), "reading") for model in (first, *others)]
 
 
 def undeclared(model_type: str, seed: int) -> Any:

@@ -102,11 +102,16 @@ def test_results_by_hand(checkpoints, sentences, turns):
     assert full["parameter_bytes"] == 4 * full["parameters"]
 
 
-def test_checkpoints_take_turns_run_by_run(checkpoints, sentences, turns):
+@pytest.mark.parametrize("is_short", [False, True])
+def test_checkpoints_take_turns_run_by_run_where_memory_holds_both(
+    checkpoints, sentences, turns, monkeypatch, is_short
+):
+    if is_short:
+        monkeypatch.setattr(latency, "MEMORY_SHARE", 0.0)
     payload = bench_latency(checkpoints, sentences, TURNS).to_json()
-    assert payload["interleaved"]
-    labels = [label for label, _, _ in turns]
-    assert labels == (["full"] * 4 + ["pruned"] * 4) * 3  # one of warm-up, two timed
+    assert payload["interleaved"] != is_short
+    labels = [label for label, _, _ in turns]  # one of warm-up, two timed
+    assert labels == (["full"] * 12 + ["pruned"] * 12 if is_short else (["full"] * 4 + ["pruned"] * 4) * 3)
 
 
 @pytest.mark.parametrize("ends", [2, [2, 9]])
@@ -311,13 +316,6 @@ def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, m
     path = tiny_family(tmp_path / "full", family)
     with pytest.raises(PruneError, match=message):
         bench_latency({"full": path}, text, QUICK.model_copy(update=more), task=task)
-
-
-def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
-    monkeypatch.setattr(latency, "MEMORY_SHARE", 0.0)
-    payload = bench_latency(checkpoints, sentences, TURNS).to_json()
-    assert not payload["interleaved"]
-    assert [label for label, _, _ in turns] == ["full"] * 12 + ["pruned"] * 12
 
 
 def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):

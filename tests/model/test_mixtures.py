@@ -195,20 +195,6 @@ def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
         cut(checkpoint, kept_experts(kept))
 
 
-def test_companions_go_with_their_experts(saved, tmp_path):
-    def scaled(tensors):
-        for name in [name for name in tensors if ".experts." in name]:
-            tensors[f"{name}_scale_inv"] = torch.full((1,), float(name.split(".")[5]))
-
-    path = changed(saved("qwen3_moe"), tmp_path / "scaled", scaled)
-    with open_model(path) as checkpoint:
-        kept = {layer.name: (2, 7) for layer in checkpoint.mixtures}
-        apply(checkpoint, cut(checkpoint, kept_experts(kept)), tmp_path / "pruned")
-    tensors = load_file(tmp_path / "pruned" / "model.safetensors")
-    for new, old in enumerate((2, 7)):
-        assert tensors[f"model.layers.2.mlp.experts.{new}.up_proj.weight_scale_inv"] == old
-
-
 def test_layers_that_predict_further_tokens_come_last(saved, tmp_path):
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
     with open_model(path) as checkpoint:

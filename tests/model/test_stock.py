@@ -21,8 +21,8 @@ LLAMA = [f"model.layers.{number}.self_attn" for number in range(3)]
 GPT2 = [f"transformer.h.{number}.mlp" for number in range(3)]
 
 
-def heads(names: list[str], *kept: tuple[int, ...], original: int = 4) -> Structure:
-    return Structure(axes_of("head", dict(zip(names, kept, strict=True)), original))
+def heads(names: list[str], *kept: tuple[int, ...]) -> Structure:
+    return Structure(axes_of("head", dict(zip(names, kept, strict=True)), 4))
 
 
 def embedding(**sides: Any) -> Structure:

@@ -13,8 +13,8 @@ from tests.model.test_define import shapes
 from tests.reference import define as reference
 
 
-def random_unit(shape: UnitShape, seed: int = 0, **options: object) -> DefineEmbedding:
-    torch.manual_seed(seed)
+def random_unit(shape: UnitShape, **options: object) -> DefineEmbedding:
+    torch.manual_seed(0)
     unit = DefineEmbedding(shape, **options).double()
     with torch.no_grad():
         for value in unit.parameters():

@@ -116,24 +116,6 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     assert "cut short" in found.unreadable["reduced"]
 
 
-def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
-    from prunecli.model.checkpoint import open_model
-
-    base = tiny_nllb_moe(tmp_path / "base")
-    with open_model(base) as opened:
-        fingerprint = opened.fingerprint
-    work = tmp_path / "work"
-    work.mkdir()
-    write_json(work / "e.json", results.evaluation())
-    assert collect(work, {"demo": base}).elsewhere == []
-    models = [{"path": "base", "fingerprint": fingerprint}, results.MODELS[1]]
-    write_json(work / "e.json", results.evaluation(models))
-    found = collect(work, {"demo": base})
-    assert [one.name for one in found.elsewhere] == ["demo"]
-    assert found.known("demo", fingerprint) is found.elsewhere[0]
-    assert found.known("demo", "") is None
-
-
 def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
     path = tiny_nllb_moe(tmp_path / "model") / "config.json"
     axis = {"model.encoder.layers.0.self_attn.heads": {"kept": [0, 1], "of": 10**9}}

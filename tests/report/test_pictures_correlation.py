@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.report.pictures import correlation_map, group_correlations, mean_correlation
@@ -16,16 +14,6 @@ def test_by_hand():
     found = correlation_map([table])
     np.testing.assert_allclose(found, expected, atol=1e-12)
     assert mean_correlation(found) == pytest.approx(2 * (1 + 0.8 + 0.8 + 0.6) / 12)
-
-
-@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 12))
-def test_slices_make_no_difference(rows, width, step):
-    table = np.random.default_rng(rows).standard_normal((rows, width))
-    whole = correlation_map([table])
-    assert ((whole >= 0) & (whole <= 1)).all()
-    np.testing.assert_array_equal(whole, whole.T)
-    parts = correlation_map(table[start : start + step] for start in range(0, rows, step))
-    np.testing.assert_allclose(parts, whole, atol=1e-12)
 
 
 def test_values_that_are_not_finite_are_refused():

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from prunecli.errors import OutputError, UsageError
+from prunecli.errors import UsageError
 from prunecli.results.document import frame, stacked, write_tables
 from prunecli.results.evaluation import SCORES
 
@@ -55,16 +55,6 @@ def test_other_endings_are_refused_with_the_three(tmp_path, name):
         write_tables(tmp_path / name, TABLES)
     assert error.value.remedy == "Choose a name that ends in .csv, .md or .tex."
     assert not list(tmp_path.iterdir())
-
-
-def test_an_existing_file_stays_without_force(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
-        write_tables(path, TABLES)
-    assert path.read_text() == "mine"
-    write_tables(path, TABLES, force=True)
-    assert path.read_text().startswith("table,name,")
 
 
 def test_latex(tmp_path):

@@ -1,12 +1,11 @@
 """`results.read`: every format as frames, and what it refuses."""
 
 import json
-from itertools import combinations
 
 import pytest
 
 from prunecli import results
-from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
+from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.axes import module_of
@@ -183,21 +182,6 @@ def test_texts(read):
     for damage in ({"similarity": [[1]]}, {"clustering": {"texts": ["a", "b"], "matrix": [[0, 0, 1, 2]]}}):
         with pytest.raises(DataError):
             read({**texts.to_json(), **damage})
-
-
-def test_languages(read):
-    languages = compare_by_language(statistics(), LanguageOptions(), ())
-    result, matrices = read(languages.to_json()), languages.similarity
-    assert result == languages
-    pairs = result.frame("similarity")
-    assert pairs["decoder_jaccard"].tolist() == [
-        matrices.decoder[one][other] for one, other in combinations(range(len(languages.pairs)), 2)
-    ]
-    assert result.frame("experts_per_layer")["experts_mean"].tolist() == [4, 4]
-    clusters = result.frame("clusters")
-    assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
-        set
-    ).tolist() in ([{"qba", "qbo"}, {"qka", "qko"}], [{"qka", "qko"}, {"qba", "qbo"}])
 
 
 def test_latency(read):

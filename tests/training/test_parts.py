@@ -11,8 +11,6 @@ from prunecli import load_model
 from prunecli.commands.share import share_ffn
 from prunecli.errors import PruneError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
@@ -20,7 +18,6 @@ from prunecli.training.parts import merged_state, prepare
 from prunecli.training.start import Start
 from tests.commands.calls import raising
 from tests.families import tiny_family
-from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
@@ -34,23 +31,6 @@ from tests.training.runs import (
     translation,
     update_ranks,
 )
-
-
-def test_routers_alone(tmp_path):
-    model = tiny_nllb_moe(tmp_path / "model", experts=4)
-    with open_model(model) as source:
-        kept = {layer.name: (0, 2, 3) for layer in source.mixtures}
-        apply(source, cut(source, kept_experts(kept)), tmp_path / "pruned")
-    chosen = options(steps=2, train="routers")
-    trained = train(tmp_path / "pruned", tmp_path / "state", chosen)
-    with open_model(tmp_path / "pruned") as source:
-        routers = {name for layer in source.mixtures for name in layer.router_tensors}
-        count = sum(source.tensors[name].numel for name in routers)
-        assert count == trained.log["parameters"]
-        weights = 4 * sum(info.numel for info in source.tensors.values())
-        parts = {"weights": weights, "gradients": 4 * count, "Adam's moments": 8 * count}
-        assert training_bytes(source, chosen, 1) == parts
-    assert changed(tmp_path / "pruned", trained) == routers
 
 
 def test_experts_alone(tmp_path):

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from prunecli.methods.embeddings.table import Table, moments, projective, row_weights
 
 
-def bent_table(rows: int = 300, width: int = 24, hidden: int = 6, seed: int = 0) -> NDArray[np.float32]:
-    """Rows on a bent surface of `hidden` dimensions, with some noise and an offset."""
-    rng = np.random.default_rng(seed)
-    inner = rng.standard_normal((rows, hidden)) @ rng.standard_normal((hidden, width))
+def bent_table(rows: int = 300, width: int = 24) -> NDArray[np.float32]:
+    """Rows on a bent surface of 6 dimensions, with some noise and an offset."""
+    rng = np.random.default_rng(0)
+    inner = rng.standard_normal((rows, 6)) @ rng.standard_normal((6, width))
     noise = 0.05 * rng.standard_normal((rows, width))
     return (np.tanh(inner) @ rng.standard_normal((width, width)) + noise + 0.5).astype(np.float32)
 

@@ -17,11 +17,9 @@ from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import make_model
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.pipeline import apply
-from prunecli.results.gates import TEXT_SUMS, GateStatistics
+from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.runner import RunReport
 from prunecli.running.runner import InMemory
-from prunecli.selection.cut import cut
 from prunecli.text.batching import marks_of, masked
 from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
@@ -30,7 +28,6 @@ from tests.methods.experts.test_layerwise import assert_same
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
 from tests.running.layerwise.running import CPU
-from tests.selections import kept_experts
 from tests.stock_mixtures import tiny_mixture, write_sentinels
 from tests.tiny import change_config, write_plain_tokenizer
 
@@ -84,15 +81,6 @@ def test_sums_are_those_of_single_windows(subject):
                 np.testing.assert_allclose(
                     getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
                 )
-
-
-def test_batches_change_nothing(subject):
-    whole, single = (subject.collect(CollectOptions(batch_tokens=size, context=8)) for size in (4096, 1))
-    for text, entry in whole.entries.items():
-        for name in TEXT_SUMS:
-            np.testing.assert_allclose(
-                getattr(entry, name), getattr(single.entries[text], name), rtol=1e-4, atol=1e-6
-            )
 
 
 @pytest.fixture(scope="module")
@@ -197,28 +185,6 @@ def test_every_family(model_type, tmp_path):
     # that lie the other way around, products in bfloat16 depend on where in memory they are.
     dtype = "float32" if model_type == "gpt_oss" else "bfloat16"
     assert_same(by_layer(tmp_path, dtype=dtype), in_memory(tmp_path, dtype=dtype))
-
-
-@pytest.mark.parametrize(("dtype", "batch_tokens"), [("float32", 1), ("float16", 24), ("float32", 4096)])
-def test_in_other_types_and_batches(path, dtype, batch_tokens):
-    options = CollectOptions(batch_tokens=batch_tokens, context=8)
-    report = RunReport()
-    assert_same(by_layer(path, options, dtype, report=report), whole(path, options, dtype))
-    with open_model(path) as checkpoint:
-        output = checkpoint.info("lm_head.weight").nbytes
-        assert report.readings == 1
-        assert 0 < report.bytes_read <= checkpoint.total_bytes - output
-
-
-def test_a_tied_model_of_which_experts_were_removed(tmp_path):
-    source = saved(tmp_path / "whole", "mixtral", tie_word_embeddings=True)
-    pruned = tmp_path / "pruned"
-    with open_model(source) as opened:
-        kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
-        apply(opened, cut(opened, kept_experts(kept)), pruned)
-    found = by_layer(pruned)
-    assert_same(found, in_memory(pruned))
-    assert found.entries["code"].routed[0].nonzero()[0].tolist() == [1, 2, 4, 7]
 
 
 def test_layers_that_predict_further_tokens_are_not_run(tmp_path):

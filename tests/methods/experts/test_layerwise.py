@@ -15,17 +15,14 @@ from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import apply
 from prunecli.progress import Progress
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.layerwise.states import Snapshots, StateStore
 from prunecli.running.runner import InMemory
-from prunecli.selection.cut import cut
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.running.layerwise.running import StopError, no_room
-from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 OPTIONS = CollectOptions(mode="forced", batch_tokens=40)
@@ -55,14 +52,13 @@ whole = functools.cache(in_memory)
 def by_layer(
     path: Path,
     options: CollectOptions = OPTIONS,
-    memory: int = PLENTY,
     material: Any = translated,
     **more: Any,
 ) -> GateStatistics:
-    place = torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None)
+    place = torch.device("cpu"), more.pop("dtype", torch.float32), PLENTY
     own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
     with open_model(path) as checkpoint:
-        layers = Layerwise(checkpoint, *place, more.pop("report", None), **own)
+        layers = Layerwise(checkpoint, *place, report=more.pop("report", None), **own)
         return score(layers, checkpoint, load_tokenizer(path), material(options), **more)
 
 
@@ -88,24 +84,6 @@ def test_experts_shared_out_to_threads(path, monkeypatch):
         assert_same(by_layer(path, dtype=torch.bfloat16), whole(path, dtype="bfloat16"))
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_pruned_model(path, tmp_path):
-    kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    with open_model(path) as opened:
-        rewrite = cut(opened, kept_experts(kept))
-        pruned = tmp_path / "pruned"
-        apply(opened, rewrite, pruned)
-    assert_same(by_layer(pruned), whole(pruned))
-
-
-def test_states_in_a_file(path, monkeypatch, tmp_path):
-    no_room(monkeypatch, 3000)
-    report = RunReport()
-    assert_same(by_layer(path, report=report, spill=tmp_path), whole(path))
-    assert report.spilled_bytes > 0
-    assert report.readings == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_groups_where_there_is_no_room_for_all(path, monkeypatch):

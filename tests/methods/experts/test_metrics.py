@@ -51,14 +51,14 @@ def sums_of(*layers: list[list[float]]) -> GateSums:
     return GateSums(tokens=np.array([len(gates) for gates in layers]), **arrays)
 
 
-def tokens_of(seed: int, tokens: int, experts: int, top_k: int = 3) -> list[routed_outputs.Token]:
-    """Random routing: indices in any order, weights that need not sum to 1, norms up to 10."""
+def tokens_of(seed: int, tokens: int, experts: int) -> list[routed_outputs.Token]:
+    """Random routing to 3: indices in any order, weights that need not sum to 1, norms up to 10."""
     generator = np.random.default_rng(seed)
     return [
         (
-            generator.permutation(experts)[:top_k].tolist(),
-            generator.random(top_k).tolist(),
-            (10 * generator.random(top_k)).tolist(),
+            generator.permutation(experts)[:3].tolist(),
+            generator.random(3).tolist(),
+            (10 * generator.random(3)).tolist(),
         )
         for _ in range(tokens)
     ]
@@ -70,10 +70,10 @@ def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
     return GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
 
 
-def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateStatistics:
+def statistics_of(sums: GateSums) -> GateStatistics:
     layers, experts = sums.top1.shape
     names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
-    return gate_statistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums}, lacks)
+    return gate_statistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums})
 
 
 @pytest.mark.parametrize("name", OF_GATES)
@@ -92,16 +92,6 @@ def test_metrics_of_language_models_are_those_of_the_raw_routing(name, seed, tok
     values = METRICS[name](text_sums_of(experts, *layers))
     for row, raw in zip(values, layers, strict=True):
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
-
-
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
-def test_adding_sums_of_texts_is_counting_both(seed, first, second):
-    a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
-    added, together = text_sums_of(5, a) + text_sums_of(5, b), text_sums_of(5, a + b)
-    assert (added.routed == together.routed).all()
-    assert (added.norm_max == together.norm_max).all()
-    for name in METRICS:
-        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
 
 
 def test_a_layer_without_tokens_gives_zeros():

@@ -22,8 +22,8 @@ from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
-from tests.methods.experts.test_layerwise import PLENTY, stopping
 from tests.methods.experts.test_layerwise import by_layer as layerwise
+from tests.methods.experts.test_layerwise import stopping
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
@@ -50,8 +50,8 @@ def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup 
         return score(runner, checkpoint, load_tokenizer(path), Translation(TEXT, pairs, options), **more)
 
 
-def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
-    return layerwise(path, FORCED, memory, process_group=group, **more)
+def by_layer(path: Path, group: ProcessGroup = ALONE, **more: Any) -> GateStatistics:
+    return layerwise(path, FORCED, process_group=group, **more)
 
 
 def assert_same(found: list[Any], whole: GateStatistics) -> None:
@@ -96,18 +96,14 @@ def test_another_number_of_processes_goes_on(path, whole, monkeypatch):
     assert_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole)
 
 
-def test_by_layer(path, whole):
-    assert_same(at_once(3, lambda group: by_layer(path, group)), whole)
-
-
-def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
+def interrupted(path: Path, folder: Path, after: int) -> None:
     """Run until the first has done so much."""
 
     def begin(group: ProcessGroup) -> Any:
         more = {"progress": stopping(after)} if group.is_main else {}
         return by_layer(path, group, snapshots=snapshots(folder, group, 0.0), **more)
 
-    found = at_once(count, begin)
+    found = at_once(2, begin)
     assert isinstance(found[1], PruneError)
 
 
@@ -115,17 +111,15 @@ def snapshots(folder: Path, group: ProcessGroup, every_s: float = 1e9) -> Snapsh
     return Snapshots(folder / f"states.{group.rank}of{group.world_size}", {"run": 1}, every_s, group)
 
 
-def begun_again(
-    path: Path, folder: Path, count: int = 2
-) -> tuple[list[Any], list[RunReport], list[int | None]]:
-    works, sizes = [RunReport() for _ in range(count)], []
+def begun_again(path: Path, folder: Path) -> tuple[list[Any], list[RunReport], list[int | None]]:
+    works, sizes = [RunReport() for _ in range(2)], []
 
     def go_on(group: ProcessGroup) -> Any:
         kept = snapshots(folder, group)
         sizes.append(kept.group_size(0))
         return by_layer(path, group, snapshots=kept, report=works[group.rank])
 
-    return at_once(count, go_on), works, sizes
+    return at_once(2, go_on), works, sizes
 
 
 def test_an_interrupted_run_goes_on_from_its_last_layer(path, whole, tmp_path):

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from tests.families.records import CASES
 from tests.methods.experts.test_layerwise import PLENTY
@@ -23,12 +21,10 @@ TOLERANCE = 1e-5
 """Relative; the gradients of an encoder's output are summed layer by layer, in another order than in memory."""
 
 
-def layered(
-    subject: Subject, batches: list[Batch], memory: int = PLENTY, **more: Any
-) -> tuple[HeadSums, RunReport]:
+def layered(subject: Subject, batches: list[Batch], **more: Any) -> tuple[HeadSums, RunReport]:
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        runner = Layerwise(checkpoint, CPU, torch.float32, memory, more.pop("spill", None), work)
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, report=work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = subject.importance(runner, named, **more)
         assert all(parameter.grad is None for parameter in runner.model.parameters())
@@ -66,13 +62,3 @@ def test_what_is_reckoned_is_what_is_kept(tmp_path, monkeypatch):
     _, work = layered(subject, subject.batches(1000))
     ((states,),) = (group.cost.states for group in groups[0])
     assert 0.4 * states < work.spilled_bytes < 1.05 * states + 4096
-
-
-def test_nothing_is_read_before_it_is_known_to_do(tmp_path, monkeypatch):
-    subject = Subject(tmp_path / "model", "bert")
-    monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
-    with pytest.raises(UsageError, match="memory=1MiB` is too little: the smallest that works is"):
-        layered(subject, subject.batches(40), 1 << 20)
-    no_room(monkeypatch, 100, 100)
-    with pytest.raises(OutputError, match="no room for the states of one batch"):
-        layered(subject, subject.batches(40))

@@ -120,21 +120,6 @@ def test_widths_and_initialisations(options, group):
     assert arrange(model(), *asked("share", "drop", **options), {}).groups == (group,)
 
 
-def test_a_matching_width_has_as_many_hidden_units_as_before():
-    layers = model(4, 2)
-    for request, widths in (
-        (asked("share", width="match"), [32]),
-        (asked("share", "share", width="match"), [32, 16]),
-        (asked("share", "share", across=True, width="match"), [48]),
-        (asked("share", "drop", width="match"), [48]),
-        (asked("share", "drop", width="match", groups=(2,)), [24, 24]),
-        (asked("drop", "share", width="match"), [48]),
-    ):
-        found = arrange(layers, *request, {})
-        assert [group.width for group in found.groups if len(group.members) > 1] == widths
-        assert sum(group.width for group in found.groups) == 48
-
-
 def test_different_widths_have_no_mean():
     layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):

@@ -39,24 +39,17 @@ def test_models_with_one_stack(side, name, treatments):
 
 
 @pytest.mark.parametrize(
-    ("side", "name"),
+    ("sides", "name", "hint"),
     [
-        ("decoder", "NoEnc"),
-        ("decoder", "SharedEncDec"),
-        ("encoder", "noencnodec"),
-        ("encoder", "SharedEncNoDec"),
+        (BOTH, "SharedEnk", "Did you mean SharedEnc"),
+        (BOTH, "NoDek", "NoDec"),
+        (BOTH, "OneWied", "OneWide"),
+        (("decoder",), "NoEnc", "of a model with decoder.\nIt can be"),
+        (("decoder",), "SharedEncDec", "Shared"),
+        (("encoder",), "noencnodec", "of a model with encoder"),
     ],
 )
-def test_what_a_model_with_one_stack_cannot_hold(side, name):
-    with pytest.raises(UsageError, match=f"{name}`: no such configuration of a model with {side}") as caught:
-        find_configuration(name, (side,))  # type: ignore[arg-type]
-    assert "Shared" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"), [("SharedEnk", "Did you mean SharedEnc"), ("NoDek", "NoDec"), ("OneWied", "OneWide")]
-)
-def test_unknown_names_with_near_ones(name, hint):
+def test_unknown_names_with_near_ones(sides, name, hint):
     with pytest.raises(UsageError, match=f"{name}`: no such configuration") as caught:
-        find_configuration(name, BOTH)
+        find_configuration(name, sides)
     assert hint in str(caught.value)

@@ -89,19 +89,6 @@ def test_wider_keeps_the_function(case, tmp_path):
     assert drawn.std() == pytest.approx(0.02, rel=0.2)
 
 
-def test_new_units_repeat_with_the_seed(tmp_path):
-    source = tiny(tmp_path / "source", "llama")
-    found = []
-    for number, seed in enumerate((1, 1, 2)):
-        made = next(
-            iter(shared(source, tmp_path / str(number), "llama", init="last", width=60, seed=seed).values())
-        )
-        found.append(np.stack([vector for unit in made.units[-12:] for vector in unit.inputs]))
-    assert np.array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2])
-    assert len(np.unique(found[0])) == found[0].size  # gate and up are drawn apart
-
-
 N_ENC, N_DEC, D_MODEL, D_FF = 3, 2, 32, 48
 
 
@@ -143,19 +130,6 @@ def parameters(source: Path, config: str) -> tuple[int, int]:
     with open_model(source) as opened:
         made = made_of(opened, FfnOptions(preset=config))
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
-
-
-def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path):
-    source = tiny(tmp_path / "source", "t5")
-    both = written(
-        source, lambda opened: made_of(opened, FfnOptions(preset="SharedEncDec")), tmp_path / "both"
-    )
-    out = written(both, lambda opened: made_of(opened, FfnOptions(encoder="drop")), tmp_path / "out")
-    owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
-    for suffix in ("wi.weight", "wo.weight"):
-        assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
-    with open_model(out) as opened:
-        assert {layer.owner for layer in opened.layout.ffns if not layer.removed} == {heir}
 
 
 def test_integers_are_not_merged(tmp_path):

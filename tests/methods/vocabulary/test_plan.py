@@ -263,22 +263,19 @@ def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
     assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
 
 
-def test_rarer_tokens_go(checkpoint):
-    made = decided(checkpoint, min_count=3)
-    assert tokens(made) == [token for token in TOKENS if token not in ("da", "bc")]
-    assert made.details["text"]["share_kept"] == 6 / 8
-
-
-def test_of_no_text_only_what_always_stays(checkpoint):
-    made = decided(checkpoint, {})
-    assert tokens(made) == ["<s>", "a", "b", "c", "d", "<mask>"]
-    assert made.details["text"]["share_kept"] == 1
-
-
-def test_tokens_asked_for_stay_with_what_makes_them(checkpoint):
-    made = decided(checkpoint, {}, keep=("cd",))
-    assert tokens(made) == ["<s>", "a", "b", "c", "d", "cd", "<mask>"]
-    assert decided(checkpoint, {}, keep=("abcd",)).details["parts"]["on the way to them"] == 2
+@pytest.mark.parametrize(
+    ("counts", "options", "stays", "share"),
+    [
+        (COUNTS, {"min_count": 3}, [token for token in TOKENS if token not in ("da", "bc")], 6 / 8),
+        ({}, {}, ["<s>", "a", "b", "c", "d", "<mask>"], 1),
+        ({}, {"keep": ("cd",)}, ["<s>", "a", "b", "c", "d", "cd", "<mask>"], 1),
+        ({}, {"keep": ("abcd",)}, ["<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "<mask>"], 1),
+    ],
+)
+def test_tokens_stay_with_what_makes_them(counts, options, stays, share, checkpoint):
+    made = decided(checkpoint, counts, **options)
+    assert tokens(made) == stays
+    assert made.details["text"]["share_kept"] == share
 
 
 def test_ids_that_configs_name_stay(checkpoint):

@@ -15,7 +15,6 @@ from prunecli.methods.vocabulary.tokenizer import (
     NORMAL,
     UNIGRAM,
     of_backend,
-    of_sentencepiece,
     products,
     read_model,
     without_pieces,
@@ -54,22 +53,6 @@ def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     return Tokenizer(BPE(vocab=vocab, merges=merges))
 
 
-@settings(max_examples=60)
-@given(bpes(), st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=4))
-def test_with_the_closure_alone_words_fall_into_the_same_tokens(bpe, words):
-    vocab, merges = bpe
-    full = backend(vocab, merges)
-    seen = {token for word in words for token in full.encode(word).tokens}
-    vocabulary = of_backend(full)
-    kept = vocabulary.closure(seen) | vocabulary.always
-    fewer = backend(
-        {token: number for token, number in vocab.items() if token in kept},
-        [pair for pair in merges if kept.issuperset((*pair, "".join(pair)))],
-    )
-    for word in words:
-        assert fewer.encode(word).tokens == full.encode(word).tokens
-
-
 @settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe, word):
@@ -82,20 +65,6 @@ def test_the_closure_holds_nothing_idle(bpe, word):
     assert closure - seen <= used
     for token in closure - seen:
         assert full.encode(token).tokens == [token]
-
-
-def test_sentencepiece_merges_by_score():
-    from sentencepiece import SentencePieceProcessor
-
-    data = sentencepiece_model(TEXT, "bpe", 120)
-    (pieces, _), runner = read_model(data), SentencePieceProcessor(model_proto=data)
-    vocabulary = of_sentencepiece([data], [piece.text for piece in pieces])
-    for piece in pieces:
-        if piece.type == 1 and len(piece.text) > 1 and piece.text.startswith("\u2581"):
-            made = vocabulary.closure([piece.text])
-            assert runner.encode(piece.text[1:], out_type=str) == [piece.text]
-            assert made == {piece.text, *products(piece.text, vocabulary.ranks[0])}
-            assert len(made) > 1 or len(piece.text) == 2
 
 
 def test_unigram_keeps_the_least_likely_piece():

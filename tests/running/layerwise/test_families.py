@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
+from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.runner import LayerwiseRun
+from prunecli.running.layerwise.states import StateStore
 from prunecli.selection.cut import cut
+from tests import ffn_layouts
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
-from tests.ffn_layouts import OWN_SHAPES
-from tests.running.layerwise.running import assert_same, by_layer, in_memory, with_shared_ffns, without_heads
-from tests.selections import kept_experts
+from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, write_changed
+from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.selections import kept_experts, kept_heads
 from tests.tiny import tiny_nllb_moe
+
+
+def assert_same(path: Path, memory: int = 1 << 20) -> None:
+    """The outputs of the batches, in memory and layer by layer."""
+    whole, found = load_model(path, device="cpu", dtype="float32"), dict[int, Any]()
+    with torch.inference_mode():
+        wanted = [whole(**inputs(whole, ids))[0] for ids in BATCHES]
+    with open_model(path) as checkpoint:
+        skeleton = skeleton_of(checkpoint)
+        model = skeleton.model
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
+            LayerwiseRun(skeleton, reader, states).forward(
+                [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES], finish=found.__setitem__
+            )
+            assert states.free_memory == memory - memory % 64 or memory % 64
+    assert len(found) == len(BATCHES)
+    assert all(torch.equal(found[number], logits) for number, logits in enumerate(wanted))
 
 
 @pytest.mark.parametrize(
@@ -26,8 +53,7 @@ from tests.tiny import tiny_nllb_moe
 )
 def test_dense_families(model_type, memory, tmp_path):
     path = tiny_family(tmp_path / "model", model_type)
-    found, _ = by_layer(path, memory)
-    assert_same(found, in_memory(path))
+    assert_same(path, memory)
 
 
 @pytest.mark.parametrize("model_type", ["granite", "falcon"])
@@ -36,8 +62,7 @@ def test_families_that_are_found(model_type, tmp_path):
     tiny.build(model_type).save_pretrained(path)
     with open_model(path) as checkpoint:
         assert refused_by_layer(checkpoint) is None
-    found, _ = by_layer(path)
-    assert_same(found, in_memory(path))
+    assert_same(path)
 
 
 def test_layers_that_hand_on_more_than_their_output(tmp_path):
@@ -59,8 +84,7 @@ def test_layers_that_hand_on_more_than_their_output(tmp_path):
 )
 def test_other_forms_of_a_family(case, changes, tmp_path):
     path = tiny_family(tmp_path / "model", case, **changes)
-    found, _ = by_layer(path)
-    assert_same(found, in_memory(path))
+    assert_same(path)
 
 
 def test_uneven_experts(tmp_path):
@@ -69,19 +93,21 @@ def test_uneven_experts(tmp_path):
     with open_model(source) as opened:
         rewrite = cut(opened, kept_experts(kept))
         apply(opened, rewrite, pruned)
-    found, _ = by_layer(pruned)
-    assert_same(found, in_memory(pruned))
+    assert_same(pruned)
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type, tmp_path):
-    pruned = without_heads(tmp_path, model_type)
-    found, _ = by_layer(pruned)
-    assert_same(found, in_memory(pruned))
+    kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), tmp_path / "pruned"
+    with open_model(tiny_family(tmp_path / "source", model_type)) as opened:
+        plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
+        apply(opened, cut(opened, plan), pruned)
+    assert_same(pruned)
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_shared_and_removed_ffns(case, tmp_path):
-    path = with_shared_ffns(tmp_path, case)
-    found, _ = by_layer(path, 0)
-    assert_same(found, in_memory(path))
+    names = list(LAYOUTS[case].names)
+    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
+    path = write_changed(ffn_layouts.tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    assert_same(path, 0)

@@ -38,17 +38,14 @@ class Run:
         self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint)
         self.reads = count_reads(checkpoint)
 
-    def passes(self) -> list[Pass]:
+    def run(self, advance: Any = ignored) -> None:
         model = self.skeleton.model
-        return [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
-
-    def run(self, passes: list[Pass] | None = None, advance: Any = ignored, **options: Any) -> None:
+        passes: list[Pass] = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
             Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
             StateStore(1 << 20) as states,
         ):
-            made = LayerwiseRun(self.skeleton, reader, states, advance=advance)
-            made.forward(passes or self.passes(), **options)
+            LayerwiseRun(self.skeleton, reader, states, advance=advance).forward(passes)
 
 
 def routed(path: Path) -> dict[str, set[int]]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise import runner as module
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import BatchCost, Group, Run
 from prunecli.tensors.quantities import parse_size
@@ -107,19 +105,3 @@ def test_an_interrupted_run_gives_everything_back_too(path):
         interrupted()
     assert report.readings == 1
     assert threading.active_count() == threads
-
-
-@pytest.mark.parametrize("to_spare", [0, PLENTY])
-def test_few_blocks_are_read_ahead_however_small_they_are(path, monkeypatch, to_spare):
-    layers, asked = layers_of(path, module.resident_now() + 320 * MIB + to_spare), list[int]()
-
-    class Counted(module.Reader):
-        def __init__(self, checkpoint: Any, buffers: int, buffer_bytes: int, device: torch.device) -> None:
-            asked.append(buffers)
-            super().__init__(checkpoint, buffers, buffer_bytes, device)
-
-    monkeypatch.setattr(module, "Reader", Counted)
-    (group,) = groups(layers, (0, 1000))
-    with layers.running(group) as run:
-        ids_through(layers, run)
-    assert asked == [3 + (module.MOST_AHEAD if to_spare else 0)]
