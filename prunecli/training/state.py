@@ -95,11 +95,15 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         shutil.rmtree(state)
     if run.is_file():
         kept = lenient(read_json)(run, FORMAT) or {}
-        if not isinstance(kept.get("run"), dict):
+        held, inputs = (
+            kept.get("run"),
+            kept.get("inputs", {}),
+        )  # 0.2.0 has names and hashes of files in the second
+        if not isinstance(held, dict) or not isinstance(inputs, dict):
             raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
-        before = kept["run"] | kept.get("inputs", {})  # where 0.2.0 has names and hashes of files
+        before: dict[str, Any] = held | inputs
         for key, now in json.loads(json.dumps(identity)).items():
-            was = before.get(key)
+            was: Any = before.get(key)
             if key in HASHED and not isinstance(was, dict):
                 was = {}
             if key in HASHED and [was[name] for name in sorted(was)] != [now[name] for name in sorted(now)]:
@@ -146,6 +150,8 @@ def sound_state(checkpoint: Path) -> Any:
         best = state.best_model_checkpoint
         if not isinstance(best, str | None):
             raise TypeError(f"best_model_checkpoint {best!r}")
+        for counters in state.stateful_callbacks.values():
+            dict(counters.get("attributes", {}).items())
         for path in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
             if not path.name.startswith("rng_state"):  # which holds numpy's, beside tensors
                 torch.load(path, map_location="cpu", weights_only=True)

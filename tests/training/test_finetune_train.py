@@ -293,9 +293,21 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
     assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
 
 
-def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
+@pytest.mark.parametrize(
+    "damage", [{"best_model_checkpoint": 0.5}, {"stateful_callbacks": {"Watch": {"attributes": [1]}}}]
+)
+def test_a_damaged_state_of_the_trainer_is_refused(model, tmp_path, damage):
     train(model, tmp_path / "state", options(steps=4))
     kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
-    with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
+    with pytest.raises(CheckpointError, match=r"damaged \((TypeError: best_model|AttributeError)"):
         train(model, tmp_path / "state", options(steps=4))
+
+
+@pytest.mark.parametrize("damage", [{"run": []}, {"inputs": [1]}])
+def test_a_damaged_description_of_the_run_is_refused(model, tmp_path, damage):
+    train(model, tmp_path / "state", options(steps=2))
+    kept = tmp_path / "state" / "run.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
+    with pytest.raises(UsageError, match=r"run\.json: damaged"):
+        train(model, tmp_path / "state", options(steps=2))
