@@ -256,7 +256,7 @@ def _made(folder: Path, inputs: dict[str, str]) -> dict[str, str]:
     """What is new in a folder, but for the cache of a hub; results without their command, which may have --force."""
     found = contents(folder)
     for name in found.keys() & {"out.json"}:
-        found[name] = re.sub(r'"command": .*\n', "", (folder / name).read_text())
+        found[name] = re.sub(r'"command": \[[^]]*\]', "", (folder / name).read_text())
     return {name: found[name] for name in found if name not in inputs and name.split("/")[0] != "cache"}
 
 
