@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import PruneError, UnsupportedModelError
+from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
@@ -188,19 +188,17 @@ def measure_gradients(
     checkpoint: Checkpoint,
     data: Dataset,
     axes: Mapping[Kind, Sequence[Axis]],
-    device: str,
-    memory: int | None = None,
-    spill_directory: Path | None = None,
-    progress: Progress = silent,
+    running: RunOptions,
+    progress: Progress,
 ) -> dict[Kind, Scores]:
     """Load the model of a checkpoint and score the units of each kind, see `gradient_fields`.
 
     Args:
-        device, memory, spill_directory: where the model runs, see `make_runner`.
+        running: how the model runs; its batches are of one example.
     """
-    devices = choose_devices(device)
+    devices, memory = choose_devices(running.device), running.memory
     dtype = fitting_dtype({str(checkpoint.path): checkpoint}, devices, gradients=True, memory=memory)
-    runner = make_runner(checkpoint, devices, dtype, memory, spill_directory)
+    runner = make_runner(checkpoint, devices, dtype, memory, running.spill_directory)
     fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 

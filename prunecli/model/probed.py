@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
+from itertools import product
 from json import dumps
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -250,13 +251,13 @@ def _traced(
         counts, key = head_counts(skeleton.effective), [*small.keys][-1]
         keys = {name: counts[name] // counts[key] for name in small.keys}
         units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
-        for layout in small.layouts:
-            for biased in (False, True) if units.scaled else ():
-                own = replace(units, biased=biased)
-                asked = _uneven(own, trial, replace(small, biased=biased), layout, owners(layout), 0)
-                if key not in uneven and asked() is not None:
-                    confirmed.append((own, _in_like_layers(skeleton, layers, small_layers, layout)))
-                    uneven[key] = asked
+        for layout, biased in product(small.layouts, (False, True)) if units.scaled else ():
+            own = replace(units, biased=biased)
+            asked = _uneven(own, trial, replace(small, biased=biased), layout, owners(layout), 0)
+            if asked() is not None:
+                confirmed.append((own, _in_like_layers(skeleton, layers, small_layers, layout)))
+                uneven[key] = asked
+                break
     return confirmed
 
 

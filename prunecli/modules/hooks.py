@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.parts import AttentionLayer
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import module_name, submodule
 
 Key = TypeVar("Key")
 Outputs = dict[str, Any]
@@ -92,9 +92,7 @@ def output_projections(model: nn.Module, layers: Sequence[AttentionLayer]) -> di
     of `layer.heads`, each head with the same width.
     """
     return {
-        layer.name: model.get_submodule(module_name(model, layer.output))
-        for layer in layers
-        if layer.heads and not layer.is_shared
+        layer.name: submodule(model, layer.output) for layer in layers if layer.heads and not layer.is_shared
     }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import submodule
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.cpu_linear import dot_products
 from prunecli.modules.filling import Block, Destination, Spec, block_bytes, missing_tensors, require_shape
@@ -195,7 +195,7 @@ def own_mixtures(model: Any, checkpoint: Checkpoint) -> dict[str, Mixture]:
     return {
         layer.name: Mixture(
             layer,
-            model.get_submodule(module_name(model, layer.name)),
+            submodule(model, layer.name),
             {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
         )
         for layer in checkpoint.mixtures
@@ -227,10 +227,7 @@ def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture
             for layer in checkpoint.layout.layers
         ]
     else:
-        named = [
-            (layer.side, layer.name, model.get_submodule(module_name(model, layer.name)))
-            for layer in checkpoint.layout.layers
-        ]
+        named = [(layer.side, layer.name, submodule(model, layer.name)) for layer in checkpoint.layout.layers]
     return [
         Stage(
             path,

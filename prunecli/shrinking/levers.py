@@ -289,9 +289,7 @@ class Levers:
 
     def _score_all(self) -> dict[tuple[str, str], Scores]:
         """Score the units of all levers in one pass: name of the lever and metric -> scores."""
-        options = self.options
-        place = options.device, options.memory, options.spill_directory, self.progress
-        found = measure_gradients(self.checkpoint, self.data, self._scored, *place)
+        found = measure_gradients(self.checkpoint, self.data, self._scored, self.options, self.progress)
         return {(f"{kind}s", scores.method): scores for kind, scores in found.items()}
 
     def _measure(self, metric: str) -> Any:

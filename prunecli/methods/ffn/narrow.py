@@ -67,9 +67,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
             from prunecli.methods.gradients import measure_gradients
 
             if metric == "gradient":
-                own = run.running
-                place = own.device, own.memory, own.spill_directory, run.progress
-                return measure_gradients(checkpoint, data, {"unit": axes}, *place)["unit"]
+                return measure_gradients(checkpoint, data, {"unit": axes}, run.running, run.progress)["unit"]
             return measure_activations(checkpoint, data, run, metric, axes if options.experts else ())
 
         scores, text = measured(checkpoint, options, metric, run, measure, axes=axes, without="norms")
