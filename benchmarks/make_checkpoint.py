@@ -138,7 +138,7 @@ class Values:
         """`count` values, in pieces of at most the pool's length."""
         self.number += 1
         start = (self.number * 7919 * 64) % POOL
-        pool = self.pools[1.0 if name.endswith("layer_norm.weight") else 0.02]
+        pool = self.pools[1.0 if "norm" in name else 0.02]
         while count:
             piece = pool[start : start + count]
             yield piece

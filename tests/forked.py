@@ -48,6 +48,7 @@ def start(folder: Path, *arguments: str, code: str | None = None, processes: int
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    common["CUDA_VISIBLE_DEVICES"] = ""  # a process takes a GPU of its own
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     started = []

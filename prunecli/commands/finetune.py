@@ -23,7 +23,6 @@ from prunecli.commands.rewriting import opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
     CheckpointPath,
-    ComputeDtype,
     StoredDtype,
     compute_option,
     hidden_option,
@@ -95,12 +94,6 @@ class Finetune(TextChoice, TrainingOptions):
         None, "Labelled text to validate with.", role="text", hidden=True
     )
     max_valid: int | None = validation_option(None, "Validate with the first N lines.", ge=1, hidden=True)
-    dtype: ComputeDtype = compute_option(
-        "auto",
-        "Type to compute in: auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16, float16.",
-        flag="--compute-dtype",
-        metavar="TYPE",
-    )
     stored_dtype: StoredDtype | None = compute_option(
         None,
         "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.",
@@ -159,7 +152,7 @@ class Finetune(TextChoice, TrainingOptions):
                 raise UsageError(message, remedy)
 
     def with_defaults(self) -> Finetune:
-        """Return the options with the values that stand for None and `auto`."""
+        """Return the options with the values that stand for None."""
         is_new = self.from_scratch is not None
         distill = 0.5 if self.teacher else 0.0
         loss = LossOptions(
@@ -176,14 +169,6 @@ class Finetune(TextChoice, TrainingOptions):
         if self.steps is self.epochs is self.minutes is None:
             is_demo = self.data is None and not self.files and self.labelled is None
             values["steps"] = DEMO_STEPS if is_demo else STEPS
-        if self.dtype == "auto":
-            import torch
-
-            from prunecli.modules.fitting import multiplies_natively
-
-            on_gpu = self.device != "cpu" and torch.cuda.is_available()
-            is_fast = on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda"))
-            values["dtype"] = "bfloat16" if is_fast else "float32"
         return self.model_copy(update=values)
 
 

@@ -47,7 +47,7 @@ from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, outputs_of, prepare, stage
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
-from prunecli.training.trainer import FinetuneTrainer, training_arguments
+from prunecli.training.trainer import FinetuneTrainer, training_arguments, with_dtype
 from prunecli.training.watch import Keep, Watch
 
 NO_END = 1 << 40
@@ -342,7 +342,7 @@ def finetune(
     start = start if isinstance(start, Start) else Start(Path(start))
     if not isinstance(destination, Destination):
         destination = Destination(Path(destination))
-    options, valid = options or TrainingOptions(), valid or TextChoice()
+    options, valid = with_dtype(options or TrainingOptions()), valid or TextChoice()
     if options.lora is not None:
         require_package(PEFT, "`lora`")
     destination.check(start.checkpoint)

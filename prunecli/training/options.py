@@ -108,7 +108,10 @@ class TrainingOptions(BatchOptions):
     batch_tokens: int = compute_option(4096, "Padded tokens of a batch's longer side.", ge=1)
     accumulate: int = compute_option(1, "Number of batches of an update.", hidden=True, ge=1)
     dtype: ComputeDtype = compute_option(
-        "float32", "Type to compute in.", flag="--compute-dtype", metavar="TYPE"
+        "auto",
+        "Type to compute in: auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16, float16.",
+        flag="--compute-dtype",
+        metavar="TYPE",
     )
     device: str = compute_option(
         "auto", "auto (a GPU if there is one), cpu, cuda: one for each process.", metavar="NAME"

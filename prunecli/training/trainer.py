@@ -17,6 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traini
 
 from prunecli.errors import OutputError, PruneError, UsageError
 from prunecli.modules.devices import choose_device
+from prunecli.modules.fitting import multiplies_natively
 from prunecli.modules.saving import save_tensors
 from prunecli.processes import PATIENCE, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
@@ -48,6 +49,15 @@ class _Arguments(TrainingArguments):  # type: ignore[misc]
         """One for a process, never torch's DataParallel."""
         count: int = super().n_gpu
         return min(count, 1)
+
+
+def with_dtype(options: TrainingOptions) -> TrainingOptions:
+    """Return the options with the type that `auto` is on their device."""
+    if options.dtype != "auto":
+        return options
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    is_fast = on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda"))
+    return options.model_copy(update={"dtype": "bfloat16" if is_fast else "float32"})
 
 
 def training_arguments(options: TrainingOptions, state: Path, *, validates: bool) -> TrainingArguments:

@@ -242,6 +242,6 @@ def test_several_on_one_machine_share_what_is_free(folder, monkeypatch):
 
 def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
-    made = run("model", "--data", "text", "--mode", "beam")
+    made = run("model", "--data", "text", "--mode", "beam", "--device", "cpu")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err

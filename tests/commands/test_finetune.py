@@ -15,7 +15,7 @@ from transformers import M2M100ForConditionalGeneration
 
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
-from prunecli.commands.finetune import Finetune, finetune
+from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads
 from prunecli.commands.share import share_ffn
 from prunecli.errors import (
@@ -27,7 +27,9 @@ from prunecli.errors import (
     UsageError,
 )
 from prunecli.model.checkpoint import open_model
+from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
+from prunecli.training.trainer import with_dtype
 from prunecli.training.watch import Watch
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
@@ -313,5 +315,5 @@ def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(capability, dtype, 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-    assert Finetune(device="auto").with_defaults().dtype == dtype
-    assert Finetune(device="auto", dtype="bfloat16").with_defaults().dtype == "bfloat16"
+    assert with_dtype(TrainingOptions()).dtype == dtype
+    assert with_dtype(TrainingOptions(dtype="bfloat16")).dtype == "bfloat16"

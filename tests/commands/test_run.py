@@ -267,7 +267,7 @@ def test_an_interrupt_lets_the_step_clean_up(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (tmp_path / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         parent.send_signal(signal.SIGTERM)

@@ -134,6 +134,7 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
     monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "resident_now", lambda: 300 << 20)
+    monkeypatch.setattr(capacity, "found_device", lambda: torch.device("cpu"))
     found = fit(source, 1 << 30)["by_layer"]
     assert (found["batch_tokens"], found["batch_length"]) == (4096, 32)
     text = Corpus("long", (Path("a"),), ("a hen " * 2000,))

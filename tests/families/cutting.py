@@ -117,7 +117,7 @@ def apart(
     """
     kept = kept_of(checkpoint, axes, layer, uneven=uneven)
     apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
-    reduced, told = load_model(output), {}
+    reduced, told = load_model(output, device="cpu"), {}
     if not uneven:
         reduced, told = type(model).from_pretrained(output, output_loading_info=True)
     assert not any(told.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -258,7 +258,7 @@ def treated_apart(
     other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
     expected = logits(other, rows)
-    return float((expected - logits(load_model(output), rows)).abs().max() / expected.std())
+    return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:

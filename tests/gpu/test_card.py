@@ -79,9 +79,10 @@ def test_scores_of_heads():
         np.testing.assert_allclose(found[1].values[axis], values, rtol=1e-2, atol=1e-4)
 
 
-def test_training_can_be_repeated(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_can_be_repeated(tmp_path, dtype):
     """Two whole runs, and one that is resumed in the middle."""
-    options = TrainingOptions(steps=8, warmup=2, batch_tokens=512, device="cuda")
+    options = TrainingOptions(steps=8, warmup=2, batch_tokens=512, device="cuda", dtype=dtype)
     weights = []
     for number in range(2):
         target = prunecli.Destination(tmp_path / str(number), save_every=4)

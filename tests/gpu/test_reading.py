@@ -9,6 +9,7 @@ from prunecli.modules import filling
 from prunecli.modules.devices import full_device
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import CONTEXT_BYTES, limited
+from tests.gpu.conftest import Real
 from tests.gpu.pretend import Pretend
 from tests.tiny import tiny_nllb_moe
 
@@ -30,7 +31,8 @@ def test_chunk_by_chunk(gpu, tmp_path, monkeypatch):
 def test_no_more_than_is_given(gpu):
     """torch refuses more than `--memory`, as if the card had no more; afterwards it may be had."""
     with gpu:
-        with limited(torch.device("cuda"), CONTEXT_BYTES + (64 << 20)):
+        before = torch.cuda.memory_allocated() if isinstance(gpu, Real) else 0  # by tests in this process
+        with limited(torch.device("cuda"), CONTEXT_BYTES + before + (64 << 20)):
             held = torch.empty(40 << 20, dtype=torch.uint8, device=gpu.device)
             with pytest.raises(torch.OutOfMemoryError) as raised:
                 torch.empty_like(held)

@@ -80,7 +80,7 @@ def without_class(model: Path) -> None:
 def loss_of(model: Path, task: str) -> float:
     text = model.parent / "text.jsonl"
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    output = ("--json", "--force", "-o", model.parent / "out.json")
+    output = ("--json", "--force", "-o", model.parent / "out.json", "--device", "cpu")
     result = call(evaluate, model, "--task", task, "--text", text, *output)
     assert result.status == 0, result.err
     return float(json.loads(result.out)["results"][0]["scores"]["loss"])

@@ -69,6 +69,7 @@ OPTIONS = TrainingOptions(
     learning_rate=1e-3,
     warmup=2,
     device="cpu",
+    dtype="float32",
     eval_every=2,
 )
 
