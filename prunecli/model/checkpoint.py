@@ -20,7 +20,7 @@ from prunecli.model.declared import (
     class_names,
     counts_experts,
     depths_beyond,
-    with_text_config,
+    plain_config,
 )
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
@@ -58,7 +58,7 @@ class Checkpoint(TensorReader):
     """
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
-        self.config = with_text_config(config)
+        self.config = plain_config(config)
         where = str(path / "config.json")
         self.structure = Structure() if config.get(KEY) is None else Structure.from_json(config[KEY], where)
         self._is_checked = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _OUTER = re.compile(
     r"quantization_config$|auto_map$"
 )
 """Keys of the config of a model of text and images that say nothing of its text model."""
+
+_ROUNDS_WIDTH = "block_auto_adjust_ff_dim"
 
 _KNOWN_SETTINGS: Mapping[str, Any] = {
     "add_cross_attention": False,
@@ -215,14 +218,26 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
     return changed
 
 
-def with_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with what it says of the text model under `text_config`, where Qwen2-VL's files have it at their top."""
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with the sizes of its model where and as other models state them.
+
+    Files of Qwen2-VL have those of the text model at the top instead of under `text_config`. LFM2's say the width of
+    FFNs before it is multiplied and rounded, under one of two names.
+    """
     model_type = config.get("model_type")
-    if model_type not in ("qwen2_vl", "qwen2_5_vl") or "text_config" in config:
-        return dict(config)
-    outer = {key: value for key, value in config.items() if _OUTER.match(key)}
-    text = {key: value for key, value in config.items() if key not in outer}
-    return {**outer, "text_config": {**text, "model_type": f"{model_type}_text"}}
+    if model_type in ("qwen2_vl", "qwen2_5_vl") and "text_config" not in config:
+        outer = {key: value for key, value in config.items() if _OUTER.match(key)}
+        text = {key: value for key, value in config.items() if key not in outer}
+        return {**outer, "text_config": {**text, "model_type": f"{model_type}_text"}}
+    width = config.get("block_ff_dim", config.get("intermediate_size"))
+    if model_type == "lfm2" and type(width) is int and config.get(_ROUNDS_WIDTH, True):
+        width = 2 * width // 3
+        if (factor := config.get("block_ffn_dim_multiplier", 1.0)) is not None:
+            multiple = config.get("block_multiple_of", 256)
+            width = multiple * math.ceil(int(factor * width) / multiple)
+        others = {key: value for key, value in config.items() if key != "block_ff_dim"}
+        return {**others, "intermediate_size": width, _ROUNDS_WIDTH: False}
+    return dict(config)
 
 
 def all_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -44,7 +44,7 @@ FOUND: dict[str, set[str]] = {
     "modernbert": {"layer", "unit", "uneven head"},
     "umt5": BOTH,
     "qwen3_5_text": {*BOTH, "channel"},
-    "lfm2": {"layer", "head", "uneven head"},
+    "lfm2": BOTH,  # its config says the width of FFNs before it is rounded
     "deepseek_v3": {*BOTH, "expert unit", "channel"},
     "gpt_oss": {"layer", "head", "uneven head", "expert unit", "channel"},
     "gemma4_text": {*BOTH, "expert unit"},  # a share for each layer in a table; settings by number of layer
