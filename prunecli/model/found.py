@@ -371,11 +371,11 @@ def _stacks(
     heads: Sequence[tuple[UnitKeys, Carriers]],
     mixture: Mixture | None,
 ) -> tuple[Stack, ...]:
-    """The deepest stack of each side, with the FFN and the attentions of its layers."""
+    """The deepest stack of each side, with the FFN and the attentions of its layers; the text model goes first."""
     skeleton, layers = probed.skeleton, probed.layers
     is_pair = bool(skeleton.effective.get("is_encoder_decoder"))
     by_side: dict[Side, Stack] = {}
-    for stack in sorted(layers, key=lambda stack: -stack.depth):
+    for stack in sorted(layers, key=lambda stack: (not stack.key.startswith("text_config."), -stack.depth)):
         if len(stack.prefixes) > 1:
             continue
         (prefix,) = stack.prefixes

@@ -392,6 +392,16 @@ def test_a_model_of_sound_is_cut(tmp_path):
         require_task(model, "translation")
 
 
+def test_the_text_model_is_found_though_that_of_sounds_is_deeper(tmp_path):
+    config = tiny.tiny_config("granite_speech")
+    config.text_config.num_hidden_layers = 2
+    tiny.drawn(transformers.GraniteSpeechForConditionalGeneration, config).save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        names = {name for axis in axes_of(checkpoint, "unit") for name in axis.carriers}
+    assert names
+    assert all(name.startswith("language_model.") for name in names)
+
+
 def test_a_model_of_another_sound_is_refused_as_such(tmp_path):
     config = transformers.Speech2TextConfig(d_model=16, vocab_size=99)
     transformers.Speech2TextForConditionalGeneration(config).save_pretrained(tmp_path)
