@@ -72,7 +72,9 @@ class Finetune(TextChoice, TrainingOptions):
         role="input",
         hidden=True,
     )
-    steps: int | None = option(None, "Number of updates. Default: 1000, or --minutes.", ge=1)
+    steps: int | None = option(
+        None, "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
+    )
     distill: Annotated[float, Field(ge=0, le=1)] | None = training_option(
         None,
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",

@@ -271,6 +271,8 @@ class TranslationTask(Task):
                 metric.sentence_score(own[name][index].text, [right]).score for own in others or [first]
             )
             outputs = {label: own[name][index].text for label, own in self.translations.items()}
+            if others and len({*outputs.values()}) == 1:
+                continue
             example = {"pair": name, "source": source, "reference": reference, "outputs": outputs}
             found.append((alike, example))
         return [example for _, example in sorted(found, key=lambda one: one[0])[: self.options.examples]]

@@ -319,6 +319,8 @@ class CausalLanguageModel(ModelTask):
         for row, (name, prompt) in enumerate(self.prompts):
             made = {label: rows[row] for label, rows in self.continued.items()}
             first, *others = made.values()
+            if others and all(other == first for other in others):
+                continue
             alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
             found.append((alike, name, prompt, made))
         found = sorted(found, key=lambda one: one[0])[: self.options.examples]
