@@ -178,8 +178,9 @@ def _with_maps(source: Checkpoint, selection: Selection, run: TextRun) -> Rewrit
     from prunecli.evaluation.on_text import measured_text
     from prunecli.methods.layers.replace import cut_replaced
 
-    data = measured_text(source, run.choice, "`replace=linear`", run.say)
-    return cut_replaced(source, selection, data, run)
+    rewrite = cut_replaced(source, selection, measured_text(source, run.choice, "`replace=linear`"), run)
+    run.say("FFNs before removed layers have linear maps that do about what these did.")
+    return rewrite
 
 
 Measured = TypeVar("Measured", PruneFfn, PruneLayers)

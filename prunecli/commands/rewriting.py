@@ -64,7 +64,8 @@ class RewritingOptions(Options):
     explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = text_option(
         None,
-        "Text to measure the loss on before and after: a file, or a directory like --data. Default: the scores' text.",
+        "Text to measure the loss on before and after: a file, or a directory like --data. Default: the text that the "
+        "command runs on, if it runs the model.",
         flag="--check",
         metavar="TEXT",
         role="input",

@@ -92,7 +92,7 @@ def cut_replaced(
     step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
     if new := [gap for gap in gaps if gap.ends not in maps]:
-        runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=True)
+        runner, batches = runner_and_batches(checkpoint, data, run.running, whole=True)
         observer = GapObserver(new)
         observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
