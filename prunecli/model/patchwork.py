@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures.records import Attention, Stack
+from prunecli.architectures.records import Attention, FeedForward, Stack
 from prunecli.model.axes import Carrier
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
@@ -175,7 +175,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
             if dim is not None
         }
         if ffn.removed:
-            remove_ffn(model, ffn.stack, ffn.layer, names)
+            remove_ffn(model, ffn.stack, ffn.stack.ffn, ffn.layer, names)
         elif carriers and ffn.width != held:
             fit_sizes(model, skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
         if ffn.is_shared:
@@ -201,17 +201,17 @@ def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton
     return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated_heads, {}, width), skeleton).donor(kept)
 
 
-def remove_ffn(model: Any, stack: Stack, layer: int, names: Names) -> None:
+def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: Names) -> None:
     """Let the FFN of a layer add nothing: LN(h + F(h)) and h + F(LN(h)) become h where the norm is its own.
 
     Args:
         names: of tensors in the model.
     """
     prefix = stack.layers.format(layer=layer)
-    _remove_norms(model, prefix, stack.ffn.norms, names)
-    own = [spec.name for spec in stack.ffn.tensors]
-    if stack.ffn.name:
-        paths = {_module(f"{prefix}.{stack.ffn.name}", own[0], names)}
+    _remove_norms(model, prefix, spec.norms, names)
+    own = [one.name for one in spec.tensors]
+    if spec.name:
+        paths = {_module(f"{prefix}.{spec.name}", own[0], names)}
     else:
         paths = {names(f"{prefix}.{name}").rpartition(".")[0] for name in own}
     for path in paths:

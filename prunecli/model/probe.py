@@ -218,7 +218,11 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     """The stacks of layers whose depth a key says."""
     depths = _depths(skeleton.stored)
     found: list[LayerKey] = []
-    for key, depth in (*_depth_lists(skeleton.effective), *numbers(skeleton.effective)):
+    values = skeleton.effective
+    # Where no number says how many layers there are, a list with an entry for each may.
+    names = () if "num_hidden_layers" in values else _LISTS
+    lists = ((key, len(values[key])) for key in names if isinstance(values.get(key), list))
+    for key, depth in (*lists, *numbers(values)):
         if depth not in depths.values() or any(one.key in one.lists and depth == one.depth for one in found):
             continue
         rules = _layer_rules(skeleton, key, depth)
@@ -231,12 +235,6 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
         if (stack := next(filter(None, stacks), None)) is not None:
             found.append(stack)
     return found
-
-
-def _depth_lists(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Key and length of the lists that may say how many layers there are, where no number does."""
-    if "num_hidden_layers" not in values:
-        yield from ((key, len(values[key])) for key in _LISTS if isinstance(values.get(key), list))
 
 
 def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> LayerKey | None:
@@ -302,7 +300,6 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         and _NUMBERED.search(name)
         and all(type(number) is int and number < depth for number in value)
     ]
-    first = [name for name, value in config.items() if _FIRST.search(name) and type(value) is int and value]
     period, exceptions = PERIOD
     has_period = type(step := config.get(period)) is int and step > 1 and exceptions in numbered
     start = f"{before}{dot}"
@@ -310,8 +307,11 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
     def full(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(f"{start}{name}" for name in names)
 
+    def counts(pattern: re.Pattern[str]) -> tuple[str, ...]:
+        stated = {name: value for name, value in config.items() if type(value) is int and value}
+        return full(filter(pattern.search, stated))
+
     own_period = (f"{start}{period}", f"{start}{exceptions}") if has_period else None
-    last = [name for name, value in config.items() if _LAST.search(name) and type(value) is int and value]
     by_number = [
         name
         for name, value in config.items()
@@ -327,8 +327,8 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         depth,
         lists=full(whole),
         numbered=full(numbered),
-        first=full(first),
-        last=full(last),
+        first=counts(_FIRST),
+        last=counts(_LAST),
         by_number=full(by_number),
         period=own_period,
     )
@@ -467,7 +467,7 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
                 name: (*([Carrier(dim, fused[before])] if before in fused and dim == 0 else []), Carrier(dim))
                 for name, (dim, before, _) in moved.items()
             }
-            return UnitKeys(keys, held, carriers, stated)
+            return replace(made, carriers=carriers)
     return None
 
 

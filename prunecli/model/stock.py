@@ -212,7 +212,7 @@ def _is_fitted(result: ModelLayout, part: AttentionLayer | FfnLayer, removable: 
     found = result.family.found
     if found is None or (part.removed and not removable):
         return False
-    turned: frozenset[str] = found.turned
+    turned: frozenset[str] = found.probed.trial.turned
     return turned.isdisjoint(map(template_of, part.tensor_names))
 
 

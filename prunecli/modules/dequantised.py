@@ -73,7 +73,7 @@ class DequantisedCheckpoint(Checkpoint):
         self._dtype, self._values = DTYPES[dtype], values_of(stored.tensors, stored.quantised, dtype, {})
         self._of_thread = threading.local()  # each thread keeps the matrix that it reads
         super().__init__(stored.path, {k: v for k, v in stored.config.items() if k not in KEYS}, ())
-        self.files = stored.files
+        self.files, self.is_remote = stored.files, stored.is_remote
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,11 +92,6 @@ class DequantisedCheckpoint(Checkpoint):
         """Return the bytes in the source's files; of a quantised weight with its scales."""
         parts = self._weights[name].parts.values() if name in self._weights else (name,)
         return sum(map(self._source.stored_bytes, parts))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the source reads from elsewhere."""
-        return self._source.is_remote
 
     def location(self, name: str) -> tuple[Handle, int, int]:
         """Return the place in the source's files; a quantised weight has none."""
