@@ -159,7 +159,7 @@ def gradient_sums(
         for parameter, take in chain(*watched):
             takers.setdefault(parameter, []).append(take)
         for parameter, together in takers.items():
-            hooks.callback(_watch(parameter, together).remove)
+            hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
         _watch_norms(checkpoint, model, named, sums.add, hooks)
@@ -262,7 +262,7 @@ def _inputs(
             parameter = model.get_parameter(place)
             if attribute == "weight" and parameter.dim() == 2:
                 hook = partial(_note_input, add, axis.name, carrier, count)
-                hooks.callback(model.get_submodule(owner).register_forward_pre_hook(hook).remove)
+                hooks.enter_context(model.get_submodule(owner).register_forward_pre_hook(hook))
             else:
                 yield parameter, partial(_by_unit, add, axis.name, carrier, count)
 
@@ -394,7 +394,7 @@ def _watch_norms(
             add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
 
     for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
-        hooks.callback(norm.register_forward_hook(note).remove)
+        hooks.enter_context(norm.register_forward_hook(note))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:

@@ -27,7 +27,7 @@ from prunecli.architectures.records import (
     TokenEmbedding,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError
@@ -38,6 +38,7 @@ from prunecli.model.probe import (
     UnitKeys,
     common_owner,
     is_of_experts,
+    last_part,
     layer_of,
     numbers,
     outer,
@@ -45,7 +46,7 @@ from prunecli.model.probe import (
     owners,
     template_of,
 )
-from prunecli.model.probed import REMEDY, Carriers, Probed
+from prunecli.model.probed import REMEDY, Carriers, Placed, Probed
 from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
@@ -264,7 +265,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     values = skeleton.effective
     stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
-    hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
+    hidden = next((name for name, _ in numbers(values) if last_part(name) in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
     embedding, loose = _embedding(own, [name for _, carriers in tokens for name in carriers])
     return replace(
@@ -360,8 +361,8 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
 
 def _stacks(
     probed: Probed,
-    widths: Sequence[tuple[UnitKeys, Carriers]],
-    heads: Sequence[tuple[UnitKeys, Carriers]],
+    widths: Placed,
+    heads: Placed,
     mixture: Mixture | None,
 ) -> tuple[Stack, ...]:
     """The deepest stack of each side, with the FFN and the attentions of its layers."""
@@ -399,15 +400,13 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
             within.setdefault(name[match.end() :], []).append(name)
     norms: dict[str, list[str]] = {}
     for name, places in within.items():
-        module = trial.model.get_submodule(trial.modules[places[0]].rpartition(".")[0])
+        module = trial.model.get_submodule(module_of(trial.modules[places[0]]))
         if "norm" in type(module).__name__.lower():
-            norms.setdefault(name.rpartition(".")[0], []).extend(places)
+            norms.setdefault(module_of(name), []).extend(places)
 
     def tried(part: Part, written: Iterable[str], remove: Callable[..., None]) -> Part:
-        modules = {name.rpartition(".")[0] for name in written}
-        masked = [
-            place for name, places in within.items() if name.rpartition(".")[0] in modules for place in places
-        ]
+        modules = {module_of(name) for name in written}
+        masked = [place for name, places in within.items() if module_of(name) in modules for place in places]
         layers = {int(layer_of(name).rpartition(".")[2]) for name in masked}
 
         def without(model: Any, own: Sequence[str]) -> None:
@@ -427,7 +426,7 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
     attentions = tuple(tried(one, [f"{one.output}.weight"], remove_attention) for one in stack.attentions)
     ffn = tried(stack.ffn, outputs(hidden), remove_ffn)
     own_norms = {*ffn.norms, *(norm for attention in attentions for norm in attention.norms)}
-    specs = (TensorSpec(name, (), "norm") for name in within if name.rpartition(".")[0] in own_norms)
+    specs = (TensorSpec(name, (), "norm") for name in within if module_of(name) in own_norms)
     return replace(stack, attentions=attentions, ffn=ffn, norms=tuple(specs))
 
 
@@ -441,15 +440,15 @@ def _within(prefix: str, carriers: Mapping[str, Value]) -> dict[str, Value]:
 
 def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
     """Names of the other tensors of the linear layers that have the carriers: the output's bias."""
-    modules = {name.rpartition(".")[0] for name in carriers}
-    return [name for name in names if name.rpartition(".")[0] in modules and name not in carriers]
+    modules = {module_of(name) for name in carriers}
+    return [name for name in names if module_of(name) in modules and name not in carriers]
 
 
 def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> FeedForward | None:
     own = _within(prefix, carriers)
     if not own or is_of_experts(own):
         return None
-    owner = common_owner(name.rpartition(".")[0] for name in own)
+    owner = common_owner(module_of(name) for name in own)
     start = len(owner) + 1 if owner else 0
     (key,) = units.keys
     # The output layer comes last, see `output_layer`; of models with images the names are sorted.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Attention, FeedForward, Stack
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.probe import UnitKeys, common_owner, with_scaled
@@ -183,7 +183,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
     tied = {names(own): names(stored) for own, stored in aliases.items()}
     for own, stored in tied.items():
         path, _, attribute = own.rpartition(".")
-        module, source = model.get_submodule(path), model.get_submodule(stored.rpartition(".")[0])
+        module, source = model.get_submodule(path), model.get_submodule(module_of(stored))
         if [*module.children()]:  # an attention that holds a tensor itself
             setattr(module, attribute, getattr(source, attribute))
         else:
@@ -213,7 +213,7 @@ def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: N
     if spec.name:
         paths = {_module(f"{prefix}.{spec.name}", own[0], names)}
     else:
-        paths = {names(f"{prefix}.{name}").rpartition(".")[0] for name in own}
+        paths = {module_of(names(f"{prefix}.{name}")) for name in own}
     for path in paths:
         model.set_submodule(path, Nothing())
 

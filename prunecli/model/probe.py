@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
 from typing import Any
 
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
@@ -155,11 +155,11 @@ def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
     # Some families store stacked experts as [in, out], others as [out, in].
     if any(carrier.dim > 1 for carrier in carriers.values()):
         return [name for name in carriers if MIXES.search(name)]
-    biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
+    biased = {module_of(name) for name in carriers if name.endswith(".bias")}
     weights = [
         name
         for name in without_tables(carriers)
-        if name.endswith(".weight") and name.rpartition(".")[0] not in biased
+        if name.endswith(".weight") and module_of(name) not in biased
     ]
     return [name for name in weights if carriers[name].dim == 1] or weights
 
@@ -177,7 +177,7 @@ def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
     for name in mixing:
         owner = name
         while owner and not any(other.startswith(f"{owner}.") for other in inputs):
-            owner = owner.rpartition(".")[0]
+            owner = module_of(owner)
         around.add(owner)
     return {
         name: max((owner for owner in around if name.startswith(f"{owner}.")), key=len, default="")
@@ -340,7 +340,7 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
     Keys of one vocabulary, which say the same size, are also tried together.
     """
     named = (*numbers(skeleton.effective), *_unstated(skeleton, pattern))
-    sizes = {key: value for key, value in named if value > 1 and pattern.search(_last(key))}
+    sizes = {key: value for key, value in named if value > 1 and pattern.search(last_part(key))}
     tried = [(dict.fromkeys((key,), 1), value) for key, value in sizes.items()]
     if pattern is VOCABULARY and len({*sizes.values()}) == 1 < len(sizes):
         tried.append((dict.fromkeys(sizes, 1), tried[0][1]))
@@ -357,7 +357,7 @@ def channel_keys(skeleton: Skeleton) -> Iterator[UnitKeys]:
         return
     heads = {count for name, count in head_counts(values).items() if not is_key_value(name)}
     for key, size in numbers(values):
-        if _last(key) in HIDDEN:
+        if last_part(key) in HIDDEN:
             within = outer(key)
             stated = (own for count in heads for own in _head_widths(within, size, count))
             # Twice as many: some classes refuse a size that the heads do not divide.
@@ -385,18 +385,18 @@ def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
     return {
         key: value
         for key, value in numbers(values)
-        if _HEADS.search(_last(key)) and not _NO_COUNT.search(_last(key))
+        if _HEADS.search(last_part(key)) and not _NO_COUNT.search(last_part(key))
     }
 
 
 def is_key_value(key: str) -> bool:
     """Whether a key counts heads of keys and values alone."""
-    return bool(_KEY_VALUE.search(_last(key)))
+    return bool(_KEY_VALUE.search(last_part(key)))
 
 
 def outer(key: str) -> str:
     """The beginning of a key that names the config that it lies in: "text_config.", or "" at the top."""
-    return key[: -len(_last(key))]
+    return key[: -len(last_part(key))]
 
 
 def hidden_beside(values: Mapping[str, Any], key: str) -> int:
@@ -521,5 +521,6 @@ def _depths(names: Mapping[str, Shape]) -> dict[str, int]:
     return {prefix: len(seen) for prefix, seen in found.items() if seen == {*range(len(seen))}}
 
 
-def _last(key: str) -> str:
+def last_part(key: str) -> str:
+    """The key, within the config that it lies in."""
     return key.rpartition(".")[2]

@@ -273,8 +273,7 @@ def _awq(matrix: Matrix, first: int, last: int) -> Decoded:
     def columns(stored: np.ndarray) -> np.ndarray:
         values = _looked_up(stored[:, first // per_word : -(-last // per_word)], matrix.weight.bits)
         ordered = values.reshape(len(values), -1, per_word)[:, :, AWQ_ORDER]
-        found: np.ndarray = ordered.reshape(len(values), -1).T
-        return found
+        return np.asarray(ordered.reshape(len(values), -1).T)
 
     zeros = matrix.part("qzeros")
     return (

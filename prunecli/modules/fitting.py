@@ -272,10 +272,26 @@ def fitting_dtype(
         return {WEIGHTS: _weights(checkpoint, dtype), **held, **beside(checkpoint, dtype)}
 
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
+    best, place = tried[0], place_name(devices.first)
+
+    def say_types(dtype: torch.dtype, free: int) -> None:
+        """A line for all models of which the same is to be said."""
+        alike: dict[tuple[torch.dtype, str], list[str]] = {}
+        for label, checkpoint in checkpoints.items() if asked == "auto" else ():
+            stored = stored_as(checkpoint)
+            if stored != dtype:
+                reason = ""
+                if dtype != best:
+                    whole = bytes_text(sum(parts(checkpoint, best).values()))
+                    reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
+                alike.setdefault((stored, reason), []).append(label)
+        for (stored, reason), labels in alike.items():
+            computed = f"computed in {dtype_name(dtype)} on {place}{reason}"
+            say(f"{', '.join(labels)}: stored as {dtype_name(stored)}, {computed}.")
+
     if memory is not None:
-        if asked == "auto":
-            _say_types(checkpoints, tried[0], tried[0], devices.first, 0, parts, say)
-        return tried[0]
+        say_types(best, 0)
+        return best
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
         for dtype in tried:
@@ -292,8 +308,7 @@ def fitting_dtype(
                 )
                 for need in needs.values()
             ):
-                if asked == "auto":
-                    _say_types(checkpoints, dtype, tried[0], devices.first, sum(free), parts, say)
+                say_types(dtype, sum(free))
                 for label, need in needs.items():
                     say_spread(label, need, say)
                 return dtype
@@ -346,27 +361,3 @@ def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> 
 
 def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return weight_bytes(checkpoint, parse_dtype(str(dtype)))
-
-
-def _say_types(
-    checkpoints: Mapping[str, Checkpoint],
-    dtype: torch.dtype,
-    best: torch.dtype,
-    device: torch.device,
-    free: int,
-    parts: Beside,
-    say: Say,
-) -> None:
-    """A line for all models of which the same is to be said."""
-    alike: dict[tuple[torch.dtype, str], list[str]] = {}
-    for label, checkpoint in checkpoints.items():
-        stored = stored_as(checkpoint)
-        if stored != dtype:
-            reason = ""
-            if dtype != best:
-                whole = bytes_text(sum(parts(checkpoint, best).values()))
-                reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
-            alike.setdefault((stored, reason), []).append(label)
-    for (stored, reason), labels in alike.items():
-        where = f"{dtype_name(dtype)} on {place_name(device)}"
-        say(f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {where}{reason}.")

@@ -196,11 +196,10 @@ class GapObserver(TokenObserver):
             return
         # The layer runs once more with 2 M: its output must move by a multiple of M.
         made, self._is_checking = self._made[gap], True
-        handle = output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once)
         try:
-            moved = self.real(states_of(layer(*arguments, **options)) - states)
+            with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
+                moved = self.real(states_of(layer(*arguments, **options)) - states)
         finally:
-            handle.remove()
             self._is_checking, self._made[gap] = False, made
         own = self.real(made)
         scale = ((own * moved).sum(dim=1) / own.square().sum(dim=1)).median()
