@@ -35,16 +35,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     refuse_pointers_beside_weights(directory)
     from transformers import AutoTokenizer
 
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = _stock_config(directory)
-    if config is not None:
-        options["config"] = config
     remedy = "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it."
     is_missing = not any(file for pattern in VOCABULARIES for file in directory.glob(pattern))
     missing = f"{directory}: the tokenizer is missing: none of {', '.join(VOCABULARIES)} is there"
     with _sound(f"{directory}: no tokenizer could be loaded", remedy):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), config=config, local_files_only=True, trust_remote_code=False
+            )
         except ValueError as error:
             if is_missing:
                 raise CheckpointError(missing, remedy) from error

@@ -17,7 +17,7 @@ from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured,
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, files_of
+from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
@@ -106,7 +106,7 @@ def _ranked(
         scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
         asked = "cosine" if options.contiguous else options.metric
         if asked not in (None, scores.method):
-            files = files_of(options.scores)
+            files = options.score_files
             raise StatisticsError(
                 f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
                 f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
