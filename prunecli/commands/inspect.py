@@ -175,7 +175,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
     with suppress(UnsupportedModelError):
         (axis,) = axes_of(opened, "channel")
-        parts.append(f"{len(axis.ids):,} channels of the hidden states ({axis.keys[0]})")
+        parts.append(f"{axis.count:,} channels of the hidden states ({axis.keys[0]})")
     console.note(
         f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
         "these leaves a stock model."

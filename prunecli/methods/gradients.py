@@ -175,7 +175,7 @@ def gradient_sums(
         )
     for name, axis in every.items():
         # Where no gradient came, no loss depends on the units.
-        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))
+        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(axis.count)
         if not np.isfinite(found[name]).all():
             raise PruneError(
                 f"{module_of(name)}: a gradient is not finite, though every loss is",
@@ -256,7 +256,7 @@ def _inputs(
     """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
-            carrier, count = axis.carriers[tensor], len(axis.ids)
+            carrier, count = axis.carriers[tensor], axis.count
             place = module_name(model, tensor) if names is None else names.place(tensor)
             owner, _, attribute = place.rpartition(".")
             parameter = model.get_parameter(place)
@@ -390,8 +390,8 @@ def _watch_norms(
         return
 
     def note(_: nn.Module, __: Any, made: Tensor) -> None:
-        if made.shape[-1] == len(axis.ids):
-            add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
+        if made.shape[-1] == axis.count:
+            add(CHANNELS, made.detach().float().abs().reshape(-1, axis.count).sum(dim=0))
 
     for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
         hooks.enter_context(norm.register_forward_hook(note))

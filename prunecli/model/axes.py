@@ -85,6 +85,11 @@ class Axis:
     keys: tuple[str, ...] = ()
 
     @property
+    def count(self) -> int:
+        """Number of its units."""
+        return len(self.ids)
+
+    @property
     def module(self) -> str:
         """Name of the module whose parts the units are: "model.encoder.layers.3.self_attn"."""
         return module_of(self.name)

@@ -135,11 +135,14 @@ def fitted(stock: Any, fit: Callable[[Any], None]) -> Any:
     return subclass(stock, __init__=make)
 
 
-def subclass(stock: Any, **members: Any) -> Any:
-    """A subclass of a class of transformers with other members, under the same name."""
-    return type(
-        stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
-    )
+def subclass(stock: Any, *before: type, **members: Any) -> Any:
+    """A subclass of a class of transformers with other members, under the same name.
+
+    Args:
+        before: classes whose members come before those of `stock`.
+    """
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
+    return type(stock.__name__, (*before, stock), members)
 
 
 def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names) -> dict[str, str]:

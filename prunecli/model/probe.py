@@ -242,9 +242,9 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
     other = skeleton.changed(rules.changes(skeleton, kept))
     if other is None:
         return None
-    depths, depth = _depths(skeleton.stored), rules.depth
-    modules = _shorter(_depths(skeleton.shapes), other.shapes, depth)
-    prefixes = _shorter(depths, other.stored, depth)
+    depth = rules.depth
+    modules = _shorter(skeleton.shapes, other.shapes, depth)
+    prefixes = _shorter(skeleton.stored, other.stored, depth)
     made = replace(rules, prefixes=prefixes, modules=modules)
     if not modules or not prefixes or {*made.renamed(skeleton.stored, kept)} != {*other.stored}:
         return None
@@ -279,10 +279,8 @@ def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
     other = skeleton.changed(rules.changes(skeleton, (0, 0)))
     if other is None:
         return []
-    modules, prefixes = (
-        _shorter(_depths(after), before, 2)
-        for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
-    )
+    modules = _shorter(other.shapes, skeleton.shapes, 2)
+    prefixes = _shorter(other.stored, skeleton.stored, 2)
     made = replace(rules, prefixes=prefixes, modules=modules, samples=(0,))
     return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
 
@@ -506,10 +504,12 @@ def _unstated(skeleton: Skeleton, pattern: re.Pattern[str]) -> Iterator[tuple[st
             yield key, 4 * hidden
 
 
-def _shorter(before: Mapping[str, int], names: Mapping[str, Shape], depth: int) -> tuple[str, ...]:
-    """The lists of this length that have lost one module."""
-    after = _depths(names)
-    return tuple(name for name in before if before[name] == depth and after.get(name) == depth - 1)
+def _shorter(before: Mapping[str, Shape], after: Mapping[str, Shape], depth: int) -> tuple[str, ...]:
+    """The lists of modules of this length that have lost one module."""
+    left = _depths(after)
+    return tuple(
+        name for name, held in _depths(before).items() if held == depth and left.get(name) == depth - 1
+    )
 
 
 def _depths(names: Mapping[str, Shape]) -> dict[str, int]:

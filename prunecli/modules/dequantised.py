@@ -28,7 +28,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantised import KEYS, REMEDY, WORD, QuantisedWeight, values_of
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import numpy_dtype, parse_dtype
-from prunecli.tensors.reader import Handle, Stored
+from prunecli.tensors.reader import Stored
 
 BLOCK_VALUES = 1 << 17
 """Values that are decoded at once: about as many as a core's cache holds."""
@@ -92,12 +92,6 @@ class DequantisedCheckpoint(Checkpoint):
         """Return the bytes in the source's files; of a quantised weight with its scales."""
         parts = self._weights[name].parts.values() if name in self._weights else (name,)
         return sum(map(self._source.stored_bytes, parts))
-
-    def location(self, name: str) -> tuple[Handle, int, int]:
-        """Return the place in the source's files; a quantised weight has none."""
-        if name in self._weights:
-            raise self._source.quantised_refusal(name)
-        return self._source.location(name)
 
     def read_range(
         self, name: str, start_byte: int, end_byte: int, buffer: memoryview | bytearray

@@ -123,7 +123,7 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
     shared = {ffn.owner for ffn in checkpoint.layout.ffns if ffn.is_shared}
     for axis in axes_of(checkpoint, "layer"):
         kept = [place for place, number in enumerate(axis.ids) if number in selection.kept[axis.name]]
-        for place, following in zip(kept, [*kept[1:], len(axis.ids)], strict=True):
+        for place, following in zip(kept, [*kept[1:], axis.count], strict=True):
             if following == place + 1:
                 continue
             ffn = ffns[axis.side, place]
