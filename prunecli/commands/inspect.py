@@ -156,7 +156,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
 
     try:
         family, sizes = opened.require_architecture(), opened.layout.sizes
-    except (CheckpointError, UnsupportedModelError) as error:
+    except CheckpointError as error:
         what = "Experts alone" if inventory.layers else "Nothing"
         console.note(f"{what} can be removed from it: {error.message}")
         return

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prunecli.architectures.records import Side
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Count
 from prunecli.model.embedding import TokenTables
@@ -152,7 +152,7 @@ def _layout(checkpoint: Checkpoint) -> ModelLayout | None:
     """Its layout; None if the class of a family that is not declared says nothing."""
     if checkpoint.architecture is not None:
         return checkpoint.layout
-    with suppress(UnsupportedModelError, CheckpointError):
+    with suppress(CheckpointError):
         return checkpoint.layout
     return None
 

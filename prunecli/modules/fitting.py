@@ -68,15 +68,6 @@ Beside = Callable[[Checkpoint, torch.dtype], Parts]
 """What a run holds beside the weights."""
 
 
-def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The type that is asked for; for "auto" the one that a model of any size is computed in (see the table).
-
-    Raises:
-        UsageError: not one of float32, bfloat16, float16, auto.
-    """
-    return candidates(name, [checkpoint], device)[0]
-
-
 def candidates(
     name: str,
     checkpoints: Iterable[Checkpoint],
@@ -85,7 +76,7 @@ def candidates(
     gradients: bool = False,
     only_runs: bool = False,
 ) -> tuple[torch.dtype, ...]:
-    """The types that models may be computed in side by side, the best first.
+    """The types that models may be computed in side by side, the best first: as asked for, or by the table.
 
     Models that would have different ones are compared in float32 or, where that does not fit, in bfloat16: else types
     would be compared, not models.
@@ -95,7 +86,7 @@ def candidates(
         only_runs: whether the models only run forward, for what they put out: int8 may be asked for.
 
     Raises:
-        UsageError: as `choose_dtype`; int8 where it cannot run.
+        UsageError: not one of float32, bfloat16, float16, auto, or int8 where it cannot run.
         UnsupportedModelError: int8 of a model that prunecli does not build.
     """
     name = parse_computed(name, also=("auto", "int8") if only_runs else ("auto",))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
-from prunecli.errors import CheckpointError, DataError, kind_and_reason
+from prunecli.errors import CheckpointError, DataError, damaged
 from prunecli.tensors.json_files import (
     LONE,
     has_lone_surrogates,
@@ -39,7 +38,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     remedy = "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it."
     is_missing = not any(file for pattern in VOCABULARIES for file in directory.glob(pattern))
     missing = f"{directory}: the tokenizer is missing: none of {', '.join(VOCABULARIES)} is there"
-    with _sound(f"{directory}: no tokenizer could be loaded", remedy):
+    with damaged(f"{directory}: no tokenizer could be loaded", remedy):
         try:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(directory), config=config, local_files_only=True, trust_remote_code=False
@@ -55,22 +54,6 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
             raise ValueError(f"its settings hold {LONE}, which cannot be saved")
     return tokenizer
-
-
-@contextmanager
-def _sound(fault: str, remedy: str) -> Iterator[None]:
-    """The parsers of transformers and of tokenizers raise anything, panics of Rust among it, which are no `Exception`.
-
-    Raises:
-        CheckpointError: `fault`, the reason and `remedy`, in the place of whatever the block raises.
-    """
-    try:
-        yield
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"
-        if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
-            raise
-        raise CheckpointError(f"{fault} ({kind_and_reason(error)})", remedy) from error
 
 
 @lenient  # the model's reader says what is wrong with config.json
@@ -157,7 +140,7 @@ def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
         CheckpointError: it fails, because its files say what cannot be.
     """
     remedy = "Copy the model's tokenizer files into it again."
-    with _sound(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
+    with damaged(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
         return tokenizer(*texts, **options)
 
 
