@@ -44,7 +44,7 @@ from torch.nn import functional
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import Staging, read_into
-from prunecli.modules.fitting import choose_dtype, dtype_name
+from prunecli.modules.fitting import candidates, dtype_name
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
 
@@ -335,7 +335,7 @@ def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str
     files = weight_files(model)
     stored = sum(file.stat().st_size for file in files)
     with open_model(model) as stored_model:
-        dtype = choose_dtype("auto", stored_model, torch.device("cpu"))
+        dtype = candidates("auto", [stored_model], torch.device("cpu"))[0]
     products = [products_seconds(options, config, dtype)]
     forget_all(model)
     reading = disk_speed(files, stored, float("inf"))

@@ -106,6 +106,22 @@ def kind_and_reason(error: BaseException) -> str:
 
 
 @contextmanager
+def damaged(fault: str, remedy: str) -> Iterator[None]:
+    """Inside, libraries read files, and raise anything, panics of Rust among it, which are no `Exception`.
+
+    Raises:
+        CheckpointError: `fault`, the reason and `remedy`, in the place of whatever the block raises.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"
+        if isinstance(error, PruneError) or not (is_panic or isinstance(error, Exception)):
+            raise
+        raise CheckpointError(f"{fault} ({kind_and_reason(error)})", remedy) from error
+
+
+@contextmanager
 def located(path: Path) -> Iterator[None]:
     """Errors of the block about a model begin with its path, unless they do already.
 
@@ -114,7 +130,7 @@ def located(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (CheckpointError, UnsupportedModelError) as error:
+    except CheckpointError as error:
         if error.message.startswith(str(path)):
             raise
         raise type(error)(f"{path}: {error.message}", error.remedy) from error

@@ -85,28 +85,25 @@ def neighbour_count(share: float, sentences: int) -> int:
     return k
 
 
-def local_neighbourhood_similarity(
-    features: Sequence[Features], k: int, *, block_bytes: int = BLOCK_BYTES
-) -> Floats:
+def local_neighbourhood_similarity(features: Sequence[Features], k: int) -> Floats:
     """LNS = mean over sentences s of Jaccard(k-NN_1(s), k-NN_2(s)), for every pair of components.
 
     Neighbours are the k other sentences of the highest cosine; of equal ones the first. Exact: all n^2 cosines of a
-    component are looked at, a block of rows at a time. Memory is `block_bytes`, a float64 copy of one component, and
+    component are looked at, a block of rows at a time. Memory is `BLOCK_BYTES`, a float64 copy of one component, and
     m n^2 / 8 bytes for who is whose neighbour: 0.3 GB for 96 components and 5,000 sentences.
 
     Args:
         features: m times `[n, d]`, row i of each for sentence i; the widths d may differ.
         k: 1 to n - 1.
-        block_bytes: less takes less memory; the result stays the same but for rounding.
 
     Returns:
         `[m, m]` float64, symmetric, in [0, 1]; NaN in the rows and columns of features that are the same for every
         sentence, whose neighbours mean nothing.
     """
     count, sentences = len(features), len(features[0])
-    nearest = np.stack([_nearest(array, k, block_bytes) for array in features], axis=1)
+    nearest = np.stack([_nearest(array, k) for array in features], axis=1)
     total = np.zeros((count, count))
-    rows = max(1, block_bytes // (4 * count * sentences))
+    rows = max(1, BLOCK_BYTES // (4 * count * sentences))
     for start in range(0, sentences, rows):
         member = np.unpackbits(nearest[start : start + rows], axis=2, count=sentences).astype(np.float32)
         both = np.matmul(member, member.transpose(0, 2, 1)).astype(np.float64)
@@ -118,13 +115,13 @@ def local_neighbourhood_similarity(
     return similarity
 
 
-def _nearest(array: Features, k: int, block_bytes: int) -> NDArray[np.uint8]:
+def _nearest(array: Features, k: int) -> NDArray[np.uint8]:
     """`[n, ceil(n / 8)]`: which sentences are the k nearest of each, as packed bits."""
     wide = array.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     wide /= np.where(norms > 0, norms, 1)
     sentences = len(wide)
-    rows = max(1, block_bytes // (24 * sentences))
+    rows = max(1, BLOCK_BYTES // (24 * sentences))
     found = []
     for start in range(0, sentences, rows):
         cosines = wide[start : start + rows] @ wide.T

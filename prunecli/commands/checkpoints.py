@@ -13,7 +13,7 @@ from prunecli.commands.command import OutputOptions
 from prunecli.errors import UsageError
 from prunecli.options import CheckpointPath, argument, option, text_option
 from prunecli.text.choice import TextChoice
-from prunecli.text.files import TextFile, given_names, is_hub_data, parse_hub_data
+from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ModelsOptions(OutputOptions, TextChoice):
         return self.model_copy(
             update={
                 "files": tuple(file.path for file in files),
-                "names": given_names(files),
+                "names": names_of(files) if any(file.name is not None for file in files) else (),
                 "whole_files": reads_whole(self, is_demo=bool(files) and not given),
                 "demo": demo_text(self.checkpoints),
             }

@@ -156,7 +156,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
 
     try:
         family, sizes = opened.require_architecture(), opened.layout.sizes
-    except (CheckpointError, UnsupportedModelError) as error:
+    except CheckpointError as error:
         what = "Experts alone" if inventory.layers else "Nothing"
         console.note(f"{what} can be removed from it: {error.message}")
         return
@@ -175,7 +175,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
     with suppress(UnsupportedModelError):
         (axis,) = axes_of(opened, "channel")
-        parts.append(f"{len(axis.ids):,} channels of the hidden states ({axis.keys[0]})")
+        parts.append(f"{axis.count:,} channels of the hidden states ({axis.keys[0]})")
     console.note(
         f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
         "these leaves a stock model."

@@ -312,7 +312,7 @@ class Shown:
         """Return the JSON of a selection for `--json`."""
         from prunecli.results.rewriting import Selected
 
-        held = {name: len(axis.ids) for name, axis in selected_axes(self.result.source, selection).items()}
+        held = {name: axis.count for name, axis in selected_axes(self.result.source, selection).items()}
         return self.document(
             Selected,
             seed,
@@ -336,7 +336,7 @@ class Shown:
             form = "all " + re.sub(r"\.\d+", ".*", place)
             places[place] = forms[form] = None
             for row in (place, form, f"all {kind}s"):
-                held[row] += len(axis.ids)
+                held[row] += axis.count
                 kept[row] += len(selection.kept[name])
         shown = [
             *places,

@@ -23,7 +23,7 @@ from prunecli.model.quantised import method_of, value_dtype
 from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
-from prunecli.modules.fitting import COMPUTE, FREE_SHARE, choose_dtype, dtype_name
+from prunecli.modules.fitting import COMPUTE, FREE_SHARE, candidates, dtype_name
 from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
 from prunecli.results.inspection import Fit, LayerWays, Way
 from prunecli.running.encoding import window_length
@@ -130,7 +130,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
             device = found_device()
-            usual = choose_dtype("auto", checkpoint, device)
+            usual = candidates("auto", [checkpoint], device)[0]
             dtypes = {usual: None, (torch.bfloat16 if device.type == "cpu" else usual): None}
             layered = [layers_in(checkpoint, budget, device, one) for one in dtypes]
     except PruneError as error:

@@ -159,7 +159,7 @@ def gradient_sums(
         for parameter, take in chain(*watched):
             takers.setdefault(parameter, []).append(take)
         for parameter, together in takers.items():
-            hooks.callback(_watch(parameter, together).remove)
+            hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
         _watch_norms(checkpoint, model, named, sums.add, hooks)
@@ -175,7 +175,7 @@ def gradient_sums(
         )
     for name, axis in every.items():
         # Where no gradient came, no loss depends on the units.
-        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(len(axis.ids))
+        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(axis.count)
         if not np.isfinite(found[name]).all():
             raise PruneError(
                 f"{module_of(name)}: a gradient is not finite, though every loss is",
@@ -256,13 +256,13 @@ def _inputs(
     """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
-            carrier, count = axis.carriers[tensor], len(axis.ids)
+            carrier, count = axis.carriers[tensor], axis.count
             place = module_name(model, tensor) if names is None else names.place(tensor)
             owner, _, attribute = place.rpartition(".")
             parameter = model.get_parameter(place)
             if attribute == "weight" and parameter.dim() == 2:
                 hook = partial(_note_input, add, axis.name, carrier, count)
-                hooks.callback(model.get_submodule(owner).register_forward_pre_hook(hook).remove)
+                hooks.enter_context(model.get_submodule(owner).register_forward_pre_hook(hook))
             else:
                 yield parameter, partial(_by_unit, add, axis.name, carrier, count)
 
@@ -390,11 +390,11 @@ def _watch_norms(
         return
 
     def note(_: nn.Module, __: Any, made: Tensor) -> None:
-        if made.shape[-1] == len(axis.ids):
-            add(CHANNELS, made.detach().float().abs().reshape(-1, len(axis.ids)).sum(dim=0))
+        if made.shape[-1] == axis.count:
+            add(CHANNELS, made.detach().float().abs().reshape(-1, axis.count).sum(dim=0))
 
     for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
-        hooks.callback(norm.register_forward_hook(note).remove)
+        hooks.enter_context(norm.register_forward_hook(note))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:

@@ -22,6 +22,7 @@ from prunecli.options import (
     option,
     selection_option,
 )
+from prunecli.tensors.quantities import exact_share
 
 if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
@@ -192,6 +193,11 @@ class UnitOptions(PruningOptions):
         return self.keep is not None
 
     @property
+    def score_files(self) -> Files:
+        """The files of scores; none if the scores are given."""
+        return self.scores if isinstance(self.scores, tuple) else ()
+
+    @property
     def share(self) -> float | None:
         """Fraction of the units to remove: `ratio`, or the default if no amount is given."""
         return self.ratio if self.has_amount else self.DEFAULT_RATIO
@@ -305,8 +311,6 @@ class NarrowOptions(UnitOptions):
         Raises:
             UsageError: they do, or no FFN can have this width.
         """
-        from prunecli.tensors.quantities import exact_share
-
         if self.is_named:
             self.refuse_beside("keep", (*self.AMOUNTS, "least", "multiple_of", "uniform", "metric", "scores"))
         self.check_amount()
@@ -548,10 +552,9 @@ class ExpertOptions(LoadOptions, PruningOptions):
     )
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> Files:
         """The files of statistics; none if the statistics are given."""
-        gates: Any = self.gates
-        return gates if isinstance(gates, tuple) else ()
+        return self.gates if isinstance(self.gates, tuple) else ()
 
 
 class VocabularyOptions(Options):

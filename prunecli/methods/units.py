@@ -17,7 +17,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, Scores, files_of
+from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
 from prunecli.tensors.computing import values
@@ -155,7 +155,7 @@ def by_scores(
         metric,
         shown,
         is_default=is_new and options.metric is None,
-        files=files_of(options.scores),
+        files=options.score_files,
         origin=Origin.of_text(text) if is_new else scores.origin,
         tokens=scores.tokens,
         mixed=scores.mixed,

@@ -21,7 +21,7 @@ def axis_name(owner: str, kind: Kind) -> str:
 
 
 def module_of(name: str) -> str:
-    """The owner in the name of an axis: "model.encoder.layers.3.self_attn", "encoder"."""
+    """The owner in the name of an axis, or of a tensor: "model.encoder.layers.3.self_attn", "encoder"."""
     return name.rpartition(".")[0]
 
 
@@ -83,6 +83,11 @@ class Axis:
     members: str = ""
     parts: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of its units."""
+        return len(self.ids)
 
     @property
     def module(self) -> str:

@@ -28,6 +28,7 @@ from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import same_values, stored_names, with_new_ending
 from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, value_dtype, values_of
+from prunecli.model.skeleton import class_of_type, class_that_fits
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
@@ -55,7 +56,10 @@ class Checkpoint(TensorReader):
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
         own_class: name of the class of transformers that stores tensors so, where config.json may name another one.
+        traffic: bytes and requests of a streamed checkpoint; None: it is local.
     """
+
+    traffic: Traffic | None = None
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
         self.config = plain_config(config)
@@ -113,8 +117,6 @@ class Checkpoint(TensorReader):
         # The classes have no relative positions any more, and would leave their tensors out.
         if unknown is None or "position_embedding_type" in unknown:
             return family
-        from prunecli.model.skeleton import class_of_type
-
         return family if class_of_type(names, model_type) is None else None
 
     @property
@@ -139,8 +141,6 @@ class Checkpoint(TensorReader):
         Raises:
             CheckpointError: the scales of one are not of its shape, or absent.
         """
-        if self.tensors.keys() == self._stored_infos.keys():
-            return self._stored_quantised
         with located(self.path):
             return find_quantised(self.tensors, self.config)
 
@@ -290,11 +290,6 @@ class Checkpoint(TensorReader):
             )
         self._is_checked = True
 
-    @property
-    def traffic(self) -> Traffic | None:
-        """Bytes and requests of a streamed checkpoint; None: it is local."""
-        return None
-
     def require_architecture(self) -> Architecture:
         """The family's record: declared, or found by asking its class.
 
@@ -329,17 +324,6 @@ class Checkpoint(TensorReader):
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.model_type}, {len(self.tensors)} tensors)"
 
-    @cached_property
-    def _stored_infos(self) -> dict[str, TensorInfo]:
-        """By their names in the files."""
-        return {name: stored.info for name, (_, stored) in self._by_stored_name.items()}
-
-    @cached_property
-    def _stored_quantised(self) -> Mapping[str, QuantisedWeight]:
-        """`quantised`, by their names in the files."""
-        with located(self.path):
-            return find_quantised(self._stored_infos, self.config)
-
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Under their stock names, without buffers and tied aliases: (file number, where its bytes lie)."""
         tensors = self._by_stored_name
@@ -365,8 +349,6 @@ class Checkpoint(TensorReader):
             return tensors
         # To ask the class takes seconds. One without a head ends so, and its tensors have no beginning in common.
         if not names or is_bare != names[0].endswith("Model"):
-            from prunecli.model.skeleton import class_that_fits
-
             with suppress(PruneError, ImportError):
                 self.own_class, renamed = class_that_fits(self, tensors)
                 return {renamed[name]: at for name, at in tensors.items()}

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
 
+from prunecli.model.structure import statistics_files
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Count = Annotated[int, Field(ge=0, le=10**18)]
@@ -217,9 +219,7 @@ class Decision:
 
     def read_from(self, step: Mapping[str, Any]) -> Decision:
         """The decision with the files of statistics that an entry of history names."""
-        files = step.get("statistics", [])
-        files = files if isinstance(files, list) else [files]
-        named = tuple((str(file["file"]), str(file["sha256"])) for file in files)
+        named = tuple((str(file["file"]), str(file["sha256"])) for file in statistics_files(step))
         return replace(self, origin=replace(self.origin, files=named)) if named else self
 
     def together(self, place: Ranked) -> list[Ranked]:

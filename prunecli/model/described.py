@@ -28,15 +28,12 @@ class DescribedCheckpoint(Checkpoint):
     Two names that config.json ties count as one tensor: their values cannot be compared.
     """
 
+    is_local = False
+
     def __init__(self, snapshot: Snapshot, files: tuple[WeightFile, ...]) -> None:
         assert snapshot.sizes is not None
         self._sizes = {file.path: snapshot.sizes[file.path.name] for file in files}
         super().__init__(snapshot.directory, read_config(snapshot.directory), files)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its tensors can be read."""
-        return False
 
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""
@@ -65,6 +62,8 @@ class ConfiguredCheckpoint(Checkpoint):
         CheckpointError: it lacks a size, or says what cannot be.
     """
 
+    is_local = False
+
     def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
         with located(file):
             structure = Structure.from_json(config[KEY], str(file)) if KEY in config else Structure()
@@ -75,11 +74,6 @@ class ConfiguredCheckpoint(Checkpoint):
                     shapes.setdefault(alias, shapes[tied[alias]])
         tensors = {name: Stored(TensorInfo(name, "F32", shape), 0) for name, shape in shapes.items()}
         super().__init__(file.parent, dict(config), (WeightFile(file.with_name(SINGLE_FILE), tensors),))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its tensors can be read."""
-        return False
 
     def _equal(self, _one: str, _other: str) -> bool:
         return False  # an alias that is asked for is a tensor of its own

@@ -7,9 +7,11 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch.nn import Embedding
 
 from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
@@ -25,7 +27,7 @@ from prunecli.architectures.records import (
     TokenEmbedding,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError
@@ -36,13 +38,15 @@ from prunecli.model.probe import (
     UnitKeys,
     common_owner,
     is_of_experts,
+    last_part,
     layer_of,
     numbers,
+    outer,
     outputs,
     owners,
     template_of,
 )
-from prunecli.model.probed import REMEDY, Carriers, Probed, Uneven
+from prunecli.model.probed import REMEDY, Carriers, Placed, Probed
 from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
@@ -62,42 +66,34 @@ class Found:
     """A class that was asked what a model is made of.
 
     Attributes:
+        probed: the class, and the small copy.
         skeleton: of the model.
-        small: of a small copy.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
         vocabulary: keys of config.json of the number of tokens; empty: none was found.
-        asked: see `Uneven`.
-        with_notes: returns a stack with notes which of its FFN and attentions can go, and which norms go with them.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
             `template_of` -> where they lie.
         structure: of the model.
-        turned: see `Trial.turned`.
     """
 
+    probed: Probed
     skeleton: Skeleton
-    small: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
     vocabulary: tuple[str, ...]
-    asked: Uneven
-    with_notes: Callable[[Stack], Stack]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
-    turned: frozenset[str]
 
     @cached_property
     def classes(self) -> tuple[ModelClass, ...]:
         """Classes that open the model."""
-        return self.small.opened_as
+        return self.probed.trial.skeleton.opened_as
 
     @cached_property
     def embeddings(self) -> list[str]:
         """Names in files of the modules that are tables outside of the layers, and of the output layer."""
-        from torch.nn import Embedding
-
         model = self.skeleton.model
         output = model.get_output_embeddings()
         names = [name for name, one in model.named_modules() if isinstance(one, Embedding) or one is output]
@@ -113,7 +109,9 @@ class Found:
     @cached_property
     def uneven(self) -> Mapping[str, UnitKeys]:
         """Key of the heads or hidden units of which each layer may keep another number -> what it moves."""
-        return {key: units for key, asked in self.asked.items() if (units := asked()) is not None}
+        return {
+            key: units for key, asked in self.probed.units.uneven.items() if (units := asked()) is not None
+        }
 
     def tried(self, family: Architecture, structure: Structure) -> Architecture:
         """The record, after trials of what a model of this structure lacks: they cannot run while a model is built."""
@@ -121,7 +119,7 @@ class Found:
             self.uneven  # noqa: B018
         if not structure.removed:
             return family
-        return replace(family, stacks=tuple(map(self.with_notes, family.stacks)))
+        return replace(family, stacks=tuple(_with_notes(self.probed, stack) for stack in family.stacks))
 
     def holds(self, stack: Stack, structure: Structure, number: int, name: str) -> bool:
         """Whether a layer has a tensor of this name that can be cut.
@@ -162,7 +160,11 @@ class Found:
     def with_layers(self, config: Mapping[str, Any], kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """config.json of the model that has only these layers of the stacks under these keys."""
         skeleton = replace(self.skeleton, config=config)
-        found = skeleton.settled(self._changes(skeleton, kept))
+        changes: dict[str, Any] = {}
+        for stack in self.layers:
+            if stack.key in kept:
+                changes |= stack.changes(skeleton, kept[stack.key])
+        found = skeleton.settled(changes)
         for stack in self.layers:
             numbers = kept.get(stack.key, ())
             for key, value in [*found.items()] if numbers and stack.key in stack.lists else ():
@@ -205,13 +207,6 @@ class Found:
                     "Remove others: `metric=last` removes the last ones.",
                 )
 
-    def _changes(self, skeleton: Skeleton, kept: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        changes: dict[str, Any] = {}
-        for stack in self.layers:
-            if stack.key in kept:
-                changes |= stack.changes(skeleton, kept[stack.key])
-        return changes
-
 
 def found_experts(checkpoint: Checkpoint) -> Architecture:
     """Return the record of a model's experts that a class of transformers has.
@@ -250,10 +245,12 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             "config.json says how many layers it has",
             REMEDY,
         )
-    widths, heads, tokens, uneven, is_traced = own.units
+    widths, heads, tokens, _, is_traced = own.units
     if not is_traced and _has_one_each(checkpoint.structure, *heads[0]):
         heads = []
-    units = heads[0][0] if heads and not is_traced and not heads[0][0].biased else None
+    is_counted = bool(heads) and not is_traced and not heads[0][0].biased
+    units = heads[0][0] if is_counted else UnitKeys({}, 0, {})
+    takes_any = units.held < 3 or skeleton.changed(units.changes(units.held - 1)) is not None
     movable = tuple(
         stack.key
         for stack in layers
@@ -268,7 +265,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     values = skeleton.effective
     stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
-    hidden = next((name for name, _ in numbers(values) if name.rpartition(".")[2] in HIDDEN), None)
+    hidden = next((name for name, _ in numbers(values) if last_part(name) in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
     embedding, loose = _embedding(own, [name for _, carriers in tokens for name in carriers])
     return replace(
@@ -279,9 +276,9 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         tied=_tied(whole, checkpoint),
         loose=loose,
         embedding=embedding,
-        head_counts=() if units is None else tuple(units.keys),
-        head_width=None if units is None else _width_key(values, units),
-        heads_divide=None if units is None or _takes_any(skeleton, units) else hidden,
+        head_counts=tuple(units.keys),
+        head_width=_width_key(values, units) if is_counted else None,
+        heads_divide=None if takes_any else hidden,
         attributes={
             **dict(numbers(values)),
             **{one.key: value_of(values, one.key) for one in layers},
@@ -289,16 +286,14 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             **declared.attributes,
             # Texts also stand for a null in config.json.
             **{key: str(one.held) for one, _ in widths for key in one.keys},
-            **({} if units is None else {key: str(width) for key, width in units.stated.items()}),
+            **{key: str(width) for key, width in units.stated.items()},
         },
         found=Found(
+            own,
             whole,
-            own.trial.skeleton,
             tuple(layers),
             movable,
             next((tuple(units.keys) for units, _ in tokens), ()),
-            uneven,
-            partial(_with_notes, own),
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
                 [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}
@@ -306,7 +301,6 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
                 if is_of_experts(carriers)
             },
             checkpoint.structure,
-            own.trial.turned,
         ),
     )
 
@@ -367,8 +361,8 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
 
 def _stacks(
     probed: Probed,
-    widths: Sequence[tuple[UnitKeys, Carriers]],
-    heads: Sequence[tuple[UnitKeys, Carriers]],
+    widths: Placed,
+    heads: Placed,
     mixture: Mixture | None,
 ) -> tuple[Stack, ...]:
     """The deepest stack of each side, with the FFN and the attentions of its layers; the text model goes first."""
@@ -406,20 +400,18 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
             within.setdefault(name[match.end() :], []).append(name)
     norms: dict[str, list[str]] = {}
     for name, places in within.items():
-        module = trial.model.get_submodule(trial.modules[places[0]].rpartition(".")[0])
+        module = trial.model.get_submodule(module_of(trial.modules[places[0]]))
         if "norm" in type(module).__name__.lower():
-            norms.setdefault(name.rpartition(".")[0], []).extend(places)
+            norms.setdefault(module_of(name), []).extend(places)
 
-    def tried(part: Part, written: Iterable[str], remove: Callable[[Any, Part, int], None]) -> Part:
-        modules = {name.rpartition(".")[0] for name in written}
-        masked = [
-            place for name, places in within.items() if name.rpartition(".")[0] in modules for place in places
-        ]
+    def tried(part: Part, written: Iterable[str], remove: Callable[..., None]) -> Part:
+        modules = {module_of(name) for name in written}
+        masked = [place for name, places in within.items() if module_of(name) in modules for place in places]
         layers = {int(layer_of(name).rpartition(".")[2]) for name in masked}
 
         def without(model: Any, own: Sequence[str]) -> None:
             for layer in layers:
-                remove(model, replace(part, norms=tuple(own)), layer)
+                remove(model, stack, replace(part, norms=tuple(own)), layer, trial.modules.__getitem__)
 
         with suppress(Exception):  # of any kind: what a class makes of it
             own, apart = trial.without(masked, norms, without)
@@ -427,20 +419,14 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
                 return replace(part, norms=tuple(own))
         return replace(part, removable=False)
 
-    def no_attention(model: Any, part: Attention, layer: int) -> None:
-        remove_attention(model, stack, part, layer, trial.modules.__getitem__)
-
-    def no_ffn(model: Any, part: FeedForward, layer: int) -> None:
-        remove_ffn(model, replace(stack, ffn=part), layer, trial.modules.__getitem__)
-
     owner = f"{stack.ffn.name}." if stack.ffn.name else ""
     hidden = {
         owner + spec.name: Carrier(spec.hidden) for spec in stack.ffn.tensors if spec.hidden is not None
     }
-    attentions = tuple(tried(one, [f"{one.output}.weight"], no_attention) for one in stack.attentions)
-    ffn = tried(stack.ffn, outputs(hidden), no_ffn)
+    attentions = tuple(tried(one, [f"{one.output}.weight"], remove_attention) for one in stack.attentions)
+    ffn = tried(stack.ffn, outputs(hidden), remove_ffn)
     own_norms = {*ffn.norms, *(norm for attention in attentions for norm in attention.norms)}
-    specs = (TensorSpec(name, (), "norm") for name in within if name.rpartition(".")[0] in own_norms)
+    specs = (TensorSpec(name, (), "norm") for name in within if module_of(name) in own_norms)
     return replace(stack, attentions=attentions, ffn=ffn, norms=tuple(specs))
 
 
@@ -454,15 +440,15 @@ def _within(prefix: str, carriers: Mapping[str, Value]) -> dict[str, Value]:
 
 def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
     """Names of the other tensors of the linear layers that have the carriers: the output's bias."""
-    modules = {name.rpartition(".")[0] for name in carriers}
-    return [name for name in names if name.rpartition(".")[0] in modules and name not in carriers]
+    modules = {module_of(name) for name in carriers}
+    return [name for name in names if module_of(name) in modules and name not in carriers]
 
 
 def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> FeedForward | None:
     own = _within(prefix, carriers)
     if not own or is_of_experts(own):
         return None
-    owner = common_owner(name.rpartition(".")[0] for name in own)
+    owner = common_owner(module_of(name) for name in own)
     start = len(owner) + 1 if owner else 0
     (key,) = units.keys
     # The output layer comes last, see `output_layer`; of models with images the names are sorted.
@@ -521,11 +507,6 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
 
 def _width_key(values: Mapping[str, Any], units: UnitKeys) -> str | None:
     """The key of the width of a head: the one that has to be stated, or one that is."""
-    within = next(iter(units.keys)).rpartition(".")[0]
-    names = (f"{within}.{name}" if within else name for name in ("head_dim", "d_kv", "attention_head_dim"))
+    within = outer(next(iter(units.keys)))
+    names = (within + name for name in ("head_dim", "d_kv", "attention_head_dim"))
     return next(iter(units.stated), None) or next((name for name in names if value_of(values, name)), None)
-
-
-def _takes_any(skeleton: Skeleton, units: UnitKeys) -> bool:
-    """Whether the class takes a number of heads that does not divide its hidden size."""
-    return units.held < 3 or skeleton.changed(units.changes(units.held - 1)) is not None

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
+
 from prunecli.architectures.mixtures import (
     ALIASES,
     GROUPS,
@@ -193,8 +195,6 @@ def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
     Raises:
         NotFoundError: no copy can be made.
     """
-    import torch
-
     values = trial.skeleton.effective
     assert isinstance(mixture.top_k, tuple)
     held, top_k = dict(numbers(values))[key], value_of(values, mixture.top_k[0])

@@ -1,4 +1,7 @@
-"""What `inspect` counts, without weights: parameters and bytes by part, layers, experts, types."""
+"""What `inspect` counts, without weights: parameters and bytes by part, layers, experts, types.
+
+`inspect --json` prints these values as they are, and pydantic checks them when they are read.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from prunecli.architectures.records import Side
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Count
 from prunecli.model.embedding import TokenTables
 from prunecli.model.layout import ModelLayout
 from prunecli.model.names import by_module
@@ -22,10 +23,6 @@ from prunecli.model.quantised import QuantisedWeight, method_of, owners_of
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
-
-
-Count = Annotated[int, Field(ge=0, le=10**18)]
-"""`inspect --json` prints the values below as they are, and pydantic checks them when they are read."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def _layout(checkpoint: Checkpoint) -> ModelLayout | None:
     """Its layout; None if the class of a family that is not declared says nothing."""
     if checkpoint.architecture is not None:
         return checkpoint.layout
-    with suppress(UnsupportedModelError, CheckpointError):
+    with suppress(CheckpointError):
         return checkpoint.layout
     return None
 

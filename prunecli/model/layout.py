@@ -10,7 +10,7 @@ from typing import Any
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, TensorSpec
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.axes import axis_name
+from prunecli.model.axes import axis_name, module_of
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
@@ -251,13 +251,13 @@ def _found(layout: ModelLayout) -> dict[str, Declared]:
     stored = found.stored(layout.config)
     weights = [name.removesuffix(".weight") for name, shape in stored.items() if len(shape) == 1]
     owners: dict[str, Part] = dict.fromkeys(weights, "norm")
-    owners |= {name.rpartition(".")[0]: "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
+    owners |= {module_of(name): "ffn" for ffn in layout.ffns for name in ffn.tensor_names}
     owners |= dict.fromkeys((layer.name for layer in layout.attentions), "attention")
     owners |= dict.fromkeys(found.embeddings, "embeddings")
     owners[""] = "other"
 
     def part(name: str) -> Part:
-        owner = name.rpartition(".")[0]
+        owner = module_of(name)
         return owners.get(owner) or part(owner)
 
     return {name: (shape, part(name)) for name, shape in stored.items()}

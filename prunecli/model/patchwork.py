@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures.records import Attention, Stack
-from prunecli.model.axes import Carrier
+from prunecli.architectures.records import Attention, FeedForward, Stack
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.probe import UnitKeys, common_owner, with_scaled
@@ -135,11 +135,14 @@ def fitted(stock: Any, fit: Callable[[Any], None]) -> Any:
     return subclass(stock, __init__=make)
 
 
-def subclass(stock: Any, **members: Any) -> Any:
-    """A subclass of a class of transformers with other members, under the same name."""
-    return type(
-        stock.__name__, (stock,), {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
-    )
+def subclass(stock: Any, *before: type, **members: Any) -> Any:
+    """A subclass of a class of transformers with other members, under the same name.
+
+    Args:
+        before: classes whose members come before those of `stock`.
+    """
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
+    return type(stock.__name__, (*before, stock), members)
 
 
 def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names) -> dict[str, str]:
@@ -175,7 +178,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
             if dim is not None
         }
         if ffn.removed:
-            remove_ffn(model, ffn.stack, ffn.layer, names)
+            remove_ffn(model, ffn.stack, ffn.stack.ffn, ffn.layer, names)
         elif carriers and ffn.width != held:
             fit_sizes(model, skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
         if ffn.is_shared:
@@ -183,7 +186,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
     tied = {names(own): names(stored) for own, stored in aliases.items()}
     for own, stored in tied.items():
         path, _, attribute = own.rpartition(".")
-        module, source = model.get_submodule(path), model.get_submodule(stored.rpartition(".")[0])
+        module, source = model.get_submodule(path), model.get_submodule(module_of(stored))
         if [*module.children()]:  # an attention that holds a tensor itself
             setattr(module, attribute, getattr(source, attribute))
         else:
@@ -201,19 +204,19 @@ def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton
     return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated_heads, {}, width), skeleton).donor(kept)
 
 
-def remove_ffn(model: Any, stack: Stack, layer: int, names: Names) -> None:
+def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: Names) -> None:
     """Let the FFN of a layer add nothing: LN(h + F(h)) and h + F(LN(h)) become h where the norm is its own.
 
     Args:
         names: of tensors in the model.
     """
     prefix = stack.layers.format(layer=layer)
-    _remove_norms(model, prefix, stack.ffn.norms, names)
-    own = [spec.name for spec in stack.ffn.tensors]
-    if stack.ffn.name:
-        paths = {_module(f"{prefix}.{stack.ffn.name}", own[0], names)}
+    _remove_norms(model, prefix, spec.norms, names)
+    own = [one.name for one in spec.tensors]
+    if spec.name:
+        paths = {_module(f"{prefix}.{spec.name}", own[0], names)}
     else:
-        paths = {names(f"{prefix}.{name}").rpartition(".")[0] for name in own}
+        paths = {module_of(names(f"{prefix}.{name}")) for name in own}
     for path in paths:
         model.set_submodule(path, Nothing())
 

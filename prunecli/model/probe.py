@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
 from typing import Any
 
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
@@ -155,11 +155,11 @@ def outputs(carriers: Mapping[str, Carrier]) -> list[str]:
     # Some families store stacked experts as [in, out], others as [out, in].
     if any(carrier.dim > 1 for carrier in carriers.values()):
         return [name for name in carriers if MIXES.search(name)]
-    biased = {name.rpartition(".")[0] for name in carriers if name.endswith(".bias")}
+    biased = {module_of(name) for name in carriers if name.endswith(".bias")}
     weights = [
         name
         for name in without_tables(carriers)
-        if name.endswith(".weight") and name.rpartition(".")[0] not in biased
+        if name.endswith(".weight") and module_of(name) not in biased
     ]
     return [name for name in weights if carriers[name].dim == 1] or weights
 
@@ -177,7 +177,7 @@ def owners(carriers: Mapping[str, Carrier]) -> dict[str, str]:
     for name in mixing:
         owner = name
         while owner and not any(other.startswith(f"{owner}.") for other in inputs):
-            owner = owner.rpartition(".")[0]
+            owner = module_of(owner)
         around.add(owner)
     return {
         name: max((owner for owner in around if name.startswith(f"{owner}.")), key=len, default="")
@@ -218,7 +218,11 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     """The stacks of layers whose depth a key says."""
     depths = _depths(skeleton.stored)
     found: list[LayerKey] = []
-    for key, depth in (*_depth_lists(skeleton.effective), *numbers(skeleton.effective)):
+    values = skeleton.effective
+    # Where no number says how many layers there are, a list with an entry for each may.
+    names = () if "num_hidden_layers" in values else _LISTS
+    lists = ((key, len(values[key])) for key in names if isinstance(values.get(key), list))
+    for key, depth in (*lists, *numbers(values)):
         if depth not in depths.values() or any(one.key in one.lists and depth == one.depth for one in found):
             continue
         rules = _layer_rules(skeleton, key, depth)
@@ -233,20 +237,14 @@ def layer_keys(skeleton: Skeleton) -> list[LayerKey]:
     return found
 
 
-def _depth_lists(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Key and length of the lists that may say how many layers there are, where no number does."""
-    if "num_hidden_layers" not in values:
-        yield from ((key, len(values[key])) for key in _LISTS if isinstance(values.get(key), list))
-
-
 def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> LayerKey | None:
     """The stack under these keys, if a model that keeps so many of its layers lacks the others' tensors alone."""
     other = skeleton.changed(rules.changes(skeleton, kept))
     if other is None:
         return None
-    depths, depth = _depths(skeleton.stored), rules.depth
-    modules = _shorter(_depths(skeleton.shapes), other.shapes, depth)
-    prefixes = _shorter(depths, other.stored, depth)
+    depth = rules.depth
+    modules = _shorter(skeleton.shapes, other.shapes, depth)
+    prefixes = _shorter(skeleton.stored, other.stored, depth)
     made = replace(rules, prefixes=prefixes, modules=modules)
     if not modules or not prefixes or {*made.renamed(skeleton.stored, kept)} != {*other.stored}:
         return None
@@ -281,10 +279,8 @@ def _only_layer(skeleton: Skeleton, rules: LayerKey) -> list[LayerKey]:
     other = skeleton.changed(rules.changes(skeleton, (0, 0)))
     if other is None:
         return []
-    modules, prefixes = (
-        _shorter(_depths(after), before, 2)
-        for before, after in ((skeleton.shapes, other.shapes), (skeleton.stored, other.stored))
-    )
+    modules = _shorter(other.shapes, skeleton.shapes, 2)
+    prefixes = _shorter(other.stored, skeleton.stored, 2)
     made = replace(rules, prefixes=prefixes, modules=modules, samples=(0,))
     return [made] if prefixes and {*made.renamed(other.stored, (0,))} == {*skeleton.stored} else []
 
@@ -302,7 +298,6 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         and _NUMBERED.search(name)
         and all(type(number) is int and number < depth for number in value)
     ]
-    first = [name for name, value in config.items() if _FIRST.search(name) and type(value) is int and value]
     period, exceptions = PERIOD
     has_period = type(step := config.get(period)) is int and step > 1 and exceptions in numbered
     start = f"{before}{dot}"
@@ -310,8 +305,11 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
     def full(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(f"{start}{name}" for name in names)
 
+    def counts(pattern: re.Pattern[str]) -> tuple[str, ...]:
+        stated = {name: value for name, value in config.items() if type(value) is int and value}
+        return full(filter(pattern.search, stated))
+
     own_period = (f"{start}{period}", f"{start}{exceptions}") if has_period else None
-    last = [name for name, value in config.items() if _LAST.search(name) and type(value) is int and value]
     by_number = [
         name
         for name, value in config.items()
@@ -327,8 +325,8 @@ def _layer_rules(skeleton: Skeleton, key: str, depth: int) -> LayerKey:
         depth,
         lists=full(whole),
         numbered=full(numbered),
-        first=full(first),
-        last=full(last),
+        first=counts(_FIRST),
+        last=counts(_LAST),
         by_number=full(by_number),
         period=own_period,
     )
@@ -340,7 +338,7 @@ def width_keys(skeleton: Skeleton, pattern: re.Pattern[str]) -> list[UnitKeys]:
     Keys of one vocabulary, which say the same size, are also tried together.
     """
     named = (*numbers(skeleton.effective), *_unstated(skeleton, pattern))
-    sizes = {key: value for key, value in named if value > 1 and pattern.search(_last(key))}
+    sizes = {key: value for key, value in named if value > 1 and pattern.search(last_part(key))}
     tried = [(dict.fromkeys((key,), 1), value) for key, value in sizes.items()]
     if pattern is VOCABULARY and len({*sizes.values()}) == 1 < len(sizes):
         tried.append((dict.fromkeys(sizes, 1), tried[0][1]))
@@ -357,7 +355,7 @@ def channel_keys(skeleton: Skeleton) -> Iterator[UnitKeys]:
         return
     heads = {count for name, count in head_counts(values).items() if not is_key_value(name)}
     for key, size in numbers(values):
-        if _last(key) in HIDDEN:
+        if last_part(key) in HIDDEN:
             within = outer(key)
             stated = (own for count in heads for own in _head_widths(within, size, count))
             # Twice as many: some classes refuse a size that the heads do not divide.
@@ -385,18 +383,18 @@ def head_counts(values: Mapping[str, Any]) -> dict[str, int]:
     return {
         key: value
         for key, value in numbers(values)
-        if _HEADS.search(_last(key)) and not _NO_COUNT.search(_last(key))
+        if _HEADS.search(last_part(key)) and not _NO_COUNT.search(last_part(key))
     }
 
 
 def is_key_value(key: str) -> bool:
     """Whether a key counts heads of keys and values alone."""
-    return bool(_KEY_VALUE.search(_last(key)))
+    return bool(_KEY_VALUE.search(last_part(key)))
 
 
 def outer(key: str) -> str:
     """The beginning of a key that names the config that it lies in: "text_config.", or "" at the top."""
-    return key[: -len(_last(key))]
+    return key[: -len(last_part(key))]
 
 
 def hidden_beside(values: Mapping[str, Any], key: str) -> int:
@@ -467,7 +465,7 @@ def _heads(skeleton: Skeleton, keys: Mapping[str, int], held: int, left: int) ->
                 name: (*([Carrier(dim, fused[before])] if before in fused and dim == 0 else []), Carrier(dim))
                 for name, (dim, before, _) in moved.items()
             }
-            return UnitKeys(keys, held, carriers, stated)
+            return replace(made, carriers=carriers)
     return None
 
 
@@ -506,10 +504,12 @@ def _unstated(skeleton: Skeleton, pattern: re.Pattern[str]) -> Iterator[tuple[st
             yield key, 4 * hidden
 
 
-def _shorter(before: Mapping[str, int], names: Mapping[str, Shape], depth: int) -> tuple[str, ...]:
-    """The lists of this length that have lost one module."""
-    after = _depths(names)
-    return tuple(name for name in before if before[name] == depth and after.get(name) == depth - 1)
+def _shorter(before: Mapping[str, Shape], after: Mapping[str, Shape], depth: int) -> tuple[str, ...]:
+    """The lists of modules of this length that have lost one module."""
+    left = _depths(after)
+    return tuple(
+        name for name, held in _depths(before).items() if held == depth and left.get(name) == depth - 1
+    )
 
 
 def _depths(names: Mapping[str, Shape]) -> dict[str, int]:
@@ -521,5 +521,6 @@ def _depths(names: Mapping[str, Shape]) -> dict[str, int]:
     return {prefix: len(seen) for prefix, seen in found.items() if seen == {*range(len(seen))}}
 
 
-def _last(key: str) -> str:
+def last_part(key: str) -> str:
+    """The key, within the config that it lies in."""
     return key.rpartition(".")[2]

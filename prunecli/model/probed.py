@@ -21,7 +21,7 @@ from prunecli.architectures.records import (
     Stack,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.found_experts import found_mixture
 from prunecli.model.probe import (
     VOCABULARY,
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 Carriers = Mapping[str, Carrier]
 """Name of a tensor -> where units lie in it."""
+Placed = list[tuple[UnitKeys, Carriers]]
+"""Units of each key, and where they lie."""
 REMEDY = "inspect, evaluate and bench-latency work all the same."
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -167,9 +169,9 @@ class Confirmed(NamedTuple):
         is_traced: whether the width of a head follows from their number, so that no stock config says fewer.
     """
 
-    widths: list[tuple[UnitKeys, Carriers]]
-    heads: list[tuple[UnitKeys, Carriers]]
-    tokens: list[tuple[UnitKeys, Carriers]]
+    widths: Placed
+    heads: Placed
+    tokens: Placed
     uneven: Uneven
     is_traced: bool
 
@@ -209,14 +211,14 @@ def _tried(
     axes: Callable[[Carriers], Mapping[str, str]],
     uneven: Uneven,
     least: int = 1,
-) -> list[tuple[UnitKeys, Carriers]]:
+) -> Placed:
     """Return the units that the small model confirms, in the layout in which it confirms them.
 
     Args:
         uneven: takes what asks whether each layer may have another number of units.
         least: units that a layer keeps at least.
     """
-    confirmed: list[tuple[UnitKeys, Carriers]] = []
+    confirmed: Placed = []
     by_keys = {frozenset(units.keys): units for units in small}
     for units in found:
         if (own := by_keys.get(frozenset(units.keys))) is None:
@@ -244,9 +246,9 @@ def _traced(
     layers: Sequence[LayerKey],
     small_layers: Sequence[LayerKey],
     uneven: Uneven,
-) -> list[tuple[UnitKeys, Carriers]]:
+) -> Placed:
     """Heads whose width follows from their number, of which each layer may keep another one."""
-    confirmed: list[tuple[UnitKeys, Carriers]] = []
+    confirmed: Placed = []
     for small in _traced_heads(trial, small_layers):
         counts, key = head_counts(skeleton.effective), [*small.keys][-1]
         keys = {name: counts[name] // counts[key] for name in small.keys}
@@ -379,6 +381,6 @@ def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
                 found[tensor] = (Carrier(axis), Carrier(axis, (1,) * blocks))[: min(blocks, 2)]
     # A tensor as long as there are heads may be a norm over the width of one where both are the same.
     for name, shape in shapes.items() if width != heads * heads else ():
-        if name.startswith(f"{attention}.") and name.rpartition(".")[0] not in linears and heads in shape:
+        if name.startswith(f"{attention}.") and module_of(name) not in linears and heads in shape:
             found[name] = (Carrier(shape.index(heads)),)
     return found

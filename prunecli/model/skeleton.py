@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from json import dumps
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.architectures.records import ModelClass
-from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, kind_and_reason
+from prunecli.errors import CheckpointError, UnsupportedModelError, damaged
 from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, with_keys
 from prunecli.model.names import with_new_ending
 from prunecli.model.quantised import KEYS
@@ -292,22 +292,15 @@ def _skeleton(checkpoint: Checkpoint, name: str) -> Skeleton:
     return known_skeleton(model_class, config_class(checkpoint, model_class), dumps(config))
 
 
-@contextmanager
-def transformers_takes(config: Path | str) -> Iterator[None]:
+def transformers_takes(config: Path | str) -> AbstractContextManager[None]:
     """Inside, an error of transformers about a value of a config.json is a `CheckpointError`.
 
     Args:
         config: the file.
     """
-    try:
-        yield
-    except PruneError:
-        raise
-    except Exception as error:  # of any kind: whatever a value of the wrong kind runs into
-        raise CheckpointError(
-            f"{config}: transformers cannot make the model ({kind_and_reason(error)})",
-            "Correct the value, or copy the file again.",
-        ) from error
+    return damaged(
+        f"{config}: transformers cannot make the model", "Correct the value, or copy the file again."
+    )
 
 
 def class_named(checkpoint: Checkpoint, name: str) -> Any:

@@ -19,6 +19,7 @@ from prunecli.model.probe import (
     head_counts,
     hidden_beside,
     is_key_value,
+    last_part,
     numbers,
     outer,
     shared_keys,
@@ -67,9 +68,7 @@ def _with_few_heads(values: Mapping[str, Any]) -> dict[str, Any]:
         changes |= {key: heads, **dict.fromkeys(shared, few)}
         sizes = {outer(key) + name: value_of(values, outer(key) + name) for name in HIDDEN}
         changes |= {name: size * heads // queries for name, size in sizes.items() if type(size) is int}
-    widths = {
-        key: max(value // 8, 16) for key, value in numbers(values) if WIDTH.search(key.rpartition(".")[2])
-    }
+    widths = {key: max(value // 8, 16) for key, value in numbers(values) if WIDTH.search(last_part(key))}
     return with_keys(values, {**changes, **widths})
 
 
@@ -116,7 +115,7 @@ def _narrower(value: Any, scale: int) -> Any:
 def few_experts(key: str, value: int) -> int:
     """The value of a key in a model with few experts, of which as many can go as in any other."""
     for pattern, few in _FEW.items():
-        if pattern.search(key.rpartition(".")[2]) and value > 1:
+        if pattern.search(last_part(key)) and value > 1:
             return few if pattern is EXPERTS else min(value, few)
     return value
 

@@ -207,23 +207,21 @@ def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
 
 
-def _is_fitted(result: ModelLayout, part: AttentionLayer | FfnLayer, removable: bool) -> bool:
-    """Whether prunecli can share or remove a part within the stock class: one whose modules the files have as well."""
+def _gone(result: ModelLayout, what: str, part: AttentionLayer | FfnLayer, removable: bool) -> StockSupport:
+    """A part is removed or shared, which prunecli can do within the stock class if the files have its modules too."""
     found = result.family.found
-    if found is None or (part.removed and not removable):
-        return False
-    turned: frozenset[str] = found.turned
-    return turned.isdisjoint(map(template_of, part.tensor_names))
+    return StockSupport(
+        reason=f"{what} are {'gone' if part.removed else 'shared'}, which no config.json can say",
+        is_fitted=found is not None
+        and (removable or not part.removed)
+        and found.probed.trial.turned.isdisjoint(map(template_of, part.tensor_names)),
+    )
 
 
 def _attentions(result: ModelLayout) -> StockSupport:
     for layer in result.attentions:
         if not layer.has_tensors:
-            state = "gone" if layer.removed else "shared"
-            return StockSupport(
-                reason=f"attentions are {state}, which no config.json can say",
-                is_fitted=_is_fitted(result, layer, layer.spec.removable),
-            )
+            return _gone(result, "attentions", layer, layer.spec.removable)
     return StockSupport()
 
 
@@ -231,10 +229,7 @@ def _ffns(result: ModelLayout) -> StockSupport:
     widths: dict[str, set[int]] = {}
     for layer in result.ffns:
         if layer.removed or layer.is_shared:
-            return StockSupport(
-                reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say",
-                is_fitted=_is_fitted(result, layer, layer.stack.ffn.removable),
-            )
+            return _gone(result, "FFNs", layer, layer.stack.ffn.removable)
         if not layer.tensors:  # those of experts are alike in every layer
             continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)

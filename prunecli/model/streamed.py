@@ -34,7 +34,9 @@ SAMPLES_BYTES = 1 << 20
 
 
 class StreamedCheckpoint(Checkpoint):
-    """A checkpoint of the hub; what is read of its weights crosses the wire."""
+    """A checkpoint of the hub; what is read of its weights crosses the wire, that of the headers included."""
+
+    is_remote = True
 
     def __init__(
         self,
@@ -44,20 +46,10 @@ class StreamedCheckpoint(Checkpoint):
         traffic: Traffic,
         progress: Progress = silent,
     ) -> None:
-        self._traffic = traffic
+        self.traffic = traffic
         self._remote = remote
         self._progress = progress
         super().__init__(directory, read_config(directory), files)
-
-    @property
-    def is_remote(self) -> bool:
-        """True: the checkpoint is on the hub."""
-        return True
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes and requests so far, those of the headers included."""
-        return self._traffic
 
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""

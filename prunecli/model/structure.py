@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, PositiveInt, TypeAdapter
@@ -137,9 +138,14 @@ class Structure:
         return replace(self, history=(*self.history, dict(step)))
 
     def fingerprints(self) -> tuple[str, ...]:
-        """Fingerprints of the checkpoints that this one was made from, oldest first."""
-        values = (step.get("source", {}).get("fingerprint") for step in self.history)
-        return tuple(value for value in values if isinstance(value, str))
+        """Fingerprints of the checkpoints that this one was made from, oldest first.
+
+        That of an unquantised model follows where such a checkpoint was pruned by its statistics.
+        """
+        values = (
+            (step.get("source", {}).get("fingerprint"), step.get(STATISTICS_OF)) for step in self.history
+        )
+        return tuple(value for value in chain(*values) if isinstance(value, str))
 
     @property
     def original_size(self) -> tuple[int, int] | None:
@@ -147,11 +153,6 @@ class Structure:
         first = next((step for step in self.history if step.get("source")), {})
         size = first.get("before")
         return None if size is None else (size["parameters"], size["bytes"])
-
-    def statistics_of(self) -> tuple[str, ...]:
-        """Fingerprints of unquantised models whose statistics it, or what it was made from, was pruned by."""
-        values = (step.get(STATISTICS_OF) for step in self.history)
-        return tuple(value for value in values if isinstance(value, str))
 
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json; what says nothing is left out."""

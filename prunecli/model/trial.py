@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from prunecli.model.axes import Carrier
 from prunecli.model.declared import TIE_KEY
@@ -28,9 +32,6 @@ from prunecli.model.probe import (
 )
 from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
 from prunecli.model.small_copy import TOKENS, in_evaluation, random_model, smaller_skeletons
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Given = ParamSpec("Given")
 NEAR = 1e-4
@@ -81,8 +82,6 @@ class Trial:
             ValueError: every config of smaller sizes makes a large model, or none at all.
             Exception: of any kind: why the class cannot run the last one.
         """
-        import torch
-
         short = skeleton.explicit
         for stack in () if whole else layers:
             short = short.changed(stack.changes(short, stack.samples)) or short
@@ -94,7 +93,9 @@ class Trial:
                 return known
             for dtype, cached in product((torch.float64, torch.float32), (True, False)):
                 try:
-                    trial = cls(made, random_model(made, dtype), cached).reopened()
+                    trial = cls(made, random_model(made, dtype), cached)
+                    # Some classes make the row of the padding token zero on opening.
+                    trial = replace(trial, model=trial._opened(made, stored_form(trial.model)))
                     trial.logits(trial.model)
                 except Exception as error:  # of any kind: what a class makes of sizes that it does not like
                     failure = error
@@ -102,10 +103,6 @@ class Trial:
                     _KNOWN[key] = trial
                     return trial
         raise failure
-
-    def reopened(self) -> Trial:
-        """A trial of the model that the class opens: some make the row of the padding token zero on opening."""
-        return replace(self, model=self._opened(self.skeleton, stored_form(self.model)))
 
     @cached_property
     def answers(self) -> dict[tuple[str, str], float]:
@@ -180,8 +177,6 @@ class Trial:
         Raises:
             Exception: of any kind: transformers opens no such model.
         """
-        import torch
-
         drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
         half = units.held // 2
         by_chance = sorted(drawn[:half]), sorted(drawn[half : 2 * half])
@@ -193,7 +188,7 @@ class Trial:
             text = _text(half)
             expected = self.logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
-            return _apart(expected, self.logits(smaller, text), torch.zeros_like(expected))
+            return self._apart(expected, smaller, text)
         # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
         numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
         smaller_skeleton = self.skeleton.changed(units.changes(half))
@@ -210,26 +205,21 @@ class Trial:
                 fold_norms(stream_norms(model, places), halves[0], halves[1])
             expected = self.logits(model)
             smaller = self._filled(smaller, cut) or self._opened(smaller_skeleton, cut)
-            apart = max(apart, _apart(expected, self.logits(smaller), self._whole))
+            apart = max(apart, self._apart(expected, smaller))
         return apart
 
     def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
         """The model with these tensors; the next call may change it."""
-        spare = self._spare if self._fills(tensors) else None
-        return self._filled(spare, tensors) or self._opened(self.skeleton, tensors)
-
-    def _fills(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the model holds tensors of these names in files as they are."""
-        return not self.turned and self.modules.keys() == tensors.keys()
+        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
-        """Another model of the skeleton, to be filled."""
-        return copy.deepcopy(self.model)
+        """Another model of the skeleton, to be filled; None: files store its tensors otherwise."""
+        return None if self.turned else copy.deepcopy(self.model)
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
         """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
-        if model is None or not self._fills(tensors):
+        if model is None or self.turned or self.modules.keys() != tensors.keys():
             return None
         own = model.state_dict()
         for name, tensor in tensors.items():
@@ -247,8 +237,6 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        import torch
-
         generator = torch.Generator().manual_seed(3)
         kept: dict[str, Sequence[int]] = {}
         for number, axis in enumerate(dict.fromkeys(axes.values())):
@@ -267,7 +255,7 @@ class Trial:
                     pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self.logits(self._masked(masked))
-        return _apart(expected, self.logits(self._opened(self.skeleton, cut, fit)), self._whole)
+        return self._apart(expected, self._opened(self.skeleton, cut, fit))
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -294,16 +282,11 @@ class Trial:
                 last.remove(name)
             last.append(name)
 
-        hooks = [
-            module.register_forward_hook(partial(note, name))
-            for name, module in self.model.named_modules()
-            if type(module).__name__ in ("Linear", "Conv1D")
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.model.named_modules():
+                if type(module).__name__ in ("Linear", "Conv1D"):
+                    hooks.enter_context(module.register_forward_hook(partial(note, name)))
             self.logits(self.model)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return last
 
     def _without(
@@ -333,19 +316,12 @@ class Trial:
                 carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
             )
         smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
-        whole = self._whole
-        hooks = [
-            self.model.get_submodule(module)[number].register_forward_hook(_hand_on, with_kwargs=True)
-            for module in stack.modules
-            for number in range(stack.depth)
-            if number not in kept
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
+                layer = self.model.get_submodule(name)[number]
+                hooks.enter_context(layer.register_forward_hook(_hand_on, with_kwargs=True))
             expected = self.logits(self.model)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return _apart(expected, self.logits(smaller), whole)
+        return self._apart(expected, smaller)
 
     def without(
         self,
@@ -366,8 +342,6 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        import torch
-
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
         model = self._opened(self.skeleton, masked)
@@ -385,7 +359,7 @@ class Trial:
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
         found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
-        return idle, _apart(expected, self.logits(found), self._whole)
+        return idle, self._apart(expected, found)
 
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
         """Whether the model computes the same if it is run once for each layer, and earlier layers return what they
@@ -448,7 +422,22 @@ class Trial:
         model = self._masked(never)
         with _never_picked():
             expected = self.logits(model)
-        return _apart(expected, self.logits(smaller), self._whole)
+        return self._apart(expected, smaller)
+
+    def _apart(self, expected: Tensor, model: Any, text: Tensor | None = None) -> float:
+        """Largest difference of a model from what is expected, over the largest that the units make.
+
+        Args:
+            text: tokens that both read; None: those of `logits`, of which the whole model says `_whole`.
+
+        Raises:
+            ValueError: they make none, so that nothing can be said.
+        """
+        found, whole = self.logits(model, text), self._whole if text is None else 0
+        effect = float((whole - expected).abs().max())
+        if effect == 0:
+            raise ValueError("the model says the same without them")
+        return float((expected - found).abs().max()) / effect
 
     @cached_property
     def _whole(self) -> Tensor:
@@ -462,8 +451,6 @@ class Trial:
             ValueError: no finite numbers.
             Exception: of any kind: the class fails.
         """
-        import torch
-
         found = self._pass(model, tokens)
         if self.cached and _takes_cache(model):
             found = torch.cat([found, self._pass(model, tokens, use_cache=True)])
@@ -477,8 +464,6 @@ class Trial:
         Raises:
             Exception: of any kind: the class fails.
         """
-        import torch
-
         if tokens is None:
             vocabulary = TOKENS
             with suppress(Exception):  # some have no table, or several
@@ -554,8 +539,6 @@ def stream_norms(model: Any, places: Container[str]) -> list[Any]:
 
 def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
     """Let norms read the channels `kept` in the place of as many that are `gone` too, and return zeros there."""
-    import torch
-
     mates = torch.arange(2 * len(kept))
     mates[list(gone)] = torch.tensor(kept)
 
@@ -579,8 +562,6 @@ def _takes_cache(model: Any) -> bool:
 
 def _never_picked() -> Any:
     """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
-    import torch
-    from torch.overrides import TorchFunctionMode
 
     class Masking(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -594,22 +575,8 @@ def _never_picked() -> Any:
 
 def _text(vocabulary: int) -> Tensor:
     """`[2, 12]`: random tokens, those of the lowest ids left out, which may be special."""
-    import torch
-
     least = min(8, vocabulary // 4)
     return torch.randint(least, vocabulary, (2, 12), generator=torch.Generator().manual_seed(1))
-
-
-def _apart(expected: Tensor, found: Tensor, whole: Tensor) -> float:
-    """Largest difference from what is expected, over the largest that the units make.
-
-    Raises:
-        ValueError: they make none, so that nothing can be said.
-    """
-    effect = float((whole - expected).abs().max())
-    if effect == 0:
-        raise ValueError("the model says the same without them")
-    return float((expected - found).abs().max()) / effect
 
 
 def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
@@ -619,7 +586,5 @@ def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
 
 def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) -> Tensor:
     """Indices of the units at `places`, of `held`, on the dimension of a tensor where they lie."""
-    import torch
-
     ranges = carrier.ranges(places, tensor.shape[carrier.dim], held)
     return torch.cat([torch.arange(*each) for each in ((0, 0), *ranges)])

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError, kind_and_reason
+from prunecli.model.axes import module_of
 from prunecli.model.define import SKIPPING, GroupLayer, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.patchwork import Names, has_part
@@ -186,7 +187,7 @@ def fit_embeddings(model: Any, tables: TokenTables, names: Names) -> None:
         names: of tensors in the model.
     """
     if tables.unit is not None:
-        places = [names(f"{alias}.weight").rpartition(".")[0] for alias in (tables.input, *tables.aliases)]
+        places = [module_of(names(f"{alias}.weight")) for alias in (tables.input, *tables.aliases)]
         places = [place for place in places if has_part(model, place)]
         stock: Any = model.get_submodule(places[0])
         padding = padding_id(model.config, tables)
@@ -196,7 +197,7 @@ def fit_embeddings(model: Any, tables: TokenTables, names: Names) -> None:
         for place in places:
             model.set_submodule(place, unit)
     output = tables.change.output
-    name = names(f"{tables.output}.weight").rpartition(".")[0]
+    name = module_of(names(f"{tables.output}.weight"))
     if output is not None and output.map_dim is not None and has_part(model, name):
         stock = model.get_submodule(name)
         shape = UnitShape(tables.vocabulary, output.map_dim, tables.model_dim, kind="projective")

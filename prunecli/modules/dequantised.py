@@ -28,7 +28,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantised import KEYS, REMEDY, WORD, QuantisedWeight, values_of
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import numpy_dtype, parse_dtype
-from prunecli.tensors.reader import Handle, Stored
+from prunecli.tensors.reader import Stored
 
 BLOCK_VALUES = 1 << 17
 """Values that are decoded at once: about as many as a core's cache holds."""
@@ -73,7 +73,7 @@ class DequantisedCheckpoint(Checkpoint):
         self._dtype, self._values = DTYPES[dtype], values_of(stored.tensors, stored.quantised, dtype, {})
         self._of_thread = threading.local()  # each thread keeps the matrix that it reads
         super().__init__(stored.path, {k: v for k, v in stored.config.items() if k not in KEYS}, ())
-        self.files = stored.files
+        self.files, self.is_remote = stored.files, stored.is_remote
 
     @cached_property
     def fingerprint(self) -> str:
@@ -92,17 +92,6 @@ class DequantisedCheckpoint(Checkpoint):
         """Return the bytes in the source's files; of a quantised weight with its scales."""
         parts = self._weights[name].parts.values() if name in self._weights else (name,)
         return sum(map(self._source.stored_bytes, parts))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the source reads from elsewhere."""
-        return self._source.is_remote
-
-    def location(self, name: str) -> tuple[Handle, int, int]:
-        """Return the place in the source's files; a quantised weight has none."""
-        if name in self._weights:
-            raise self._source.quantised_refusal(name)
-        return self._source.location(name)
 
     def read_range(
         self, name: str, start_byte: int, end_byte: int, buffer: memoryview | bytearray
@@ -278,8 +267,7 @@ def _awq(matrix: Matrix, first: int, last: int) -> Decoded:
     def columns(stored: np.ndarray) -> np.ndarray:
         values = _looked_up(stored[:, first // per_word : -(-last // per_word)], matrix.weight.bits)
         ordered = values.reshape(len(values), -1, per_word)[:, :, AWQ_ORDER]
-        found: np.ndarray = ordered.reshape(len(values), -1).T
-        return found
+        return np.asarray(ordered.reshape(len(values), -1).T)
 
     zeros = matrix.part("qzeros")
     return (

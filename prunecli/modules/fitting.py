@@ -68,15 +68,6 @@ Beside = Callable[[Checkpoint, torch.dtype], Parts]
 """What a run holds beside the weights."""
 
 
-def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The type that is asked for; for "auto" the one that a model of any size is computed in (see the table).
-
-    Raises:
-        UsageError: not one of float32, bfloat16, float16, auto.
-    """
-    return candidates(name, [checkpoint], device)[0]
-
-
 def candidates(
     name: str,
     checkpoints: Iterable[Checkpoint],
@@ -85,7 +76,7 @@ def candidates(
     gradients: bool = False,
     only_runs: bool = False,
 ) -> tuple[torch.dtype, ...]:
-    """The types that models may be computed in side by side, the best first.
+    """The types that models may be computed in side by side, the best first: as asked for, or by the table.
 
     Models that would have different ones are compared in float32 or, where that does not fit, in bfloat16: else types
     would be compared, not models.
@@ -95,7 +86,7 @@ def candidates(
         only_runs: whether the models only run forward, for what they put out: int8 may be asked for.
 
     Raises:
-        UsageError: as `choose_dtype`; int8 where it cannot run.
+        UsageError: not one of float32, bfloat16, float16, auto, or int8 where it cannot run.
         UnsupportedModelError: int8 of a model that prunecli does not build.
     """
     name = parse_computed(name, also=("auto", "int8") if only_runs else ("auto",))
@@ -272,10 +263,26 @@ def fitting_dtype(
         return {WEIGHTS: _weights(checkpoint, dtype), **held, **beside(checkpoint, dtype)}
 
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
+    best, place = tried[0], place_name(devices.first)
+
+    def say_types(dtype: torch.dtype, free: int) -> None:
+        """A line for all models of which the same is to be said."""
+        alike: dict[tuple[torch.dtype, str], list[str]] = {}
+        for label, checkpoint in checkpoints.items() if asked == "auto" else ():
+            stored = stored_as(checkpoint)
+            if stored != dtype:
+                reason = ""
+                if dtype != best:
+                    whole = bytes_text(sum(parts(checkpoint, best).values()))
+                    reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
+                alike.setdefault((stored, reason), []).append(label)
+        for (stored, reason), labels in alike.items():
+            computed = f"computed in {dtype_name(dtype)} on {place}{reason}"
+            say(f"{', '.join(labels)}: stored as {dtype_name(stored)}, {computed}.")
+
     if memory is not None:
-        if asked == "auto":
-            _say_types(checkpoints, tried[0], tried[0], devices.first, 0, parts, say)
-        return tried[0]
+        say_types(best, 0)
+        return best
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
         for dtype in tried:
@@ -292,8 +299,7 @@ def fitting_dtype(
                 )
                 for need in needs.values()
             ):
-                if asked == "auto":
-                    _say_types(checkpoints, dtype, tried[0], devices.first, sum(free), parts, say)
+                say_types(dtype, sum(free))
                 for label, need in needs.items():
                     say_spread(label, need, say)
                 return dtype
@@ -346,27 +352,3 @@ def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> 
 
 def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return weight_bytes(checkpoint, parse_dtype(str(dtype)))
-
-
-def _say_types(
-    checkpoints: Mapping[str, Checkpoint],
-    dtype: torch.dtype,
-    best: torch.dtype,
-    device: torch.device,
-    free: int,
-    parts: Beside,
-    say: Say,
-) -> None:
-    """A line for all models of which the same is to be said."""
-    alike: dict[tuple[torch.dtype, str], list[str]] = {}
-    for label, checkpoint in checkpoints.items():
-        stored = stored_as(checkpoint)
-        if stored != dtype:
-            reason = ""
-            if dtype != best:
-                whole = bytes_text(sum(parts(checkpoint, best).values()))
-                reason = f" (it would take {whole} in {dtype_name(best)}; {bytes_text(free)} are free)"
-            alike.setdefault((stored, reason), []).append(label)
-    for (stored, reason), labels in alike.items():
-        where = f"{dtype_name(dtype)} on {place_name(device)}"
-        say(f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {where}{reason}.")

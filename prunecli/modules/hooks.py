@@ -57,7 +57,7 @@ def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
 
     with ExitStack() as hooks:  # not `replaced`: generate asks the encoder's forward pass what it takes
         for name in names:
-            hooks.callback(model.get_submodule(name).register_forward_hook(partial(keep, name)).remove)
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(partial(keep, name)))
         yield outputs
 
 
@@ -109,7 +109,7 @@ def masked_heads(
     projections = output_projections(model, layers)
     with ExitStack() as hooks:
         for name, mask in masks.items():
-            hooks.callback(projections[name].register_forward_pre_hook(partial(_weigh, mask)).remove)
+            hooks.enter_context(projections[name].register_forward_pre_hook(partial(_weigh, mask)))
         yield
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
-from prunecli.model.patchwork import module_name
+from prunecli.model.patchwork import module_name, subclass
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.filling import DTYPES
@@ -213,8 +213,7 @@ def _own_storage(view: Tensor) -> Tensor:
 
 @cache
 def _saving_class(stock: Any) -> Any:
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_stock": stock}
-    return type(stock.__name__, (SavesAsStored, stock), members)
+    return subclass(stock, SavesAsStored, _stock=stock)
 
 
 def _empty(stock: Any) -> Any:

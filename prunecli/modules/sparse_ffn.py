@@ -215,14 +215,13 @@ class SparseFFN(nn.Module):
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         tokens = tokens.to(dtype)
-        if self.runner is None and not needs_graph and are_few(tokens, self.top_k, self.fc1_weight):
-            with torch.autocast(device_type, enabled=False):
+        with torch.autocast(device_type, enabled=False):
+            if self.runner is None and not needs_graph and are_few(tokens, self.top_k, self.fc1_weight):
                 outputs = run_few(tokens, experts, self._stacked(), self.act_fn)
                 position = torch.arange(len(outputs), device=outputs.device).view_as(experts)
                 return self._combine(outputs, weights, position)
-        plan = dispatch(experts, self.num_experts)
-        rows = tokens.index_select(0, plan.source)
-        with torch.autocast(device_type, enabled=False):
+            plan = dispatch(experts, self.num_experts)
+            rows = tokens.index_select(0, plan.source)
             if self.runner is not None:
                 outputs = self.runner(rows, plan.groups)
             else:

@@ -109,8 +109,8 @@ def _tap_switch(block: Any, undone: ExitStack) -> None:
 
     for number in range(block.experts.num_experts):
         expert = block.experts[f"expert_{number}"]
-        undone.callback(expert.register_forward_hook(partial(keep, number)).remove)
-    undone.callback(block.experts.register_forward_hook(observe).remove)
+        undone.enter_context(expert.register_forward_hook(partial(keep, number)))
+    undone.enter_context(block.experts.register_forward_hook(observe))
 
 
 _TAPS: dict[str, Callable[[Any, ExitStack], None]] = {

@@ -99,8 +99,7 @@ def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStati
 
 def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
     """The fingerprint of the model that was run, if that is neither `checkpoint` nor one that it was made from."""
-    structure = checkpoint.structure
-    known = {checkpoint.fingerprint, *structure.fingerprints(), *structure.statistics_of()}
+    known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
     return None if statistics.fingerprint in known else statistics.fingerprint
 
 

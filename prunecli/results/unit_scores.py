@@ -465,8 +465,3 @@ def merge(parts: Sequence[Scores], names: Sequence[str]) -> Scores:
             "texts": list(dict.fromkeys(text for part in parts for text in part.texts)),
         }
     )
-
-
-def files_of(given: Scores | tuple[Path, ...] | None) -> tuple[Path, ...]:
-    """The files of scores; none where they are given themselves."""
-    return () if given is None or isinstance(given, Scores) else given

@@ -119,8 +119,7 @@ def encoded(tokenizer: Any, model: Any, texts: Sequence[str], **options: Any) ->
 
 def require_tokens(tokenizer: Any, model: Any, rows: Sequence[Sequence[int]]) -> None:
     """`require_rows` of the table that the model reads tokens from."""
-    if (vocabulary := vocabulary_size(model.config)) is not None:
-        require_rows(tokenizer, rows, vocabulary)
+    require_rows(tokenizer, rows, vocabulary_size(model.config))
 
 
 def translation_examples(

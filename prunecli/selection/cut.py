@@ -54,12 +54,12 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             )
         if not wanted and axis.kind in ("layer", "unit", "token", "channel"):
             raise UsageError(f"{name}: no {axis.kind} would stay.", "Keep one at least.")
-        if axis.kind == "token" and len(wanted) < len(axis.ids) and not selection.files:
+        if axis.kind == "token" and len(wanted) < axis.count and not selection.files:
             raise UsageError(
                 "tokens: their tokenizer and the ids in configs change with them.",
                 "Choose them by plan_vocabulary.",
             )
-        if len(wanted) < len(axis.ids):
+        if len(wanted) < axis.count:
             places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
     if any(axis.kind == "expert" for axis in axes.values()):
         _check_routing(source, selection, places)
@@ -171,7 +171,7 @@ def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | N
     for name, own in places.items():
         axis = axes[name]
         new = {old: number for number, old in enumerate(own)}
-        for place in range(len(axis.ids)) if axis.parts else ():
+        for place in range(axis.count) if axis.parts else ():
             before, after = (axis.members.format(number) for number in (place, new.get(place)))
             for part in axis.parts:
                 names[f"{before}.{part}"] = f"{after}.{part}" if place in new else None

@@ -89,7 +89,7 @@ class Budget:
             UsageError: they cannot.
         """
         kind, removed = axes[0].kind, self.removed(axes)
-        free = sum(max(len(axis.ids) - self.least, 0) for axis in axes)
+        free = sum(max(axis.count - self.least, 0) for axis in axes)
         if not 0 <= removed <= free:
             bound = f", of which each keeps {self.least}" if self.least else ""
             raise UsageError(
@@ -125,7 +125,7 @@ class Budget:
     def lowest(self, axes: Sequence[Axis]) -> int:
         """The smallest number of units that these axes can keep: `least` of each, or all, in multiples."""
         step = self.multiple
-        return sum(min(ceil(self.least / step), len(axis.ids) // step) * step for axis in axes)
+        return sum(min(ceil(self.least / step), axis.count // step) * step for axis in axes)
 
     def shared_out(self, axes: Sequence[Axis]) -> dict[str, int]:
         """Number of units that each of `parts` keeps, by the balance.
@@ -141,7 +141,7 @@ class Budget:
         if self.keep is not None:
             self._check_stated(axes, self.keep)
             return {
-                name: sum(min(self.keep[axis.side], len(axis.ids)) for axis in own)
+                name: sum(min(self.keep[axis.side], axis.count) for axis in own)
                 for name, own in parts.items()
             }
         keep = max(held_in(axes) - self.removed(axes), 0)
@@ -153,7 +153,7 @@ class Budget:
             for name, own in parts.items()
         }
         bounds = {
-            name: (self.lowest(own), sum(len(axis.ids) // step * step for axis in own))
+            name: (self.lowest(own), sum(axis.count // step * step for axis in own))
             for name, own in parts.items()
         }
 
@@ -170,9 +170,9 @@ class Budget:
         step, held, lowest, kind = self.multiple, held_in(axes), self.lowest(axes), axes[0].kind
         minimum = ceil(self.least / step) * step
         for axis in axes if self.scope == "axis" and step > 1 else ():
-            if len(axis.ids) < minimum:
+            if axis.count < minimum:
                 raise UsageError(
-                    f"{axis.module} holds {len(axis.ids)} {kind}s: no multiple of {step} lies between the "
+                    f"{axis.module} holds {axis.count} {kind}s: no multiple of {step} lies between the "
                     f"{minimum - step + 1} or more that are needed and those.",
                     "Give a smaller `multiple_of`, or none.",
                 )
@@ -192,7 +192,7 @@ class Budget:
                 "Give `ratio` or `fit`, or `strategy=side-threshold`.",
             )
         for side, count in by_side.items():
-            most = max((len(axis.ids) for axis in axes if axis.side == side), default=count)
+            most = max((axis.count for axis in axes if axis.side == side), default=count)
             if count % self.multiple or not self.least <= count <= most:
                 raise UsageError(
                     f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of "
@@ -203,7 +203,7 @@ class Budget:
 
 def held_in(axes: Iterable[Axis]) -> int:
     """Number of units that the axes hold."""
-    return sum(len(axis.ids) for axis in axes)
+    return sum(axis.count for axis in axes)
 
 
 def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tuple[int, ...]]:
@@ -246,7 +246,7 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     Raises:
         UsageError: as `select`.
     """
-    held = {axis.name: len(axis.ids) for axis in axes}
+    held = {axis.name: axis.count for axis in axes}
     if budget.keep is not None:
         return {name: min(budget.keep[name], number) for name, number in held.items()}
     if budget.even is not None:
@@ -276,7 +276,7 @@ def best(axis: Axis, values: Floats, count: int, groups: int = 1) -> tuple[int, 
     Raises:
         UsageError: the groups do not divide the units, or the count.
     """
-    held = len(axis.ids)
+    held = axis.count
     if held % groups or count % groups:
         raise UsageError(
             f"{axis.name}: {groups} groups divide not both the {held} {axis.kind}s that it holds and the "
@@ -296,7 +296,7 @@ def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
 
 def _even(axes: Sequence[Axis], budget: Budget) -> int:
     """Number of units that each axis keeps, the same for all, so that enough are removed."""
-    held = [len(axis.ids) for axis in axes]
+    held = [axis.count for axis in axes]
     most = min(*held, (sum(held) - budget.removable(axes)) // len(held))
     least = max(budget.least, 1)
     able = [number for number in budget.even or () if least <= number <= most]
@@ -372,7 +372,7 @@ def released_threshold(
 
     Args and Returns as for `threshold`; the published model has no groups.
     """
-    first = {axis.name: min(minimum, len(axis.ids)) for axis in axes}
+    first = {axis.name: min(minimum, axis.count) for axis in axes}
     masses = [np.cumsum(-np.sort(-phi[name])[least:]) for name, least in first.items()]
     for step in range(1, STEPS + 1):
         theta = step / STEPS

@@ -129,7 +129,7 @@ def decision_of(
         fields["how"], fields["least"] = budget.words(kind)
     cut = f"{kind}s" if budget is not None and budget.ranks_all else ""
     for axis in axes:
-        size = len(axis.ids) // groups
+        size = axis.count // groups
         for group in range(groups):
             own = slice(group * size, (group + 1) * size)
             places.append(

@@ -152,7 +152,7 @@ class Levers:
 
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
-        count, most = sum(len(axis.ids) for axis in axes), sum(len(axis.ids) - 1 for axis in axes)
+        count, most = sum(axis.count for axis in axes), sum(axis.count - 1 for axis in axes)
 
         def select(share: float, metric: str) -> Selection:
             options = LayerOptions(ratio=share, **self._ranked("layers", metric))
@@ -164,7 +164,7 @@ class Levers:
 
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
-        held = max(len(axis.ids) for axis in axes)
+        held = max(axis.count for axis in axes)
         numbers = uniform_heads(self.checkpoint) if self._is_stock else range(1, held)
 
         def select(share: float, metric: str) -> Selection:
@@ -178,7 +178,7 @@ class Levers:
         axes = self._unit_axes()
         if not axes:
             raise UsageError("The model has no FFN that could get narrower.")
-        width, of_experts = min(len(axis.ids) for axis in axes), bool(axes[0].keys)
+        width, of_experts = min(axis.count for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
 
         def select(share: float, metric: str) -> Selection:
@@ -203,7 +203,7 @@ class Levers:
         self.checkpoint.require_mixtures()
         axes = axes_of(self.checkpoint, "expert")
         layers = layers_of(self.checkpoint, ExpertOptions())
-        held = min(len(axis.ids) for axis in axes)
+        held = min(axis.count for axis in axes)
         # A stock model has the same number of experts on both sides.
         balance = None if of_language_model(self.checkpoint) else Fraction(1)
 

@@ -52,7 +52,7 @@ def sizes_of(
     def held(axis: Axis) -> list[tuple[str, tuple[int, ...], list[int]]]:
         """Units of an axis with the places of the tensors that hold them; each layer has tensors of its own."""
         if axis.kind == "layer":
-            own = [beginning(f"{axis.members.format(place)}.") for place in range(len(axis.ids))]
+            own = [beginning(f"{axis.members.format(place)}.") for place in range(axis.count)]
             return [(axis.name, (layer,), tensors) for layer, tensors in zip(axis.ids, own, strict=True)]
         carriers = [index[name] for name in axis.carriers if name in index]
         return [(axis.name, axis.ids, carriers + beginning(axis.members.partition("{}")[0]))]

@@ -94,7 +94,12 @@ class TensorReader:
         path: the directory.
         files: the weight files.
         tensors: what they hold, in file order.
+        is_local: whether the tensors can be read.
+        is_remote: whether some bytes come from elsewhere, so that few large requests are better than many small ones.
     """
+
+    is_local = True
+    is_remote = False
 
     def __init__(self, path: Path, files: tuple[WeightFile, ...]) -> None:
         self.path = path
@@ -113,16 +118,6 @@ class TensorReader:
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """The tensors by name: (file number, where its bytes lie)."""
         return self._by_stored_name
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its tensors can be read."""
-        return True
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether some of its bytes come from elsewhere, so that few large requests are better than many small ones."""
-        return False
 
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""

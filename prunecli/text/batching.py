@@ -116,7 +116,8 @@ def masked(window: Sequence[int], marks: Marks) -> tuple[list[int], list[int]]:
     if end and ids[-1:] == end:
         ids.pop()
     if not ids:
-        return end or list(marks.sentinels[:1]), end or list(marks.sentinels[:1])
+        alone = end or [*marks.sentinels[:1]]
+        return alone, alone
     hidden = max(1, round(MASKED_SHARE * len(ids)))
     shown = len(ids) - hidden
     spans = max(1, min(round(hidden / SPAN), shown, len(marks.sentinels)))

@@ -315,8 +315,3 @@ def names_of(files: Sequence[TextFile]) -> tuple[str, ...]:
         str(file.path) if file.name is None and taken.count(name) > 1 else name
         for name, file in zip(taken, files, strict=True)
     )
-
-
-def given_names(files: Sequence[TextFile]) -> tuple[str, ...]:
-    """`names_of` where any name was given; else empty."""
-    return names_of(files) if any(file.name is not None for file in files) else ()

@@ -269,8 +269,7 @@ def token_rows(tokenizer: Tokenizer, corpus: Corpus, vocabulary: int | None = No
                     raise DataError(
                         f"{where}: the tokenizer's chat template does not take it ({reason_of(error)})"
                     ) from error
-            if vocabulary is not None:
-                require_rows(tokenizer, [row], vocabulary)
+            require_rows(tokenizer, [row], vocabulary)
             yield row
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
-from prunecli.errors import CheckpointError, DataError, kind_and_reason
+from prunecli.errors import CheckpointError, DataError, damaged
 from prunecli.tensors.json_files import (
     LONE,
     has_lone_surrogates,
@@ -35,16 +34,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     refuse_pointers_beside_weights(directory)
     from transformers import AutoTokenizer
 
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = _stock_config(directory)
-    if config is not None:
-        options["config"] = config
     remedy = "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it."
     is_missing = not any(file for pattern in VOCABULARIES for file in directory.glob(pattern))
     missing = f"{directory}: the tokenizer is missing: none of {', '.join(VOCABULARIES)} is there"
-    with _sound(f"{directory}: no tokenizer could be loaded", remedy):
+    with damaged(f"{directory}: no tokenizer could be loaded", remedy):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), config=config, local_files_only=True, trust_remote_code=False
+            )
         except ValueError as error:
             if is_missing:
                 raise CheckpointError(missing, remedy) from error
@@ -56,22 +54,6 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         if has_lone_surrogates([getattr(tokenizer, name, None) for name in ("init_kwargs", "chat_template")]):
             raise ValueError(f"its settings hold {LONE}, which cannot be saved")
     return tokenizer
-
-
-@contextmanager
-def _sound(fault: str, remedy: str) -> Iterator[None]:
-    """The parsers of transformers and of tokenizers raise anything, panics of Rust among it, which are no `Exception`.
-
-    Raises:
-        CheckpointError: `fault`, the reason and `remedy`, in the place of whatever the block raises.
-    """
-    try:
-        yield
-    except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"
-        if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
-            raise
-        raise CheckpointError(f"{fault} ({kind_and_reason(error)})", remedy) from error
 
 
 @lenient  # the model's reader says what is wrong with config.json
@@ -112,8 +94,7 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
             f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
     number = int(tokenizer.convert_tokens_to_ids(language))
-    if vocabulary is not None:
-        require_rows(tokenizer, [[number]], vocabulary)
+    require_rows(tokenizer, [[number]], vocabulary)
     return number
 
 
@@ -148,8 +129,7 @@ def encode(
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
     rows = [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
-    if vocabulary is not None:
-        require_rows(tokenizer, rows, vocabulary)
+    require_rows(tokenizer, rows, vocabulary)
     return rows
 
 
@@ -160,20 +140,22 @@ def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
         CheckpointError: it fails, because its files say what cannot be.
     """
     remedy = "Copy the model's tokenizer files into it again."
-    with _sound(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
+    with damaged(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
         return tokenizer(*texts, **options)
 
 
-def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary: int) -> None:
+def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary: int | None) -> None:
     """Refuse token ids that the model's table has no row for, as where tokens were added to the tokenizer alone.
 
     Args:
         rows: token ids of texts, as `tokenizer` makes them.
-        vocabulary: rows of the table.
+        vocabulary: rows of the table. If None, any id will do.
 
     Raises:
         CheckpointError: there is such an id, or what is no id at all.
     """
+    if vocabulary is None:
+        return
     try:
         ids: list[int | None] = [bound for row in rows if row for bound in (min(row), max(row))]
     except TypeError:  # of a token that it does not know, and it has none for unknown ones

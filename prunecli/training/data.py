@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from prunecli.errors import DataError
@@ -235,15 +234,15 @@ class BucketSampler(Sampler[list[int]]):
 
 def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> Any:
     """A DataLoader with batches of `examples` as the model takes them."""
-
-    def collate(rows: list[int]) -> dict[str, Tensor]:
-        return examples.batch(rows).with_labels
-
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
     generator = torch.Generator().manual_seed(sampler.seed)
     made: Any = DataLoader(
-        rows, batch_sampler=sampler, collate_fn=collate, generator=generator, pin_memory=pin
+        rows,
+        batch_sampler=sampler,
+        collate_fn=lambda numbers: examples.batch(numbers).with_labels,
+        generator=generator,
+        pin_memory=pin,
     )
     made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch
     return made

@@ -329,8 +329,7 @@ class HiddenDistance(Objective):
         }
         others = {
             name.removeprefix(TAUGHT): value for name, value in batch.items() if name.startswith(TAUGHT)
-        }
-        others = others or inputs
+        } or inputs
         own = model(**inputs, output_hidden_states=True)
         with torch.no_grad():
             other = self.teacher(**others, output_hidden_states=True)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerState
 
-from prunecli.errors import CheckpointError, OutputError, UsageError, kind_and_reason
+from prunecli.errors import CheckpointError, OutputError, UsageError, damaged
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say
 from prunecli.tensors.documents import write_json
@@ -145,7 +145,7 @@ def sound_state(checkpoint: Path) -> Any:
     Raises:
         CheckpointError: one of its files is damaged.
     """
-    try:
+    with damaged(f"{checkpoint}: damaged", "Start over with `resume=never`."):
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
         best = state.best_model_checkpoint
         if not isinstance(best, str | None):
@@ -157,10 +157,6 @@ def sound_state(checkpoint: Path) -> Any:
                 torch.load(path, map_location="cpu", weights_only=True)
         load_file(checkpoint / WEIGHTS)
         return state
-    except Exception as error:  # a damaged file may raise anything
-        raise CheckpointError(
-            f"{checkpoint}: damaged ({kind_and_reason(error)})", "Start over with `resume=never`."
-        ) from error
 
 
 def load_weights(model: Any, directory: Path) -> None:

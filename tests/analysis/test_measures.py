@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prunecli.analysis import measures
 from prunecli.analysis.measures import constant, linear_cka, local_neighbourhood_similarity, neighbour_count
 from prunecli.errors import UsageError
 from tests.reference import similarity as reference
@@ -69,7 +70,9 @@ def test_ties_go_to_the_first_whatever_the_blocks(seed, k, block_bytes):
     # Few directions, each of several sentences: most cosines are equal to others.
     rows = np.random.default_rng(seed).integers(-1, 2, (9, 2)).astype(np.float32) + np.float32(0.5)
     other = np.random.default_rng(seed + 1).integers(-1, 2, (9, 3)).astype(np.float32) + np.float32(0.5)
-    found = local_neighbourhood_similarity([rows, other], k, block_bytes=block_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measures, "BLOCK_BYTES", block_bytes)
+        found = local_neighbourhood_similarity([rows, other], k)
     np.testing.assert_allclose(found, expected([rows, other], k), rtol=1e-12)
 
 

@@ -9,7 +9,7 @@ from prunecli.errors import MemoryShortError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
-from prunecli.modules.fitting import candidates, choose_dtype, fitting_dtype, multiplies_natively
+from prunecli.modules.fitting import candidates, fitting_dtype, multiplies_natively
 from tests.families import tiny_family
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -71,7 +71,7 @@ def test_gradients_are_never_computed_in_float16_unasked(opened, monkeypatch):
     [("fp16", F16), ("half", F16), ("BF16", BF16), ("torch.float32", F32), ("float", F32), (" fp32 ", F32)],
 )
 def test_as_it_is_asked_for(opened, written, dtype):
-    assert choose_dtype(written, opened["F32"], CPU) == dtype
+    assert candidates(written, [opened["F32"]], CPU) == (dtype,)
 
 
 @pytest.mark.parametrize(("capability", "native"), [((6, 1), []), ((7, 5), [F16]), ((8, 0), [F16, BF16])])

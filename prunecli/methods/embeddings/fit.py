@@ -141,9 +141,7 @@ def fit_define(
         if not quality.error <= start.error:
             _start(unit, table, first, options.seed)
             quality = start
-    output = None
-    if tied_output:
-        output = fit_output(table, unit.map.weight.detach().numpy())
+    output = fit_output(table, unit.map.weight.detach().numpy()) if tied_output else None
     return DefineFit(unit, quality, baseline, start, errors, output)
 
 

@@ -278,7 +278,7 @@ def memory_fits(
     layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")
     sizes, held = tensor_bytes(checkpoint, target), held_in(axes)
     each = {axis.name: expert_bytes(sizes, layer) for axis, layer in zip(axes, layers, strict=True)}
-    dense = sum(sizes.values()) - sum(each[axis.name] * len(axis.ids) for axis in axes)
+    dense = sum(sizes.values()) - sum(each[axis.name] * axis.count for axis in axes)
     cache, activations = decoding_bytes(checkpoint, load, target)
     digits = 10 ** max(4, len(str(held)))  # enough that the ratio gives the same count back
 

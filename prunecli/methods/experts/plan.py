@@ -49,7 +49,7 @@ from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import ANY, GateStatistics, GateSums, added, outputs_path, ratio, read_outputs
+from prunecli.results.gates import ANY, GateSums, added, outputs_path, ratio, read_outputs
 from prunecli.results.matching import other_form
 from prunecli.selection.select import Kept, Values, held_in
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
@@ -129,8 +129,7 @@ def _by_metric(
         values = _of_held(aimer_values(checkpoint, layers, progress=progress), axes)
         ranking = Ranking(values, AIMER, note=f", of the weights alone{note}")
     else:
-        gates = options.gates if isinstance(options.gates, GateStatistics) else options.files
-        statistics = read_all(checkpoint, gates, layers)
+        statistics = read_all(checkpoint, options.gates, layers)
         metric = options.metric or default_metric(statistics)
         unseen: Sequence[SparseLayer] = ()
         if is_text:

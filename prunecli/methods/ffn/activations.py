@@ -144,7 +144,7 @@ class ExpertUnitObserver(UnitObserver):
         names = StockNames(self._checkpoint, model)
         for axis in self._always.values():
             (output, *_) = outputs(axis.carriers)
-            module = model.get_submodule(names.place(output).rpartition(".")[0])
+            module = model.get_submodule(module_of(names.place(output)))
             blocks = len(axis.carriers[output].blocks)
             yield module.register_forward_pre_hook(partial(self._given, axis.name, blocks))
 

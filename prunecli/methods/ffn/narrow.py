@@ -141,14 +141,14 @@ def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> 
     Returns:
         `[units]`, float64. If experts are stacked, norms are taken over all of them together.
     """
-    product = np.ones(len(axis.ids))
+    product = np.ones(axis.count)
     matrices = [name for name in axis.carriers if len(checkpoint.info(name).shape) > 1]
     if output_only:
         matrices = outputs(axis.carriers)
     for name in matrices:
         carrier = axis.carriers[name]
         each = squares(checkpoint, Copy(name), carrier.dim)
-        for block in each.reshape(len(carrier.blocks), len(axis.ids), -1):
+        for block in each.reshape(len(carrier.blocks), axis.count, -1):
             product *= np.sqrt(block.sum(axis=1))
     return product
 
@@ -159,7 +159,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
     Raises:
         UsageError: an FFN has fewer than stay, or they cannot go evenly.
     """
-    wide = min(len(axis.ids) for axis in axes)
+    wide = min(axis.count for axis in axes)
     multiple = options.multiple_of or (gcd(wide, GROUPED) if options.experts else 1)
     if options.width is not None:
         if options.width > wide:
@@ -185,7 +185,7 @@ def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:
         return budget
     budget.removable(axes)
     each, over = divmod(options.count, len(axes))
-    if over or any(len(axis.ids) - each < least for axis in axes):
+    if over or any(axis.count - each < least for axis in axes):
         raise UsageError(
             f"`count={options.count}`: the {len(axes)} FFNs cannot all lose as many hidden units.",
             f"Give a multiple of {len(axes)} that each can lose, or rank all units together: `uniform=False`.",

@@ -17,7 +17,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import KINDS
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
-from prunecli.results.unit_scores import Array, files_of
+from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, selection_of_file
 
@@ -56,7 +56,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         try:
             worth = scores.importance()
         except StatisticsError as error:
-            files = "".join(f"{path}: " for path in files_of(options.scores)[:1])
+            files = "".join(f"{path}: " for path in options.score_files[:1])
             raise StatisticsError(f"{files}{error.message}", error.remedy) from error
         normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
         own = normalized(worth) if normalize == "per-layer" else worth

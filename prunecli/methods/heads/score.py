@@ -247,8 +247,7 @@ def batch_measurements(
         else:
             found = example_losses(model, batch)
             require_finite(found, batch, text)
-        outcomes: list[Outcome] = found.tolist()
-        return outcomes
+        return [*found.tolist()]
 
     return [
         Measurement(tuple((text, index) for index in batch.indices), partial(run, batch, text))

@@ -17,7 +17,7 @@ from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured,
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
-from prunecli.results.unit_scores import Array, files_of
+from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.tasks import TaskName, training_task_of
@@ -50,7 +50,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     }
     key, sizes = checkpoint.layout.sizes.family.numbered, checkpoint.layout.sizes
     for axis in axes if key is not None and sizes.value(key) else ():
-        depth, gone = len(axis.ids), removed[axis.side]
+        depth, gone = axis.count, removed[axis.side]
         if gone != [*range(depth - len(gone), depth)]:
             raise UnsupportedModelError(
                 f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
@@ -84,7 +84,7 @@ def _ranked(
     if counts:
         for axis in chosen:
             replace(budget, ratio=None, count=counts[axis.side]).removable([axis])
-        budget = Budget(keep={axis.name: len(axis.ids) - counts[axis.side] for axis in chosen})
+        budget = Budget(keep={axis.name: axis.count - counts[axis.side] for axis in chosen})
     metric: LayerMetric = options.metric or "cosine"
     is_default = options.needs_text and not (options.metric or options.contiguous)
     if is_default and training_task_of(checkpoint) == "feature-extraction":
@@ -95,7 +95,7 @@ def _ranked(
         ranking = drawn(axes, options.seed)
     elif metric == "last":
         # The last go first, the same share of each stack.
-        depths = {axis.name: len(axis.ids) for axis in axes}
+        depths = {axis.name: axis.count for axis in axes}
         values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
         ranking = Ranking(values, metric, how="by their place, the last first")
     else:
@@ -106,7 +106,7 @@ def _ranked(
         scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
         asked = "cosine" if options.contiguous else options.metric
         if asked not in (None, scores.method):
-            files = files_of(options.scores)
+            files = options.score_files
             raise StatisticsError(
                 f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
                 f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
@@ -139,7 +139,7 @@ def _named(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) 
     if keeps and not text[:1].isdigit() and Path(text).is_file():
         kept = read_kept(Path(text), axes)
     else:
-        named = parse_layers(flag, text, {axis.side: len(axis.ids) for axis in axes})
+        named = parse_layers(flag, text, {axis.side: axis.count for axis in axes})
         kept = {
             axis.name: tuple(
                 number

@@ -123,7 +123,7 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
     shared = {ffn.owner for ffn in checkpoint.layout.ffns if ffn.is_shared}
     for axis in axes_of(checkpoint, "layer"):
         kept = [place for place, number in enumerate(axis.ids) if number in selection.kept[axis.name]]
-        for place, following in zip(kept, [*kept[1:], len(axis.ids)], strict=True):
+        for place, following in zip(kept, [*kept[1:], axis.count], strict=True):
             if following == place + 1:
                 continue
             ffn = ffns[axis.side, place]
@@ -196,11 +196,10 @@ class GapObserver(TokenObserver):
             return
         # The layer runs once more with 2 M: its output must move by a multiple of M.
         made, self._is_checking = self._made[gap], True
-        handle = output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once)
         try:
-            moved = self.real(states_of(layer(*arguments, **options)) - states)
+            with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
+                moved = self.real(states_of(layer(*arguments, **options)) - states)
         finally:
-            handle.remove()
             self._is_checking, self._made[gap] = False, made
         own = self.real(made)
         scale = ((own * moved).sum(dim=1) / own.square().sum(dim=1)).median()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -158,19 +157,14 @@ def _by_passing(
     }
 
 
-@contextmanager
-def passed_by(layer: nn.Module) -> Iterator[None]:
+def passed_by(layer: nn.Module) -> RemovableHandle:
     """Within the block, the layer returns the hidden states that it is given; its other outputs stay as they are."""
 
     def hook(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         states = _input(arguments, options)
         return (states, *output[1:]) if isinstance(output, tuple) else states
 
-    handle = layer.register_forward_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return layer.register_forward_hook(hook, with_kwargs=True)
 
 
 def _input(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:

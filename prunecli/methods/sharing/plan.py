@@ -19,7 +19,7 @@ from prunecli.methods.sharing.options import (
     chosen_configuration,
 )
 from prunecli.methods.units import squares
-from prunecli.model.axes import Axis, axis_name
+from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.model.history import given, history_step
@@ -291,12 +291,12 @@ def ffn_tensor(
 
 def output_layer(tensors: Mapping[str, Any]) -> str:
     """Name of the linear layer that gives the FFN's output, relative to the FFN: it holds the last tensor."""
-    return list(tensors)[-1].rpartition(".")[0]
+    return module_of([*tensors][-1])
 
 
 def is_output(tensors: Mapping[str, Any], suffix: str) -> bool:
     """Whether a tensor belongs to the output layer."""
-    return suffix.rpartition(".")[0] == output_layer(tensors)
+    return module_of(suffix) == output_layer(tensors)
 
 
 def initial_std(config: Mapping[str, Any]) -> float:

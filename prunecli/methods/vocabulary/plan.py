@@ -82,7 +82,7 @@ def plan_vocabulary(
         counts, template = count_tokens(tokenizer, text, progress)
         needed = [*named_ids(config), *named_ids(generation)]
         plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
-        change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, len(axis.ids))
+        change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, axis.count)
         files = tokenizer_files(side, change)
         if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
             for name, data in files.items():

@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices
-from prunecli.modules.fitting import choose_dtype
+from prunecli.modules.fitting import candidates
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import (
     CONTEXT_BYTES,
@@ -404,11 +404,12 @@ def make_runner(
     """
     if memory is None:
         return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room), process_group)
-    kind = choose_dtype(dtype, checkpoint, devices.first) if isinstance(dtype, str) else dtype
+    if isinstance(dtype, str):
+        dtype = candidates(dtype, [checkpoint], devices.first)[0]
     return Layerwise(
         checkpoint,
         devices.first,
-        kind,
+        dtype,
         memory,
         spill_directory,
         report,
