@@ -188,7 +188,7 @@ def _resolve_step(
                 paths["output" if role == "output" else "input"] += [
                     path for path in named if not is_hub_data(path)
                 ]
-                if any(map(is_hub_data, texts)) and find_spec("datasets") is None:
+                if any(map(is_hub_data, named)) and find_spec("datasets") is None:
                     faults.append(f"{where}, {argument}: {_absent('datasets')}")
     for known, parameter in parameters.items():
         # Without it the recipe would not know what the step makes.
