@@ -243,6 +243,7 @@ def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantise
         dtype: the type asked for; None: any will do.
         quantised: as stored and decoded are two things to run then, and said apart.
     """
+    from prunecli.evaluation.capacity import option_size
     from prunecli.tensors.dtypes import config_dtype
 
     if quantised:
@@ -266,7 +267,7 @@ def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantise
     else:
         smallest, budget = min(fits.whole, key=lambda way: way.needed_bytes), fits.budget_bytes or 0
         yield f"It needs {console.bytes_text(smallest.needed_bytes - budget)} more, in {smallest.dtype}."
-        words = ["shrink", command[1], "--fit", str(budget)]
+        words = ["shrink", command[1], "--fit", option_size(budget)]
         yield f"Next, with text of your own: prunecli {shlex.join(words)} --text FILE"
 
 

@@ -28,7 +28,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
 from prunecli.modules import building, fitting
 from prunecli.running.layerwise import runner
-from prunecli.running.layerwise.budget import size_text
+from prunecli.running.layerwise.budget import SPREAD, size_text
 from prunecli.text.plain import Corpus
 from prunecli.training import finetune as finetuning
 from tests.commands.calls import Result, call, done, refused
@@ -139,7 +139,8 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_
     assert (found["batch_tokens"], found["batch_length"]) == (4096, 32)
     text = Corpus("long", (Path("a"),), ("a hen " * 2000,))
     for way in found["ways"]:
-        with pytest.raises(UsageError, match=f"the smallest that works is {size_text(way['needed_bytes'])} "):
+        named = size_text(way["needed_bytes"] + SPREAD)
+        with pytest.raises(UsageError, match=f"the smallest that works is {named} "):
             collect_gates(source, [text], device="cpu", dtype=way["dtype"], memory=way["needed_bytes"] - 1)
         assert way["fits"]
         assert way["state_tokens"] > 0

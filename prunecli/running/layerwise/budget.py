@@ -30,6 +30,9 @@ MIN_BUFFERS = 2
 BUFFERS = 3
 """One more, so that an expert is read while another computes."""
 
+SPREAD = 16 << 20
+"""Bytes by which what a process takes differs from run to run, about."""
+
 MIN_STATES = 16 << 20
 """Bytes of states in memory below which a run would do little but wait for its file."""
 
@@ -103,7 +106,7 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
         if left >= 0:
             return Plan(MIN_BUFFERS + more, MIN_STATES + left)
     raise UsageError(
-        f"`memory={size_text(memory)}` is too little: the smallest that works is {size_text(smallest)} "
+        f"`memory={size_text(memory)}` is too little: the smallest that works is {size_text(smallest + SPREAD)} "
         f"(process or CUDA context {size_text(demand.process)}, "
         f"weights outside of the layers {size_text(demand.resident)}, "
         f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.running.layerwise.budget import MIN_STATES, WORKSPACE, Demand, plan_memory, size_text
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, plan_memory, size_text
 from prunecli.tensors.quantities import parse_size
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -38,7 +38,7 @@ def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes):
     smallest = parse_size(named[1])
     assert plan_memory(smallest, demand).states >= MIN_STATES
     with pytest.raises(UsageError, match="too little"):
-        plan_memory(int(smallest * 0.98) - 2 * MIB, demand)
+        plan_memory(int(smallest * 0.98) - 2 * MIB - SPREAD, demand)
     assert caught.value.exit_status == 2
 
 
