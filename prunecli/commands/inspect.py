@@ -13,6 +13,7 @@ from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import CheckpointPath, Size, advanced_option, option
+from prunecli.tensors.quantities import counted
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -289,11 +290,8 @@ def _name(way: Way, *, quantised: bool) -> str:
 
 
 def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
-    named = "text" if is_stock else "sentence"
-    sentences = f"1 {named}" if fits.batch == 1 else f"{fits.batch} {named}s"
-    yield (
-        f"Whole: {sentences} decoding, beam {fits.beam}, {fits.length} tokens, and 10% of the memory free."
-    )
+    texts = counted(fits.batch, "text")
+    yield f"Whole: {texts} decoding, beam {fits.beam}, {fits.length:,} tokens, and 10% of the memory free."
     if is_stock:
         first = fits.whole[0]
         cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0

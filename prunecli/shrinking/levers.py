@@ -123,7 +123,7 @@ class Levers:
                 lever: Lever = getattr(self, f"_{name}")()
                 if len(lever.shares) < 2:
                     raise UsageError(
-                        f"No smaller number of {name} is the same in every layer and can be stated in config.json."
+                        f"no smaller number of {name} is the same in every layer and can be stated in config.json"
                     )
                 self._check(lever)
                 found[name] = lever

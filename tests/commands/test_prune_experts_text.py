@@ -118,7 +118,7 @@ def test_experts_that_saw_little_are_told_of(model, folder):
     assert found["arguments"]["min_tokens"] == 100
     held = 8 * len(layers)
     assert f"{len(layers)} of {held} experts received fewer than 100 tokens of this text" in result.err
-    assert f"; {len(layers)} of them are removed." in result.err
+    assert f"; the result lacks {len(layers)} of them." in result.err
     quiet = run(model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
     assert json.loads(quiet.out)["details"] == {}
     assert "saw fewer" not in quiet.err

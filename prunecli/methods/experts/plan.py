@@ -254,8 +254,8 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
     more = f", {len(named) - LAYERS_SHOWN} more layers" if len(named) > LAYERS_SHOWN else ""
     return (
         f"{sum(map(len, few.values()))} of {held} experts received fewer than {min_tokens} tokens of this text "
-        f"({', '.join(named[:LAYERS_SHOWN])}{more}), too few to judge them by; {lost} of them are removed. Collect "
-        "more text, or lower `min_tokens`."
+        f"({', '.join(named[:LAYERS_SHOWN])}{more}), too few to judge them by; the result lacks {lost} of them. "
+        "Collect more text, or lower `min_tokens`."
     )
 
 
