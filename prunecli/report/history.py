@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from prunecli.model.structure import statistics_files
@@ -110,10 +111,26 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
         revision = f"@{source['revision']}" if "revision" in source else ""
         own = f"{source.get('path', '')}{revision}"
         paths.append(names.get(str(source.get("fingerprint")), own))
-    return [
-        step_text(step, source=source, output=output)
-        for step, source, output in zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
-    ]
+    rows = zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
+    lines = []
+    for target, group in groupby(rows, key=lambda row: row[0].get("arguments", {}).get("by shrink")):
+        steps = [*group]
+        if target is None:
+            lines += [step_text(step, source=source, output=output) for step, source, output in steps]
+            continue
+        # One command did them together.
+        (step, source, _), (*_, output) = steps[0], steps[-1]
+        words = [
+            "prunecli",
+            "shrink",
+            source,
+            *str(target).split(),
+            *_inputs("shrink", step),
+            "--output",
+            output,
+        ]
+        lines.append(f"{shlex.join(words)}  # {', '.join(str(step.get('command')) for step, *_ in steps)}")
+    return lines
 
 
 def step_text(step: Fields, *more: str, source: str = "", output: str | None = None) -> str:
@@ -131,7 +148,7 @@ def step_text(step: Fields, *more: str, source: str = "", output: str | None = N
     facts = []
     for name, value in arguments.items():
         is_fact = name in _FACTS.get(command, ())
-        if value is None or value is False or name in _UNSAID:
+        if value is None or value is False or value == [] or name in _UNSAID:
             continue
         if command == "prune-layers" and name == "removed":
             layers = [
@@ -181,7 +198,7 @@ def _inputs(command: str, step: Fields) -> list[str]:
     words = [word for file in files for word in (str(option), str(file.get("file")))]
     if arguments.get("pairs") or arguments.get("split") or arguments.get("langs") or "split" in text:
         return [*words, "--data", DATA]
-    if command == "finetune":
+    if command in ("finetune", "shrink"):
         return [*words, "--labelled" if arguments.get("task") == "classification" else "--text", TEXT]
     return words
 

@@ -107,3 +107,18 @@ def test_every_option_is_one_of_the_command(command):
     options = {word.removeprefix("--") for word in shlex.split(line, comments=True) if word.startswith("--")}
     assert options
     assert options <= parameters()[command].keys()
+
+
+def test_steps_of_one_shrink_are_one_command():
+    by = {"by shrink": "--params 0.5"}
+    history = [
+        {"command": "trim-vocabulary", "arguments": {"split": "val", **by}, "source": {"path": "big"}},
+        {"command": "prune-layers", "arguments": {"ratio": 0.5, **by}, "source": {"path": "big"}},
+        {"command": "prune-heads", "arguments": {"metric": "random", "pairs": []}, "source": {"path": "x"}},
+    ]
+    entry = SimpleNamespace(name="out", history=history, fingerprint=None)
+    lines = command_lines(entry, [])  # type: ignore[arg-type]
+    assert lines == [
+        "prunecli shrink big --params 0.5 --data DATA --output x  # trim-vocabulary, prune-layers",
+        "prunecli prune-heads x --metric random --output out",
+    ]
