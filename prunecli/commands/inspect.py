@@ -290,7 +290,7 @@ def _name(way: Way, *, quantised: bool) -> str:
 
 
 def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
-    texts = counted(fits.batch, "text")
+    texts = counted(fits.batch or 1, "text")
     yield f"Whole: {texts} decoding, beam {fits.beam}, {fits.length:,} tokens, and 10% of the memory free."
     if is_stock:
         first = fits.whole[0]
