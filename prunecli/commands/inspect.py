@@ -100,7 +100,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    console.out(f"{with_origins(str(opened.path))}: {opened.model_type}, {dtypes}, {files}")
+    console.out(f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}")
     console.table("Parameters", rows)
     experts = [
         {
