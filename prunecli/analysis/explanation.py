@@ -81,9 +81,7 @@ def parse_question(words: Sequence[str]) -> Question:
         fields |= new
     unknown = _WORD.sub(" ", asked).split()
     if unknown or not fields.keys() & {"part", "layer"}:
-        raise UsageError(
-            f"{text!r}: {' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}."
-        )
+        raise UsageError(f"{' '.join(unknown) or text!r} is no part of a model.", f"Ask for {FORMS}.")
     fields |= {name: int(fields[name]) for name in ("number", "layer", "expert") if name in fields} | {
         "words": text
     }

@@ -89,8 +89,8 @@ def _growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
         return None
     return (
         f"Warning: the embeddings grow, {before:,} -> {after:,} parameters ({after / before:.1%}).\n"
-        "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`. `side=both` keeps one table that input and "
-        "output share; `cache` can be given later, for the result."
+        "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`; `cache` can be given later, for the "
+        "result."
     )
 
 

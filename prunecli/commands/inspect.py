@@ -100,7 +100,9 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    console.out(f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}")
+    console.out(
+        f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}"
+    )
     console.table("Parameters", rows)
     experts = [
         {
@@ -158,7 +160,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
     try:
         family, sizes = opened.require_architecture(), opened.layout.sizes
     except CheckpointError as error:
-        what = "Experts alone" if inventory.layers else "Nothing"
+        what = "Experts alone" if inventory.layers and not opened.has_constants else "Nothing"
         console.note(f"{what} can be removed from it: {error.message}")
         return
     parts = [

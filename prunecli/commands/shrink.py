@@ -76,6 +76,12 @@ def _show(result: Shrunk) -> None:
         console.out("Dry run: nothing is written.")
         return
     console.out(f"Written: {result.output}")
+    asked, speedup = result.arguments.get("speed"), stages[-1].speedup
+    if asked and speedup and speedup < asked:
+        console.warn(
+            f"Warning: measured again, it is {speedup:.2f} times as fast, and {asked:g} was asked for. Speeds "
+            "on a busy machine differ from run to run."
+        )
     costs = {stage.model: inf if stage.quality.cost is None else stage.quality.cost for stage in stages}
     if "healed" not in costs:
         console.out("Training recovers part of what was lost: --heal 10m, with the original as teacher.")

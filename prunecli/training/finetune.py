@@ -35,7 +35,7 @@ from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.dtypes import is_float, parse_dtype
-from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
 from prunecli.tensors.transaction import output_error, refuse_target
 from prunecli.text.choice import TextChoice
@@ -139,7 +139,9 @@ def train(
             steps = arguments.max_steps = _steps(examples, options, process_group)
             if options.warmup > steps:
                 half = arguments.warmup_steps = steps // 2
-                report(f"Warm-up of {half:,} updates, half of the run, instead of {options.warmup:,}.")
+                report(
+                    f"Warm-up of {counted(half, 'update')}, half of the run, instead of {options.warmup:,}."
+                )
 
             def disk_bytes(left: range) -> int:
                 """Bytes that the updates `left` hold on the disk at most: the state of the run, and results."""
