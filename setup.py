@@ -6,7 +6,7 @@ The package index shows README.md, where relative links and pictures would be br
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
@@ -28,10 +28,6 @@ def long_description(readme: str, repository: str | None) -> str:
 
 
 if __name__ == "__main__":
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     setup(
         packages=[*find_namespace_packages(include=["prunecli*"]), "prunecli.recipes.files"],

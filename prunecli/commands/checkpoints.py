@@ -17,7 +17,7 @@ from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.running.layerwise.runner import RunReport

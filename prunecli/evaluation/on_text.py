@@ -16,7 +16,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling

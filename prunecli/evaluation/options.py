@@ -26,7 +26,7 @@ from prunecli.options import (
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation

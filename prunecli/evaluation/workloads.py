@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from typing_extensions import Self
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate

@@ -31,8 +31,9 @@ from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pandas as pd
-    from typing_extensions import Self
 
 
 Json: TypeAlias = dict[str, Any]

@@ -22,7 +22,7 @@ from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, numpy_dtype, size_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Fill = Callable[[memoryview], None]
 """Fills a buffer with the bytes that come next."""
