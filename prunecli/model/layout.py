@@ -97,15 +97,15 @@ class ModelLayout:
         attentions: dict[tuple[Side, int], list[AttentionLayer]] = {}
         for one in self.attentions:
             attentions.setdefault((one.stack.side, one.layer), []).append(one)
-        names = {
-            (stack.side, number): name
-            for stack in self.family.stacks
-            for number, name in self.sizes.layers(stack)
-        }
         return tuple(
-            Layer(ffn.side, ffn.layer, names[position], tuple(attentions.get(position, ())), ffn)
+            Layer(
+                ffn.side,
+                ffn.layer,
+                ffn.stack.layers.format(layer=ffn.layer),
+                tuple(attentions.get((ffn.side, ffn.layer), ())),
+                ffn,
+            )
             for ffn in self.ffns
-            for position in [(ffn.side, ffn.layer)]
         )
 
     def require_heads(self) -> tuple[AttentionLayer, ...]:
