@@ -420,7 +420,7 @@ class Trial:
         """
         smaller = self.opened(self.skeleton.changed(changes), cut)
         model = self._masked(never)
-        with _never_picked():
+        with _NeverPicked():
             expected = self.logits(model)
         return self._apart(expected, smaller)
 
@@ -560,17 +560,14 @@ def _takes_cache(model: Any) -> bool:
     return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
 
 
-def _never_picked() -> Any:
+class _NeverPicked(TorchFunctionMode):
     """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
 
-    class Masking(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = func(*args, **(kwargs or {}))
-            if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
-                return torch.where(found.isnan(), NEVER, found)
-            return found
-
-    return Masking()
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
+            return torch.where(found.isnan(), NEVER, found)
+        return found
 
 
 def _text(vocabulary: int) -> Tensor:
