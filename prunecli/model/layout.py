@@ -237,11 +237,10 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
         if ffn.removed:
             gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
         elif ffn.is_shared:
-            gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
+            gone.update(ffn.tensor_names)
         else:
-            for suffix, dim in ffn.tensors.items():
-                if dim is not None:
-                    resize(f"{ffn.prefix}{suffix}", dim, ffn.width * ffn.blocks[suffix])
+            for name, carrier in ffn.carriers.items():
+                resize(name, carrier.dim, ffn.width * len(carrier.blocks))
     return {name: declared for name, declared in tensors.items() if name not in gone}
 
 

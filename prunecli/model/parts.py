@@ -81,9 +81,13 @@ class FfnLayer(Owned):
         return self.side
 
     @property
-    def prefix(self) -> str:
-        """Prefix of the names of the tensors that the FFN runs: the owner's name and a dot."""
-        return f"{self.owner}."
+    def carriers(self) -> dict[str, Carrier]:
+        """Full names of the tensors that it would have of its own -> where the hidden units lie in them."""
+        return {
+            f"{self.name}.{suffix}": Carrier(dim, (1,) * self.blocks[suffix])
+            for suffix, dim in self.tensors.items()
+            if dim is not None
+        }
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
