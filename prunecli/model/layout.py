@@ -225,8 +225,7 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
     for layer in layout.attentions:
         gone.update(layer.shared_tensors)
         if layer.removed:
-            own = layer.name.removesuffix(layer.spec.name)
-            gone.update(layer.norm_tensors, (f"{own}{spec.name}" for spec in layer.spec.tensors))
+            gone.update(layer.norm_tensors, (f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors))
         elif not layer.num_heads:  # a tensor of no head at all is not stored
             gone.update(layer.tensors)
         elif not layer.is_shared and layer.num_heads != layer.stated_heads:
