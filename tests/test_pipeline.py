@@ -42,7 +42,7 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
             outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Slices(name, 0, ranges)))
         elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
-    structure = source.structure.keeping(axes_of("expert", kept, 4))
+    structure = replace(source.structure, axes=axes_of("expert", kept, 4))
     return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 

@@ -152,7 +152,7 @@ def result_option(default: str, help: str = "File of the result.") -> Any:  # no
 
 def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, f"{help}: .png, .svg or .html.", metavar="FILE", role="output")
+    return option(None, f"{help}: .png, .svg or .html.", role="output")
 
 
 DRY_RUN = option(False, "Show what would be done; write nothing.", recorded=False)

@@ -368,7 +368,7 @@ def _watch_layers(
 
         def take(products: Tensor) -> None:
             own = products.sum(dim=1, keepdim=True)
-            add(name, own * functional.one_hot(torch.tensor(number), len(axes[name].ids)).to(own))
+            add(name, own * functional.one_hot(torch.tensor(number), axes[name].count).to(own))
 
         _on_gradient(made, made - before.to(made.device), take)
         return (made, *output[1:]) if isinstance(output, tuple | list) else made

@@ -178,7 +178,6 @@ class UnitOptions(PruningOptions):
     keep: Path | str | None = selection_option(
         None,
         "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
-        metavar="FILE",
         role="input",
     )
     scores: Scores | Files | None = selection_option(
@@ -471,7 +470,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
         None,
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
         "--json printed.",
-        metavar="FILE",
         role="input",
     )
     metric: ExpertMetric | None = selection_option(

@@ -115,8 +115,7 @@ def resolve_ties(sizes: Sizes, tables: TokenTables | None) -> dict[str, str]:
             for alias in tables.aliases
             for name in tables.unit.tensors()
         }
-    if tables.change.output is not None or tables.unit is not None:
-        ties.pop(output, None)
+    ties.pop(output, None)
     if tables.change.output is not None and tables.change.output.tied:
         ties[output] = f"{tables.input}.map.weight"
     return ties

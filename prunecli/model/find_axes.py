@@ -73,11 +73,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 ffn.width,
                 ffn.side,
                 ffn.layer,
-                carriers={
-                    f"{ffn.prefix}{name}": Carrier(dim, (1,) * ffn.blocks[name])
-                    for name, dim in ffn.tensors.items()
-                    if dim is not None
-                },
+                carriers=ffn.carriers,
             )
             for ffn in layout.ffns
             if ffn.tensors and not ffn.is_shared

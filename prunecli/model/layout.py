@@ -97,15 +97,15 @@ class ModelLayout:
         attentions: dict[tuple[Side, int], list[AttentionLayer]] = {}
         for one in self.attentions:
             attentions.setdefault((one.stack.side, one.layer), []).append(one)
-        names = {
-            (stack.side, number): name
-            for stack in self.family.stacks
-            for number, name in self.sizes.layers(stack)
-        }
         return tuple(
-            Layer(ffn.side, ffn.layer, names[position], tuple(attentions.get(position, ())), ffn)
+            Layer(
+                ffn.side,
+                ffn.layer,
+                ffn.stack.layers.format(layer=ffn.layer),
+                tuple(attentions.get((ffn.side, ffn.layer), ())),
+                ffn,
+            )
             for ffn in self.ffns
-            for position in [(ffn.side, ffn.layer)]
         )
 
     def require_heads(self) -> tuple[AttentionLayer, ...]:
@@ -225,8 +225,7 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
     for layer in layout.attentions:
         gone.update(layer.shared_tensors)
         if layer.removed:
-            own = layer.name.removesuffix(layer.spec.name)
-            gone.update(layer.norm_tensors, (f"{own}{spec.name}" for spec in layer.spec.tensors))
+            gone.update(layer.norm_tensors, (f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors))
         elif not layer.num_heads:  # a tensor of no head at all is not stored
             gone.update(layer.tensors)
         elif not layer.is_shared and layer.num_heads != layer.stated_heads:
@@ -237,11 +236,10 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
         if ffn.removed:
             gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
         elif ffn.is_shared:
-            gone.update(f"{ffn.name}.{suffix}" for suffix in ffn.tensors)
+            gone.update(ffn.tensor_names)
         else:
-            for suffix, dim in ffn.tensors.items():
-                if dim is not None:
-                    resize(f"{ffn.prefix}{suffix}", dim, ffn.width * ffn.blocks[suffix])
+            for name, carrier in ffn.carriers.items():
+                resize(name, carrier.dim, ffn.width * len(carrier.blocks))
     return {name: declared for name, declared in tensors.items() if name not in gone}
 
 

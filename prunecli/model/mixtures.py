@@ -113,7 +113,7 @@ def predicting_tensors(tensors: TensorReader, sizes: Sizes) -> tuple[str, ...]:
     return tuple(
         name
         for name in tensors.tensors
-        if (mixture.predicting and name.startswith(mixture.predicting))
+        if name.startswith(mixture.predicting)
         or ((match := numbered.match(name)) is not None and int(match[1]) >= depth)
     )
 
@@ -165,7 +165,7 @@ def _sparse_layer(
     mixture, where = sizes.family.mixture, f"{path}: {name}"
     assert mixture is not None
     experts, rest = experts_of(mixture, members)
-    stacked = [suffix for suffix in rest if suffix.startswith(mixture.stacked)] if mixture.stacked else []
+    stacked = [suffix for suffix in rest if suffix.startswith(mixture.stacked)]
     routers = [suffix for suffix in mixture.router if suffix in rest]
     if not experts and not stacked:
         if routers:
@@ -230,10 +230,7 @@ def _sparse_layer(
         stacked_tensors=tuple(f"{name}.{suffix}" for suffix in stacked),
         groups=_groups(sizes, mixture, count),
         is_predicting=not sizes.family.stacks
-        and (
-            (bool(mixture.predicting) and name.startswith(mixture.predicting))
-            or number >= _depth(sizes, mixture)
-        ),
+        and (name.startswith(mixture.predicting) or number >= _depth(sizes, mixture)),
         constants=constants,
     )
 

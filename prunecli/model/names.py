@@ -22,10 +22,9 @@ def stored_names(
     """Name in the files -> name in the stock layout, in file order.
 
     A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for
-    `model.encoder.layers…`): it is added. Old endings and beginnings get their new name, buffers are
-    left out. Of the names of a
-    tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under
-    its own name.
+    `model.encoder.layers…`): it is added. Old endings and beginnings get their new name, buffers are left out. Of the
+    names of a tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept
+    under its own name.
     """
     prefix, known = _beginnings(family)
     buffers, endings = tuple(f".{ending}" for ending in family.buffers), tuple(family.renamed)

@@ -166,9 +166,9 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
     names_by_auto: dict[str, str] = {}
     read: set[str] = set()
     for cls in able:
-        if cls.labelled and cls.needs[-1] in read:
-            continue
         if cls.labelled:
+            if cls.needs[-1] in read:
+                continue
             read.add(cls.needs[-1])
         names_by_auto.setdefault(cls.auto_class, cls.name)
     return {

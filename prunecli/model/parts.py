@@ -81,9 +81,13 @@ class FfnLayer(Owned):
         return self.side
 
     @property
-    def prefix(self) -> str:
-        """Prefix of the names of the tensors that the FFN runs: the owner's name and a dot."""
-        return f"{self.owner}."
+    def carriers(self) -> dict[str, Carrier]:
+        """Full names of the tensors that it would have of its own -> where the hidden units lie in them."""
+        return {
+            f"{self.name}.{suffix}": Carrier(dim, (1,) * self.blocks[suffix])
+            for suffix, dim in self.tensors.items()
+            if dim is not None
+        }
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -177,8 +181,6 @@ class AttentionLayer(Owned):
         spec: its record.
         owner: name of the attention whose tensors it runs: its own, but where it is shared.
         removed: whether it is gone, together with its norms.
-        shared_tensors: where it is shared, full names in its own layer -> those of the tensors that it runs. A table of
-            positions that all layers use is none of them.
         window: what it sees, in the words of config.json's `layer_types`; "" where all layers see the same.
     """
 
@@ -194,7 +196,6 @@ class AttentionLayer(Owned):
     spec: Attention = field(repr=False)
     owner: str
     removed: bool = False
-    shared_tensors: Mapping[str, str] = field(default_factory=dict)
     window: str = ""
 
     @property
@@ -203,16 +204,28 @@ class AttentionLayer(Owned):
         return not (self.removed or self.is_shared)
 
     @property
+    def prefix(self) -> str:
+        """Beginning of the names of its layer's tensors."""
+        return self.name.removesuffix(self.spec.name)
+
+    @property
     def tensor_names(self) -> tuple[str, ...]:
         """Full names of all tensors that it would have of its own."""
-        layer = self.name.removesuffix(self.spec.name)
-        return tuple(f"{layer}{spec.name}" for spec in self.spec.tensors if not spec.first)
+        return tuple(f"{self.prefix}{spec.name}" for spec in self.spec.tensors if not spec.first)
+
+    @property
+    def shared_tensors(self) -> dict[str, str]:
+        """Full names in its own layer -> those of the tensors that it runs; empty where it runs its own.
+
+        A table of positions that all layers use is none of them.
+        """
+        source = self.owner.removesuffix(self.spec.name)
+        return {name: source + name.removeprefix(self.prefix) for name in self.tensor_names if self.is_shared}
 
     @property
     def norm_tensors(self) -> tuple[str, ...]:
         """Full names of those of its norms, which are never shared."""
-        layer = self.name.removesuffix(self.spec.name)
-        return tuple(f"{layer}{name}" for name in own_norms(self.stack, self.spec))
+        return tuple(f"{self.prefix}{name}" for name in own_norms(self.stack, self.spec))
 
     @property
     def is_whole(self) -> bool:
@@ -269,12 +282,6 @@ def _layer(
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
-    source = holder.removesuffix(attention.name)
-    shared = {
-        f"{owner}.{spec.name}": f"{source}{spec.name}"
-        for spec in attention.tensors
-        if holder != name and not spec.first
-    }
     return AttentionLayer(
         name=name,
         kind=kind,
@@ -288,7 +295,6 @@ def _layer(
         spec=attention,
         owner=holder,
         removed=removed,
-        shared_tensors=shared,
         window=windows[number] if (windows := layer_windows(sizes, stack)) else "",
     )
 

@@ -172,17 +172,12 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
                 pick_bias(attention, layer.heads, layer.stated_heads)
     for ffn in layout.ffns:
         key, held = ffn.stack.ffn.width, layout.sizes.count(ffn.stack.ffn.width)
-        carriers = {
-            f"{ffn.name}.{suffix}": Carrier(dim, (1,) * ffn.blocks[suffix])
-            for suffix, dim in ffn.tensors.items()
-            if dim is not None
-        }
         if ffn.removed:
             remove_ffn(model, ffn.stack, ffn.stack.ffn, ffn.layer, names)
-        elif carriers and ffn.width != held:
-            fit_sizes(model, skeleton.donor({key: ffn.width}), names, carriers, ffn.width, held)
+        elif ffn.carriers and ffn.width != held:
+            fit_sizes(model, skeleton.donor({key: ffn.width}), names, ffn.carriers, ffn.width, held)
         if ffn.is_shared:
-            aliases |= {f"{ffn.name}.{suffix}": f"{ffn.prefix}{suffix}" for suffix in ffn.tensors}
+            aliases |= {f"{ffn.name}.{suffix}": f"{ffn.owner}.{suffix}" for suffix in ffn.tensors}
     tied = {names(own): names(stored) for own, stored in aliases.items()}
     for own, stored in tied.items():
         path, _, attribute = own.rpartition(".")

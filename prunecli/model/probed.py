@@ -100,8 +100,8 @@ class Probed:
     @cached_property
     def movable(self) -> frozenset[str]:
         """Keys of the stacks whose layers the small copy can lose."""
-        keys = [stack.key for stack in self.layers if stack.key in self.small]
-        return frozenset(key for key in keys if _is_same(self.trial, self.small[key]))
+        known = [small for stack in self.layers if (small := self.small.get(stack.key)) is not None]
+        return frozenset(small.key for small in known if _is_same(self.trial, small))
 
     @cached_property
     def units(self) -> Confirmed:

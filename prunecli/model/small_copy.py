@@ -81,7 +81,7 @@ def _scaled(values: Mapping[str, Any], scale: int, kept: tuple[str, ...]) -> dic
             found[key] = _scaled(value, _dividing(value, scale) if OTHER_SENSES.search(key) else scale, kept)
         elif isinstance(value, Mapping) and key.startswith("rope_"):
             found[key] = {name: _narrower(one, 1 if kept else scale) for name, one in value.items()}
-        elif kept and key.endswith(kept):
+        elif key.endswith(kept):
             found[key] = value
         elif key == "pad_token_id" and value is None:  # classifiers take several texts only if they know one
             found[key] = 0

@@ -114,10 +114,6 @@ class Structure:
             name.removesuffix(suffix): units for name, units in self.axes.items() if name.endswith(suffix)
         }
 
-    def keeping(self, units: Mapping[str, KeptUnits]) -> Structure:
-        """This structure with only these units on the axes that `units` names."""
-        return replace(self, axes={**self.axes, **units})
-
     def changing(
         self,
         parts: Collection[str],

@@ -95,7 +95,7 @@ class Trial:
                 try:
                     trial = cls(made, random_model(made, dtype), cached)
                     # Some classes make the row of the padding token zero on opening.
-                    trial = replace(trial, model=trial._opened(made, stored_form(trial.model)))
+                    trial = replace(trial, model=trial.opened(made, stored_form(trial.model)))
                     trial.logits(trial.model)
                 except Exception as error:  # of any kind: what a class makes of sizes that it does not like
                     failure = error
@@ -184,7 +184,7 @@ class Trial:
         if not axes:
             known = torch.tensor(by_chance[0])
             cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, by_chance[0]))
-            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
+            smaller = self.opened(self.skeleton.changed(units.changes(half)), cut)
             text = _text(half)
             expected = self.logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == units.held else expected
@@ -199,18 +199,18 @@ class Trial:
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            model = self._opened(self.skeleton, masked) if is_stream else self._masked(masked)
+            model = self.opened(self.skeleton, masked) if is_stream else self._masked(masked)
             if is_stream:
                 places = {self.modules.get(name, "") for name in carriers}
                 fold_norms(stream_norms(model, places), halves[0], halves[1])
             expected = self.logits(model)
-            smaller = self._filled(smaller, cut) or self._opened(smaller_skeleton, cut)
+            smaller = self._filled(smaller, cut) or self.opened(smaller_skeleton, cut)
             apart = max(apart, self._apart(expected, smaller))
         return apart
 
     def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
         """The model with these tensors; the next call may change it."""
-        return self._filled(self._spare, tensors) or self._opened(self.skeleton, tensors)
+        return self._filled(self._spare, tensors) or self.opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
@@ -255,7 +255,7 @@ class Trial:
                     pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self.logits(self._masked(masked))
-        return self._apart(expected, self._opened(self.skeleton, cut, fit))
+        return self._apart(expected, self.opened(self.skeleton, cut, fit))
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -315,7 +315,7 @@ class Trial:
             cut[name] = stored[name].index_select(
                 carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
             )
-        smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
+        smaller = self.opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         with ExitStack() as hooks:
             for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
                 layer = self.model.get_submodule(name)[number]
@@ -344,7 +344,7 @@ class Trial:
         """
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
-        model = self._opened(self.skeleton, masked)
+        model = self.opened(self.skeleton, masked)
         expected = self.logits(model)
         idle = []
         for norm, names in norms.items():
@@ -358,7 +358,7 @@ class Trial:
                 parameter.data = data
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
-        found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
+        found = self.opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
         return idle, self._apart(expected, found)
 
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
@@ -404,7 +404,7 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        other = self._opened(self.skeleton.changed(changes), stored_form(self.model))
+        other = self.opened(self.skeleton.changed(changes), stored_form(self.model))
         return float((self.logits(other) - self._whole).abs().max())
 
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
@@ -418,9 +418,9 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        smaller = self._opened(self.skeleton.changed(changes), cut)
+        smaller = self.opened(self.skeleton.changed(changes), cut)
         model = self._masked(never)
-        with _never_picked():
+        with _NeverPicked():
             expected = self.logits(model)
         return self._apart(expected, smaller)
 
@@ -489,7 +489,7 @@ class Trial:
             torch.set_num_threads(threads)
         return found
 
-    def _opened(
+    def opened(
         self,
         skeleton: Skeleton | None,
         tensors: Mapping[str, Tensor],
@@ -560,17 +560,14 @@ def _takes_cache(model: Any) -> bool:
     return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
 
 
-def _never_picked() -> Any:
+class _NeverPicked(TorchFunctionMode):
     """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
 
-    class Masking(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = func(*args, **(kwargs or {}))
-            if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
-                return torch.where(found.isnan(), NEVER, found)
-            return found
-
-    return Masking()
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
+            return torch.where(found.isnan(), NEVER, found)
+        return found
 
 
 def _text(vocabulary: int) -> Tensor:

@@ -281,9 +281,8 @@ def _targets(
             if not checkpoint.runs_stock:
                 layout = checkpoint.layout
                 output = f"{layout.require_tables().output}."
-                if not (
-                    layout.is_extra(name) or name.startswith(output)
-                ):  # another class of the family has these
+                # Another class of the family has these.
+                if not (layout.is_extra(name) or name.startswith(output)):
                     raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}")
             continue  # what the class does not run, as layers that predict further tokens
         owner, _, attribute = own.rpartition(".")

@@ -96,9 +96,8 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         classes = ", ".join(known.name for known in family.classes) or family.model_class
         raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
     own = family.model_class
-    if not class_names(
-        checkpoint.config
-    ):  # the family's own, else another head that the tensors are of, else none
+    if not class_names(checkpoint.config):
+        # The family's own, else another head that the tensors are of, else none.
         able = [*auto_classes(family, readable(checkpoint.resolved, checkpoint.tensors), ()).values()]
         own = own if own in able else able[len(able) > 1]
     return getattr(transformers, own)

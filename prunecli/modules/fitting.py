@@ -65,7 +65,7 @@ Parts = Mapping[str, int]
 """What a run holds at once, by name: bytes."""
 
 Beside = Callable[[Checkpoint, torch.dtype], Parts]
-"""What a run holds beside the weights."""
+"""What a run holds beside the weights; by default nothing, where batches are small beside these."""
 
 
 def candidates(
@@ -138,11 +138,6 @@ def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:
         is_fast = onednn_bfloat16() and (not is_x86 or cpu_has("avx512_bf16", "amx_tile"))
         return dtype == torch.bfloat16 and is_fast
     return True
-
-
-def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
-    """A `Beside` of runs whose batches are small beside the weights."""
-    return {}
 
 
 def decoding_room(checkpoint: Checkpoint, load: Load | None, dtype: torch.dtype) -> int:
@@ -231,7 +226,7 @@ def fitting_dtype(
     asked: str = "auto",
     *,
     load: Load | None = None,
-    beside: Beside = nothing,
+    beside: Beside = lambda *_: {},
     gradients: bool = False,
     only_runs: bool = False,
     memory: int | None = None,
@@ -310,7 +305,7 @@ def need_of(
     checkpoint: Checkpoint,
     devices: Devices,
     dtype: torch.dtype,
-    beside: Beside = nothing,
+    beside: Beside = lambda *_: {},
     process_group: ProcessGroup = ALONE,
 ) -> Need:
     """Return the memory that a model needs on the first device; on all of them, if the first does not hold it."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
@@ -145,10 +145,8 @@ def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts:
 
 def expert_spans(sizes: Sequence[int]) -> list[Span]:
     """`(expert, first row, end row)` of each expert that has rows."""
-    ends = list(accumulate(sizes))
-    return [
-        (expert, end - size, end) for expert, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size
-    ]
+    bounds = pairwise(accumulate(sizes, initial=0))
+    return [(expert, start, end) for expert, (start, end) in enumerate(bounds) if end > start]
 
 
 def has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:

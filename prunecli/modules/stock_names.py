@@ -111,8 +111,7 @@ def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:
     odd = [
         name
         for name, tensor in held.items()
-        if (name not in source.tensors and name not in tied)
-        or (name in source.tensors and tuple(tensor.shape) != source.info(name).shape)
+        if (tuple(tensor.shape) != source.info(name).shape if name in source.tensors else name not in tied)
     ]
     if odd:
         raise UnsupportedModelError(

@@ -79,7 +79,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
     for name, own in places.items():
         for tensor, carrier in axes[name].carriers.items():
-            carriers.setdefault(tensor, []).append((carrier, own, len(axes[name].ids)))
+            carriers.setdefault(tensor, []).append((carrier, own, axes[name].count))
     dropped = set(selection.dropped)
     outputs = []
     for name, info in source.tensors.items():
@@ -204,13 +204,13 @@ def _structure(
     source: Checkpoint, axes: Mapping[str, Axis], places: Places, layers: Mapping[Side, Sequence[int]]
 ) -> Structure:
     """How the result differs from the original model."""
-    structure = source.structure.keeping(
-        {
-            name: KeptUnits(tuple(axes[name].ids[place] for place in own), axes[name].original)
-            for name, own in places.items()
-            if axes[name].kind in ("head", "expert")
-        }
-    )
+    structure = source.structure
+    kept = {
+        name: KeptUnits(tuple(axes[name].ids[place] for place in own), axes[name].original)
+        for name, own in places.items()
+        if axes[name].kind in ("head", "expert")
+    }
+    structure = replace(structure, axes={**structure.axes, **kept})
     units = {
         axes[name].module: len(own)
         for name, own in places.items()

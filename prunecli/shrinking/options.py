@@ -55,7 +55,7 @@ class ShrinkOptions(RunOptions):
         None, "Memory that the weights and decoding have to fit in, with a reserve of 10 %.", metavar="SIZE"
     )
     speed: float | None = option(
-        None, "Factor by which the result is faster, measured as bench-latency does it.", metavar="X", gt=1
+        None, "Factor by which the result is faster, measured as bench-latency does it.", gt=1
     )
     only: tuple[LeverName, ...] = selection_option(
         (),
@@ -86,7 +86,6 @@ class ShrinkOptions(RunOptions):
         None,
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
-        metavar="FILE",
         role="output",
         recorded=False,
     )

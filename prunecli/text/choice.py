@@ -22,7 +22,7 @@ from prunecli.text.parallel import (
     read_pair,
     read_parallel,
 )
-from prunecli.text.plain import LabelledText, PlainText, convention, read_labelled, read_plain
+from prunecli.text.plain import LabelledText, PlainText, read_labelled, read_plain, say_convention
 from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
@@ -261,8 +261,7 @@ class TextChoice(Options):
             plain = read_plain(
                 files, whole_files=whole_files, names=self.names, max_sentences=self.max_sentences
             )
-            if (line := convention(files, whole_files=whole_files)) is not None:
-                say(line)
+            say_convention(files, say, whole_files=whole_files)
             return plain, ()
         if self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])

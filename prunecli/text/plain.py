@@ -153,15 +153,15 @@ def is_plain(path: Path) -> bool:
     return not is_hub_data(path) and not is_json_lines(path)
 
 
-def convention(files: Sequence[Path], *, whole_files: bool) -> str | None:
-    """The line that tells what a text of `files` is, with the option for the other; None: none of them is plain."""
+def say_convention(files: Sequence[Path], say: Say, *, whole_files: bool) -> None:
+    """Say what a text of `files` is, with the option for the other, if any of them is plain."""
     count = sum(map(is_plain, files))
-    if not count:
-        return None
+    how = ", each line a text (`whole_files` takes each file as one text)"
     if whole_files:
-        how = "as a whole document" if count == 1 else "as whole documents"
-        return f"Text: {counted(count, 'file')} {how} (`whole_files=False` takes each line as a text)."
-    return f"Text: {counted(count, 'file')}, each line a text (`whole_files` takes each file as one text)."
+        what = "a whole document" if count == 1 else "whole documents"
+        how = f" as {what} (`whole_files=False` takes each line as a text)"
+    if count:
+        say(f"Text: {counted(count, 'file')}{how}.")
 
 
 AT_ONCE = 1 << 8
@@ -232,8 +232,7 @@ def read_corpora(
         found[name] = replace(
             before, files=(*before.files, file.path), documents=(*before.documents, *documents)
         )
-    if (line := convention([file.path for file in files], whole_files=whole_files)) is not None:
-        say(line)
+    say_convention([file.path for file in files], say, whole_files=whole_files)
     return tuple(found.values())
 
 

@@ -63,7 +63,6 @@ class TrainingOptions(BatchOptions):
         None,
         "File of the teacher's likeliest tokens: written if it is missing. The teacher is not in memory then while the "
         "model learns.",
-        metavar="FILE",
         role="output",
     )
     steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)

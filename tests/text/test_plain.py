@@ -8,7 +8,7 @@ import pytest
 
 from prunecli.errors import DataError
 from prunecli.text.files import CHARACTERS, TextFile
-from prunecli.text.plain import Corpus, convention, read_corpora, read_plain, token_rows
+from prunecli.text.plain import Corpus, read_corpora, read_plain, say_convention, token_rows
 from prunecli.text.tokens import load_tokenizer
 from tests.tiny import write_plain_tokenizer
 
@@ -76,7 +76,9 @@ def test_whole_files_end_behind_the_first_lines(tmp_path):
     ],
 )
 def test_what_a_text_is_is_told_of_plain_text(names, whole_files, line):
-    assert convention([Path(name) for name in names], whole_files=whole_files) == line
+    said: list[str] = []
+    say_convention([Path(name) for name in names], said.append, whole_files=whole_files)
+    assert said == ([] if line is None else [line])
 
 
 def test_the_first_texts_and_their_hash(tmp_path):

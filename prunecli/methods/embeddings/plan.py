@@ -20,6 +20,8 @@ from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 
 COMMAND = "factorize-embeddings"
+EXPANSION = ("expand_dim", "depth", "max_groups")
+"""Options of the layers that expand."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,10 @@ def plan_embeddings(
         "side": side,
         "kind": shape.kind if "input" in sides else None,
         "map_dim": shape.map_dim,
-        **dict.fromkeys(("expand_dim", "depth", "max_groups")),
+        **{name: getattr(shape, name) if shape.layers else None for name in EXPANSION},
         **said,
         "seed": options.seed,
     }
-    if shape.layers:
-        arguments |= {name: getattr(shape, name) for name in ("expand_dim", "depth", "max_groups")}
     default = "" if options.side else " (default)"
     which = "both sides" if side == "both" else f"the {side} side"
     tied = "share a table" if is_tied else "have tables of their own"
@@ -140,7 +140,7 @@ def _cached(
     checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, asked: dict[str, Any]
 ) -> EmbeddingPlan:
     """Write down the rows of the unit that the checkpoint holds."""
-    fitting = {"map_dim", "expand_dim", "depth", "max_groups", "kind", "epochs", "shared_blocks", "reduction"}
+    fitting = {"map_dim", *EXPANSION, "kind", "epochs", "shared_blocks", "reduction"}
     if options.side not in (None, "input") or options.changed & fitting or asked["text"] is not None:
         raise UsageError(
             f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
@@ -217,7 +217,7 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     """
     kind = options.kind or "define"
     if not has_unit:  # the output's map is all there is
-        asked = options.changed & {"expand_dim", "depth", "max_groups", "shared_blocks", "reduction"}
+        asked = options.changed & {*EXPANSION, "shared_blocks", "reduction"}
         asked |= set() if kind == "projective" or options.kind is None else {"kind"}
         for name in sorted(asked):
             raise UsageError(f"`{name}` is for the unit of the input", "Choose `side=input` or `side=both`.")

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -360,7 +360,3 @@ def text_windows(
     if not windows:
         raise DataError(f"{', '.join(map(str, corpus.files))}: no token in the text {corpus.name!r}")
     return windows
-
-
-Material: TypeAlias = Translation | Texts
-"""Text of either kind."""

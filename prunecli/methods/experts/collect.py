@@ -27,7 +27,7 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import DEFAULT, Batch, Material, Texts, Translation
+from prunecli.methods.experts.batches import DEFAULT, Batch, Texts, Translation
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
@@ -256,7 +256,7 @@ def score(
     runner: Runner,
     checkpoint: Checkpoint,
     tokenizer: Any,
-    material: Material,
+    material: Translation | Texts,
     *,
     state: State = State(),
     save: Callable[[State], None] = ignored,

@@ -48,7 +48,8 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
         for axis in axes
     }
-    key, sizes = checkpoint.layout.sizes.family.numbered, checkpoint.layout.sizes
+    sizes = checkpoint.layout.sizes
+    key = sizes.family.numbered
     for axis in axes if key is not None and sizes.value(key) else ():
         depth, gone = axis.count, removed[axis.side]
         if gone != [*range(depth - len(gone), depth)]:

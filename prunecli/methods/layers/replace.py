@@ -100,7 +100,7 @@ def cut_replaced(
     for gap in gaps:
         for suffix, hidden in gap.ffn.tensors.items():
             if is_output(gap.ffn.tensors, suffix):
-                name, matrix = f"{gap.ffn.prefix}{suffix}", maps[gap.ends]
+                name, matrix = f"{gap.ffn.name}.{suffix}", maps[gap.ends]
                 own = np.concatenate([*values(checkpoint, Copy(name), "F64")])
                 made[name] = matrix.T @ own if hidden == 1 else own @ matrix
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
@@ -127,11 +127,10 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
             if following == place + 1:
                 continue
             ffn = ffns[axis.side, place]
-            names = [f"{ffn.prefix}{suffix}" for suffix in ffn.tensors]
             fault = None
             if ffn.removed or ffn.is_sparse or ffn.is_shared or ffn.name in shared:
                 fault = "is removed, shared, a mixture of experts, or none that prunecli finds"
-            elif not all(is_float(checkpoint.info(name).dtype) for name in names):
+            elif not all(is_float(checkpoint.info(name).dtype) for name in ffn.tensor_names):
                 fault = "is quantised"
             if fault is not None:
                 raise UnsupportedModelError(
@@ -155,7 +154,7 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = submodule(model, f"{gap.ffn.prefix}{output_layer(gap.ffn.tensors)}")
+            output = submodule(model, f"{gap.ffn.name}.{output_layer(gap.ffn.tensors)}")
             yield output.register_forward_hook(partial(self._add_ffn, gap))
             layer = submodule(model, gap.before)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)

@@ -131,7 +131,6 @@ class FfnOptions(SharingOptions):
         None,
         "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
         "it.",
-        metavar="N",
     )
     init: FfnInit | None = selection_option(
         None,

@@ -198,8 +198,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
             continue
         gone.update(layer.norm_tensors)
         if isinstance(layer, AttentionLayer):
-            prefix = layer.name.removesuffix(layer.spec.name)
-            gone |= {f"{prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
+            gone |= {f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
     outputs = replacing(checkpoint, {**dict.fromkeys(gone, ()), **made})
     return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
 
