@@ -4,8 +4,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UsageError
 from prunecli.text.files import read_lines
@@ -70,19 +68,6 @@ def test_languages_come_in_the_order_asked_for_and_the_first_sentences_only(dire
 )
 def test_lines(tmp_path, data, lines):
     assert read_lines(_write(tmp_path / "x", data)) == lines
-
-
-@given(
-    st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1)
-)
-def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
-    path = tmp_path_factory.mktemp("lines") / "x"
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    if any(line.strip() for line in lines):
-        assert read_lines(path) == tuple(lines)
-    else:
-        with pytest.raises(DataError, match="empty"):
-            read_lines(path)
 
 
 @pytest.mark.parametrize("pair", ["eng_Latn", "a-b,c-d"])
