@@ -195,16 +195,6 @@ def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
         cut(checkpoint, kept_experts(kept))
 
 
-def test_layers_that_predict_further_tokens_come_last(saved, tmp_path):
-    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
-    with open_model(path) as checkpoint:
-        assert [(layer.layer, layer.is_predicting) for layer in checkpoint.mixtures] == [
-            (1, False),
-            (2, False),
-            (3, True),
-        ]
-
-
 def test_constants_leave_the_other_settings_as_asked(saved, tmp_path):
     """This holds where no expert is removed, too; a key that config.json does not state is not set."""
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)

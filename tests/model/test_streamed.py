@@ -219,21 +219,6 @@ def kept_records(directory):
     return {name: value for _, name, value in (json.loads(line)["record"] for line in lines)}
 
 
-def test_an_ended_run_goes_on(unfinished, hub):
-    complete = {file: noted[0] for file, noted in kept_records(unfinished).items()}
-    assert {*complete, NAME} == {path.name for path in unfinished.iterdir()}  # what was not is gone
-    assert 0 < len(complete) < 5
-    said = []
-    with stream_model("org/tiny") as opened:
-        _ = opened.fingerprint
-        before = hub.sent
-        prune(opened, "out", say=said.append)
-    assert hub.sent - before <= kept_bytes(Path("out")) - sum(complete.values()) + 10_000 * len(complete)
-    assert said[0].startswith("Going on from an ended run: ")
-    assert hidden() == []
-    assert digests(Path("out")) == pruned_locally(Path("local"))
-
-
 @pytest.mark.parametrize("changed", ["nothing", "cache", "note"])
 def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     from huggingface_hub import hf_hub_download
