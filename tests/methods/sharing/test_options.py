@@ -20,15 +20,10 @@ def test_names_are_found_in_any_writing(name):
 @pytest.mark.parametrize(
     ("side", "name", "treatments"),
     [
-        ("encoder", "SharedEnc", ("share", "keep")),
         ("encoder", "Shared", ("share", "keep")),
-        ("encoder", "NoEnc", ("drop", "keep")),
         ("encoder", "no", ("drop", "keep")),
-        ("encoder", "OneWide", ("share", "keep")),
-        ("decoder", "SharedDec", ("keep", "share")),
         ("decoder", "share", ("keep", "share")),
         ("decoder", "NoDec", ("keep", "drop")),
-        ("decoder", "No", ("keep", "drop")),
         ("decoder", "onewide", ("keep", "share")),
     ],
 )
