@@ -79,16 +79,6 @@ def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[s
     return [row for row in found.corresponding or [] if row["first"] in names]
 
 
-def test_removed_ffns_are_left_out_and_named(models):
-    found = compared(models, "one", "less")["less"]
-    gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
-    assert found.removed == ((), gone)
-    made = result(found)
-    assert not {row["second"] for row in made.corresponding or []} & set(gone)
-    assert made.left_out["second"] == {"removed": list(gone), "constant": []}
-    assert [row["lns"] for row in rows_of(found, made, "encoder")] == [1.0] * 6
-
-
 def test_normalised_by_benchmarks(models):
     found = compared(models, "one", "less", "two", "three")
     made = result(found["less"], [found["two"], found["three"]])

@@ -119,13 +119,6 @@ def test_every_family_is_reckoned_with(model_type, tmp_path, capsys):
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text
 
 
-def test_keys_that_query_heads_share_are_cached_once(tmp_path, capsys):
-    models = [tiny_family(tmp_path / str(heads), "llama", num_key_value_heads=heads) for heads in (8, 4)]
-    decoding = [fit(capsys, model, "--fit", "1GiB")["whole"][0]["decoding_bytes"] for model in models]
-    # keys and values of 4 tokens, 3 layers and one to reorder, 4 heads of 4 fewer
-    assert decoding[0] - decoding[1] == 2 * 4 * 4 * (4 * 4) * 4
-
-
 def test_nothing_is_measured_without_fit(moe, capsys, monkeypatch):
     def refuse(*_):
         raise AssertionError

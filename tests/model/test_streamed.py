@@ -114,22 +114,6 @@ def test_what_is_near_each_other_comes_with_one_request(source, monkeypatch):
     assert digests(Path("out-0")) == digests(Path(f"out-{1 << 20}"))
 
 
-def test_failures_of_the_network_change_nothing(source, hub):
-    hub.lifetime = 20
-    with stream_model("org/tiny") as opened:
-        _ = opened.fingerprint
-        hub.faults = [
-            Fault(cut=100),
-            None,
-            Fault(status=503),
-            Fault(status=429, headers={"Retry-After": "0"}),
-            Fault(cut=0),
-        ] * 4
-        prune(opened, "streamed")
-        assert hub.faults == []
-    assert digests(Path("streamed")) == pruned_locally(Path("local"))
-
-
 def test_values_and_fingerprint_are_those_of_the_files(source):
     with stream_model("org/tiny") as far, open_model(source) as near:
         assert far.fingerprint == near.fingerprint

@@ -112,9 +112,7 @@ def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
     ("data", "reason"),
     [
         (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:-9], "not a whole gzip file"),
-        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:20], "not a whole gzip file"),
         (gzip.compress(b"one", mtime=0)[:-6] + b"\0" * 6, "not a whole gzip file"),
-        (gzip.compress(b"one", mtime=0) + b"more", "not a whole gzip file"),
         (gzip.compress(b"one", mtime=0)[:10] + b"\xff" * 40, "not a whole gzip file"),
         (b"plain text\n", "not a whole gzip file"),
         (b"", "the file is empty"),

@@ -37,11 +37,8 @@ def test_models_with_one_stack(side, name, treatments):
     ("sides", "name", "hint"),
     [
         (BOTH, "SharedEnk", "Did you mean SharedEnc"),
-        (BOTH, "NoDek", "NoDec"),
         (BOTH, "OneWied", "OneWide"),
         (("decoder",), "NoEnc", "of a model with decoder.\nIt can be"),
-        (("decoder",), "SharedEncDec", "Shared"),
-        (("encoder",), "noencnodec", "of a model with encoder"),
     ],
 )
 def test_unknown_names_with_near_ones(sides, name, hint):
