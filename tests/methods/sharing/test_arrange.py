@@ -169,12 +169,3 @@ def test_nothing_left_to_share():
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
         arrange(layers, *asked(decoder="share"), {})
-
-
-def test_layers_that_share_are_not_parted():
-    layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
-    for request in (asked("share"), asked("share", "share"), asked("share", "drop", groups=(2,))):
-        with pytest.raises(UsageError, match="share one FFN already and would be parted"):
-            arrange(layers, *request, {})
-    assert len(arrange(layers, *asked("share", "drop"), {}).groups) == 1
-    assert len(arrange(layers, *asked("share", "share", across=True), {}).groups) == 1
