@@ -53,3 +53,11 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed):
                 assert margins is None
             else:
                 np.testing.assert_array_equal(np.asarray(margins), np.asarray(marked[index].values) - bound)
+
+
+def test_what_is_asked_for_is_the_cutoff_and_no_values_have_none():
+    place = Ranked.of(("", "", None), [0, 1, 2], [0, 1], [0.0, 5.0, 1.0])
+    assert Decision("token", (place,), "count", bound=2).places[0].cutoff == 2
+    (unknown,) = Decision("expert", (Ranked.of(("a", "decoder", 0), [3, 1], [3]),), how="drawn").places
+    assert (unknown.ranks, unknown.margins, unknown.cutoff) == (None, None, None)
+    assert unknown.kept.tolist() == [False, True]

@@ -38,6 +38,14 @@ def test_goes_on_after_short_reads_and_writes(files, monkeypatch):
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
+def test_parts_make_the_whole(files, monkeypatch):
+    monkeypatch.setattr(copying, "JOB_BYTES", 4096)
+    parts = move(files).parts()
+    assert [part.nbytes for part in parts] == [4096, 4096, 3808]
+    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes
+    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+
+
 def test_source_that_ends_early(files):
     with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
         Gather((move(files, DATA.nbytes + 4),)).carry_out()

@@ -91,6 +91,18 @@ def test_hidden_states_of_encoder_and_decoder():
     assert float(found) == pytest.approx(decoder + sum(encoder) / 5 * 8, rel=1e-5)
 
 
+def test_hidden_states_of_one_stack():
+    state, taught = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    labels = torch.tensor([[4, -100, 4], [4, 4, 4]])
+    found = hidden_distance(
+        SimpleNamespace(hidden_states=(state,)),
+        SimpleNamespace(hidden_states=(taught,)),
+        {"labels": labels, "attention_mask": torch.ones(2, 3)},
+    )
+    expected = sum(squared_distance(state[at].tolist(), taught[at].tolist()) for at in scored(labels))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
 class Fixed(torch.nn.Module):
     """A model whose logits are given."""
 
