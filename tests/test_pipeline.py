@@ -17,7 +17,6 @@ from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Summary, apply, summarize
 from prunecli.tensors.stream import Copy, Output
-from prunecli.tensors.transaction import new_directory
 from tests.structures import axes_of
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
@@ -89,28 +88,6 @@ def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path,
     with pytest.raises(CheckpointError, match=r"config\.json was not written as it was to be"):
         rewritten(tiny(tmp_path / "in"), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-def test_side_files_are_replaced_or_left_out_and_need_room(tmp_path, monkeypatch):
-    source = tiny(tmp_path / "in")
-    for name in ("kept.txt", "changed.txt", "gone.txt"):
-        (source / name).write_bytes(b"old")
-    needed = []
-
-    def recording(target, *, needed_bytes, **options):
-        needed.append(needed_bytes)
-        return new_directory(target, needed_bytes=needed_bytes, **options)
-
-    monkeypatch.setattr(pipeline, "new_directory", recording)
-    with open_model(source) as opened:
-        made = keeping(opened, EVEN)
-        apply(opened, made, tmp_path / "plain")
-        files = {"changed.txt": b"longer", "gone.txt": None}
-        apply(opened, replace(made, files=files), tmp_path / "out")
-    before, after = ({p.name: p.read_bytes() for p in (tmp_path / out).iterdir()} for out in ("plain", "out"))
-    assert before.pop("gone.txt") == b"old"
-    assert after == {**before, "changed.txt": b"longer"}
-    assert needed[1] - needed[0] == len(b"longer") - 2 * len(b"old")
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are

@@ -40,26 +40,6 @@ def test_spreads_against_every_two_pairs_one_by_one(pairs):
             assert found[relation] is None
 
 
-@given(st.lists(st.lists(st.integers(0, 1000), min_size=3, max_size=3), min_size=2, max_size=7))
-def test_average_linkage_joins_at_the_distances_of_the_slow_restatement(vectors):
-    found = cluster({str(i): np.array(v, float) for i, v in enumerate(vectors)}, "average")
-    assert found is not None
-    # Ties may join in another order and then at other distances: compare where there are none.
-    expected = reference.average_linkage_distances(vectors)
-    if len({round(d, 9) for d in expected}) == len(expected) and len(_pairwise(vectors)) == len(
-        set(_pairwise(vectors))
-    ):
-        np.testing.assert_allclose([row[2] for row in found.matrix], expected)
-
-
-def _pairwise(vectors):
-    return [
-        sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
-        for i, one in enumerate(vectors)
-        for other in vectors[:i]
-    ]
-
-
 def test_tree_of_four_points_on_a_line():
     # a and b join at 1, with c at mean(4, 3) = 3.5, with far at mean(10, 9, 6) = 8.333.
     found = cluster(LINE, "average")

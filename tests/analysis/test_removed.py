@@ -93,25 +93,6 @@ def test_heads_and_experts_are_counted_as_parameters(tmp_path):
     ]
 
 
-def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
-    full, other = (open_model(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate("ab"))
-
-    def made(name, source, balance, *more):
-        first = _step("prune-experts", balance=balance)
-        first["source"] = {"path": source.path.name, "fingerprint": source.fingerprint}
-        return _experts(tmp_path, name, first, *more)
-
-    pruned = [made(f"p{n}", full, balance) for n, balance in enumerate(("1:1", "3:1", "1:1"))]
-    tuned = made("tuned", full, "1:1", _step("finetune"))
-    stranger = made("q", other, "1:1")
-    _, found = removed([full, other, *pruned, tuned, stranger])
-    assert [one.is_original for one in found] == [True, True, False, False, False, False, False]
-    assert found[2].lines == found[4].lines
-    assert set(found[0].lines) == {line for one in found[2:6] for line in one.lines}
-    assert found[1].lines == found[6].lines
-    assert len({one.lines for one in found[2:]}) == 4
-
-
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
 
 

@@ -69,13 +69,6 @@ def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(
     read_gates(folder / "gates.json")
 
 
-def test_files_of_one_pair_merge_into_more(folder):
-    (folder / "a").write_text("the hen\n")
-    (folder / "b").write_text("la poule\n")
-    done("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
-    assert list(read_gates(folder / "gates.json").entries) == ["eng_Latn-fra_Latn"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [

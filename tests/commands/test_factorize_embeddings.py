@@ -51,35 +51,6 @@ def test_the_demo_model_without_any_option(folder):
     assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
 
 
-def test_json_holds_the_same(model):
-    result = run(model, *SMALL, "--json", "--quiet", "--seed", "3")
-    found = json.loads(result.out)
-    assert result.err == ""
-    assert (found["format"], found["seed"]) == ("prunecli.embedding/1", 3)
-    assert found["embedding"] == {
-        "input": {
-            "kind": "define",
-            "map_dim": 4,
-            "expand_dim": 12,
-            "depth": 2,
-            "max_groups": 2,
-            "zero_padding": False,
-            "cached": False,
-        },
-        "output": {"map_dim": 4, "tied": True},
-    }
-    rows, width = weights(model)["transformer.wte.weight"].shape
-    # A map table; layers of 4 x 8 / 2 and (4 + 8) x 12 values; the reduction; the output's projection; biases.
-    after = rows * 4 + (4 * 8 // 2 + 8) + ((4 + 8) * 12 + 12) + (12 + 1) * width + 4 * width
-    assert found["embedding_parameters_before"] == rows * width
-    assert found["embedding_parameters_after"] == after
-    assert found["parameters_after"] - found["parameters_before"] == after - rows * width
-    assert (
-        0 < found["input"]["projective"]["explained_variance"] <= found["input"]["explained_variance"] + 0.2
-    )
-    assert 0 < found["output_layer"]["explained_variance"] < 1
-
-
 def test_shared_blocks_and_no_reduction(model):
     small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
     result = done(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")

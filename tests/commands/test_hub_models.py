@@ -100,13 +100,6 @@ def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_th
     done(command, "org/tiny", *options, "-o", "org", "--dry-run")
 
 
-@pytest.mark.parametrize("name", ["prune-experts", "prune-heads", "collect-gates"])
-def test_a_family_that_is_not_known_is_refused(folder, name):
-    command, options = COMMANDS[name]
-    change_config(folder / "source", model_type="deberta")
-    refused(call(command, "source", *options), '"deberta" is unknown here', 1)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -13,7 +13,7 @@ import pytest
 from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import SUMS, GateStatistics
+from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
 from tests.commands import calls
 from tests.commands.calls import call, names, refused
@@ -89,15 +89,6 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
         assert shim_classes(pruned.config)
 
 
-def test_a_printed_selection_can_be_applied_again(model, folder):
-    options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min", 2)
-    printed = run(model, *options, "--dry-run", "--json")
-    (folder / "choice.json").write_text(printed.out)
-    done(model, "--keep", "choice.json", "-o", "again")
-    done(model, *options, "-o", "direct")
-    assert kept(folder / "again") == kept(folder / "direct")
-
-
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
     done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
     result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
@@ -109,20 +100,6 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
         assert {
             name: units.of for name, units in quarter.structure.of_kind("expert").items()
         } == dict.fromkeys((*ENCODER, *DECODER), 16)
-
-
-def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model, folder):
-    done(model, "--ratio", 0.5, "-o", "half")
-    with open_model(folder / "half") as half:
-        payload = gates(half, seed=1)
-        held = {layer.name: layer.experts for layer in half.require_mixtures()}
-    for entry in payload["entries"].values():
-        for row, layer in enumerate(payload["layers"]):
-            for name in set(SUMS) - {"tokens"}:
-                entry[name][row] = [v if e in held[layer] else 0 for e, v in enumerate(entry[name][row])]
-    write_json(folder / "half.json", payload)
-    done("half", "--gates", "half.json", "--ratio", 0.5, "-o", "quarter")
-    assert all(set(ids) < set(held[layer]) for layer, ids in kept(folder / "quarter").items())
 
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
@@ -25,7 +24,6 @@ REWRITING = [
     (share_ffn, ("--preset", "SharedEnc")),
     (trim_vocabulary, TEXT),
 ]
-TRAINING = ("--task", "mlm", *TEXT, "--steps", 1, "--batch-tokens", 50, "--device", "cpu")
 
 
 @pytest.fixture
@@ -74,25 +72,6 @@ def test_modules_go_along(folder, command, options):
     assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
 
 
-def test_one_after_another_and_trained(folder):
-    config = config_of(SOURCE)
-    masked = Path("masked")  # the same with the head that training needs
-    sentence_model(masked, architectures=["BertForMaskedLM"])
-    assert config_of(masked) == {**config, "architectures": ["BertForMaskedLM"]}
-    (masked / "README.md").write_text(CARD)
-    done(prune_heads, masked, "--metric", "random", "-o", "one")
-    result = done(finetune, "one", *TRAINING, "-o", "two", "--json")
-    assert json.loads(result.out)["left_out"] == []
-    done(trim_vocabulary, "two", *TEXT, "-o", "three")
-    for path in (Path("one"), Path("two"), Path("three")):
-        assert (path / "2_Dense" / "model.safetensors").read_bytes() == (
-            SOURCE / "2_Dense" / "model.safetensors"
-        ).read_bytes()
-        card = (path / "README.md").read_text()
-        assert card.count("Maps text.") == card.count("# Original model card") == 1
-        assert 'base_model: "org/before"' in card
-
-
 def test_room_is_asked_for_what_goes_along(folder, monkeypatch):
     from prunecli.tensors import transaction
 
@@ -102,16 +81,6 @@ def test_room_is_asked_for_what_goes_along(folder, monkeypatch):
     result = call(prune_heads, SOURCE, "--metric", "random", "-o", "out")
     assert result.status == 1
     assert "MiB are needed" in result.err
-
-
-def test_equal_runs_give_equal_cards(folder):
-    for name in ("one", "two"):
-        Path(name).mkdir()
-        done(prune_heads, SOURCE, "--metric", "random", "-o", f"{name}/out")
-    for file in ("README.md", "config.json"):
-        assert Path(f"one/out/{file}").read_bytes() == Path(f"two/out/{file}").read_bytes()
-    write_json(Path("one/out/generation_config.json"), {})  # nothing of the source is linked
-    assert not (SOURCE / "generation_config.json").exists()
 
 
 @pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])

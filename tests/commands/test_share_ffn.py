@@ -87,19 +87,6 @@ def test_a_reduced_checkpoint_is_reduced_further(model):
     refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
 
 
-def test_units_by_their_activations(models, tmp_path):
-    (tmp_path / "text").write_text("ab cd\nefg\n")
-    options = ("--width", 20, "--text", "text")
-    done(models["gpt2"], *options, "-o", "active")
-    done(models["gpt2"], "--width", 20, "--keep-units", "norms", "-o", "norms")
-    name = "transformer.h.0.mlp.c_fc.weight"
-    with open_model("active") as active, open_model("norms") as norms:
-        assert active.info(name).shape == norms.info(name).shape == (32, 20)
-        assert active.read(name).tobytes() != norms.read(name).tobytes()
-        arguments = active.structure.history[-1]["arguments"]
-        assert (arguments["keep_units"], arguments["text"]["files"]) == ("activations", ["text"])
-
-
 def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
     """The FFN is merged, and then narrowed; activations are no means of its sources'."""
     (tmp_path / "text").write_text("ab cd\nefg\n")

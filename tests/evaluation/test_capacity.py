@@ -37,7 +37,7 @@ from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
 
 
 def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Path:

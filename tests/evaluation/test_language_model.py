@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from prunecli.evaluation.language_model import (
     continue_greedily,
 )
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.tasks import perplexity
 from prunecli.modules import fitting, logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
@@ -36,7 +35,6 @@ from prunecli.running.windows import Window, window_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
 from tests.families import DECODERS, tiny_family
 from tests.families.records import own_branches
 from tests.reference import divergence as reference
@@ -44,44 +42,11 @@ from tests.reference.divergence import continued
 from tests.reference.losses import causal_nll
 from tests.tiny import VOCAB
 
-LINES = ("the hat on a hen", "no", "then ten of the hats " * 9)
-
 
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
     path = tiny_family(tmp_path_factory.mktemp("lm"), "gpt2")
     return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
-
-
-def recording(steps):
-    """A progress whose steps are kept."""
-
-    @contextmanager
-    def progress(*_line):
-        yield steps.append
-
-    return progress
-
-
-def test_losses_are_those_of_single_windows(causal):
-    runner, tokenizer = causal
-    steps = []
-    found = lm_losses(runner, tokenizer, LINES, 100, stride=10, progress=recording(steps))
-    expected, tokens = [], []
-    for line in LINES:
-        ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
-        nats, done = 0.0, 1
-        for begin in range(0, len(ids), 10):
-            window = ids[begin : begin + 64]
-            new = begin + len(window) - done
-            if new > 0:
-                nats, done = nats + causal_nll(runner.model, window, new), done + new
-        expected.append(nats)
-        tokens.append(len(ids) - 1)
-    assert found.nats.tolist() == pytest.approx(expected, rel=1e-5)
-    assert found.tokens.tolist() == tokens
-    assert tokens[2] > 64, "one text is longer than the context"
-    assert perplexity(found.loss) == pytest.approx(math.exp(sum(expected) / sum(tokens)), rel=1e-5)
 
 
 CAUSAL_LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")

@@ -25,9 +25,6 @@ OPTIONS = LatencyOptions(
 TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
 
 
-CPU = torch.device("cpu")
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latency")

@@ -18,9 +18,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import (
     class_scores,
-    cosines,
     perplexity,
-    retrieved,
 )
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
@@ -255,15 +253,6 @@ def test_aligned_sentences(models, tmp_path):
         assert result.scores["retrieval_by_pair"] == {"eng_Latn-deu_Latn": result.scores["retrieval"]}
     assert found.significance is not None
     assert found.results[1].p_value is not None
-
-
-@given(st.integers(1, 12), st.integers(0, 2**31))
-def test_nearest_rows(count, seed):
-    draw = np.random.default_rng(seed)
-    ones, others = draw.normal(size=(2, count, 3)).astype(np.float32)
-    table = cosine_table(ones, others)
-    np.testing.assert_allclose(cosines(ones, others), np.diag(table), atol=1e-6)
-    np.testing.assert_array_equal(retrieved(ones, others), table.argmax(axis=1) == np.arange(count))
 
 
 def test_what_cannot_be_measured_is_refused(models, tmp_path):

@@ -229,18 +229,6 @@ def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
         np.testing.assert_allclose(scores.means()["channels"], expected, rtol=1e-4)
 
 
-def test_embedding_models_have_scores_too(tmp_path):
-    from tests.sentence_model import sentence_model
-
-    path = sentence_model(tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("embedding", PlainText((Path("text"),), LINES))
-    scores = score_units(checkpoint, InMemory(model), data, ("head", "unit", "layer"))
-    for one in scores.values():
-        assert one.method == "gradient"
-        assert all(np.array(own).any() for own in one.values.values())
-
-
 @pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text"])
 def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
     """By differences of the loss: an expert's part is linear in its output weights."""

@@ -121,12 +121,9 @@ FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
         ((STEP,), "", {"_name_or_path": "org/na-me_1.5"}, "org/na-me_1.5"),
         ((STEP,), "", {"_name_or_path": "/data/org/name"}, None),
         ((STEP,), "", {"_name_or_path": "./name"}, None),
-        ((STEP,), "", {"_name_or_path": "../name"}, None),
         ((STEP,), "", {"_name_or_path": "output/checkpoint-500"}, None),
-        ((STEP,), "", {"_name_or_path": "mine/checkpoint-500"}, None),
         ((STEP,), "", {"_name_or_path": "org/name/"}, None),
         ((STEP,), "", {"_name_or_path": "C:\\models"}, None),
-        ((STEP,), "", {"_name_or_path": "name"}, None),
         ((STEP,), "", {"_name_or_path": 3}, None),
         (
             ({"command": "finetune", "prunecli": "0.1.0"},),

@@ -56,15 +56,6 @@ def same(_tensors: Tensors) -> None:
     pass
 
 
-def test_what_is_not_declared_is_found(saved):
-    with open_model(saved("gpt_oss")) as checkpoint:
-        before = checkpoint.resolved.family.stacks
-        (stack,) = checkpoint.layout.family.stacks
-        assert (before, stack.layers) == ((), "model.layers.{layer}")
-        assert checkpoint.resolved is checkpoint.layout
-        assert checkpoint.resolved.family.mixture is not None
-
-
 def narrow_router(tensors: Tensors) -> None:
     tensors["model.layers.2.mlp.gate.weight"] = torch.zeros(7, 32)
 
@@ -193,16 +184,6 @@ def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
     odd = changed(saved("qwen3_moe"), tmp_path / "pattern", same, {"quantization_config": settings})
     with open_model(odd) as checkpoint, pytest.raises(PruneError, match="name experts by number"):
         cut(checkpoint, kept_experts(kept))
-
-
-def test_layers_that_predict_further_tokens_come_last(saved, tmp_path):
-    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
-    with open_model(path) as checkpoint:
-        assert [(layer.layer, layer.is_predicting) for layer in checkpoint.mixtures] == [
-            (1, False),
-            (2, False),
-            (3, True),
-        ]
 
 
 def test_constants_leave_the_other_settings_as_asked(saved, tmp_path):

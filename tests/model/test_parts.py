@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
@@ -28,41 +24,6 @@ DECODER = [f"model.decoder.layers.{number}" for number in range(2)]
 def layers_of(model_type: str, structure: Structure, **config: Any) -> dict[str, FfnLayer]:
     found = resolve(FAMILIES[model_type], tiny_config_of(model_type, **config), structure).ffns
     return {layer.name: layer for layer in found}
-
-
-@st.composite
-def structures(draw: st.DrawFn) -> Structure:
-    """Any of bart's FFNs removed, shared with one that is neither, or of another width."""
-    names = [*ENCODER, *DECODER]
-    owners = draw(st.lists(st.sampled_from(names), unique=True))
-    chosen = {name: draw(st.sampled_from([None, *owners])) for name in names if name not in owners}
-    return Structure(
-        shared={name: owner for name, owner in chosen.items() if owner is not None},
-        removed=frozenset(name for name, owner in chosen.items() if owner is None),
-        widths={name: width for name in owners if (width := draw(st.none() | st.integers(1, 100)))},
-    )
-
-
-@given(structure=structures())
-def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(structure):
-    config, family = tiny_config_of("bart"), FAMILIES["bart"]
-    assert Structure.from_json(json.loads(json.dumps(structure.to_json()))) == structure
-    layout = resolve(family, config, structure)
-    stored = sum(
-        math.prod(shape) for name, shape in layout.shapes.items() if ".fc1." in name or ".fc2." in name
-    )
-    norms = sum(name.endswith("final_layer_norm.weight") for name in layout.shapes)
-    expected = 0
-    for name in (*ENCODER, *DECODER):
-        if name not in {*structure.shared, *structure.removed}:
-            width = structure.widths.get(name, 48 if name in ENCODER else 40)
-            expected += 2 * 32 * width + width + 32
-    assert stored == expected
-    assert norms == 5 - len(structure.removed)
-    assert [layer.owner for layer in layout.ffns] == [
-        structure.shared.get(layer.name, layer.name) for layer in layout.ffns
-    ]
-    assert bool(describe_parts(layout.ffns, structure.widths)) != structure.is_stock
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Shared, removed and resized FFNs are saved, copied and trained as they are stored."""
+"""Shared, removed and resized FFNs are saved and copied as they are stored; layers without heads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from prunecli.model.checkpoint import open_model
+from prunecli.model.patchwork import NoHeads, OnlyBias
 from tests.contracts.method_contract import load, logits_of
 from tests.families.family import FfnLayout
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed
@@ -85,19 +86,15 @@ def test_copies_share_and_save(case, source, tmp_path):
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
 
-def test_training_moves_all_that_share(case, source, tmp_path):
-    first, second, *_, last = LAYOUTS[case].names
-    changes = {second: {"shared_with": first}, last: {"removed": True}}
-    model = load(write_changed(source, tmp_path / "out", case, changes)).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ids = torch.tensor([[5, 9, 12, 2], [7, 8, 2, 2]])
-    torch.manual_seed(0)  # M2M100 skips layers at random when it trains
-    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-    model(input_ids=ids, **targets).logits.float().logsumexp(-1).sum().backward()
-    suffix = next(iter(LAYOUTS[case].tensors))
-    before = model.get_parameter(f"{first}.{suffix}").detach().clone()
-    optimizer.step()
-    assert torch.equal(model.get_parameter(f"{first}.{suffix}"), model.get_parameter(f"{second}.{suffix}"))
-    assert not torch.equal(model.get_parameter(f"{first}.{suffix}"), before)
-    model.save_pretrained(tmp_path / "trained")
-    assert torch.equal(logits_of(load(tmp_path / "trained")), logits_of(model.eval()))
+def test_without_heads_only_the_bias_remains():
+    stock = torch.nn.Linear(4, 6)
+    with torch.no_grad():
+        stock.bias.copy_(torch.arange(6.0))
+    assert torch.equal(OnlyBias(stock, 6)(torch.ones(2, 3, 4)), torch.arange(6.0).expand(2, 3, 6))
+    unbiased = torch.nn.Linear(4, 6, bias=False, dtype=torch.bfloat16)
+    assert torch.equal(OnlyBias(unbiased, 6)(torch.ones(2, 4)), torch.zeros(2, 6))
+    assert torch.equal(NoHeads(unbiased, 8)(torch.ones(2, 3, 6)), torch.zeros(2, 3, 8, dtype=torch.bfloat16))
+    assert torch.equal(
+        NoHeads(torch.nn.Embedding(5, 8), 2)(torch.ones(3, 4, dtype=torch.long)), torch.zeros(3, 4, 2)
+    )
+    assert not list(NoHeads(stock, 8).parameters())

@@ -114,22 +114,6 @@ def test_what_is_near_each_other_comes_with_one_request(source, monkeypatch):
     assert digests(Path("out-0")) == digests(Path(f"out-{1 << 20}"))
 
 
-def test_failures_of_the_network_change_nothing(source, hub):
-    hub.lifetime = 20
-    with stream_model("org/tiny") as opened:
-        _ = opened.fingerprint
-        hub.faults = [
-            Fault(cut=100),
-            None,
-            Fault(status=503),
-            Fault(status=429, headers={"Retry-After": "0"}),
-            Fault(cut=0),
-        ] * 4
-        prune(opened, "streamed")
-        assert hub.faults == []
-    assert digests(Path("streamed")) == pruned_locally(Path("local"))
-
-
 def test_values_and_fingerprint_are_those_of_the_files(source):
     with stream_model("org/tiny") as far, open_model(source) as near:
         assert far.fingerprint == near.fingerprint
@@ -217,21 +201,6 @@ def kept_records(directory):
     """The records of the store in a directory: file -> bytes, steps, digest of the steps."""
     lines = (directory / NAME).read_text().split("\n")[1:]
     return {name: value for _, name, value in (json.loads(line)["record"] for line in lines)}
-
-
-def test_an_ended_run_goes_on(unfinished, hub):
-    complete = {file: noted[0] for file, noted in kept_records(unfinished).items()}
-    assert {*complete, NAME} == {path.name for path in unfinished.iterdir()}  # what was not is gone
-    assert 0 < len(complete) < 5
-    said = []
-    with stream_model("org/tiny") as opened:
-        _ = opened.fingerprint
-        before = hub.sent
-        prune(opened, "out", say=said.append)
-    assert hub.sent - before <= kept_bytes(Path("out")) - sum(complete.values()) + 10_000 * len(complete)
-    assert said[0].startswith("Going on from an ended run: ")
-    assert hidden() == []
-    assert digests(Path("out")) == pruned_locally(Path("local"))
 
 
 @pytest.mark.parametrize("changed", ["nothing", "cache", "note"])

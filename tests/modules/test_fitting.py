@@ -74,12 +74,6 @@ def test_as_it_is_asked_for(opened, written, dtype):
     assert candidates(written, [opened["F32"]], CPU) == (dtype,)
 
 
-@pytest.mark.parametrize(("capability", "native"), [((6, 1), []), ((7, 5), [F16]), ((8, 0), [F16, BF16])])
-def test_what_a_gpu_multiplies(capability, native, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    assert [dtype for dtype in (F16, BF16) if multiplies_natively(dtype, CUDA)] == native
-
-
 @pytest.mark.parametrize(
     ("machine", "flags", "onednn", "native"),
     [

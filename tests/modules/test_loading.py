@@ -68,20 +68,6 @@ def test_embeddings_are_tied_three_ways(source):
     assert model.model.decoder.embed_tokens.weight is shared
 
 
-def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source):
-    for dtype in (torch.float32, torch.bfloat16):
-        model = load_model(source, device="cpu", dtype=str(dtype).removeprefix("torch."))
-        held = model.model.encoder.embed_positions.weights
-        assert held.dtype == dtype
-        half = held.shape[1] // 2
-        rate = np.exp(-np.arange(half) * np.log(10_000) / (half - 1))
-        want = np.concatenate([np.sin(7 * rate), np.cos(7 * rate)])
-        np.testing.assert_allclose(
-            held[7].float().numpy(), want, atol=1e-2 if dtype != torch.float32 else 1e-5
-        )
-        assert (held[1] == 0).all()  # the padding token
-
-
 def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
     """A DistilBERT holds those of its teacher, though its config.json says that they are sinusoids."""
     path = tiny_family(tmp_path / "model", "distilbert")

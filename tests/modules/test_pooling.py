@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.modules.pooling import MODES, Pooling, read_pooling
-from tests.sentence_model import WIDTH, sentence_model
+from tests.sentence_model import sentence_model
 
 LOOPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "cls": lambda tokens: tokens[0],
@@ -46,17 +45,6 @@ def test_modes(lengths, mode, seed):
         turned = Pooling((mode,))(torch.from_numpy(np.stack(left)), torch.from_numpy(mask[:, ::-1].copy()))
         np.testing.assert_allclose(turned, found, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
-
-
-def test_a_published_layout(tmp_path):
-    pooling = read_pooling(sentence_model(tmp_path / "model"))
-    assert (pooling.modes, pooling.normalises, pooling.max_tokens) == (("mean",), True, 24)
-    hidden = np.random.default_rng(0).normal(size=(2, 3, WIDTH)).astype(np.float32)
-    dense = load_file(tmp_path / "model" / "2_Dense" / "model.safetensors")
-    pooled = np.tanh(np.stack([hidden[0].mean(0), hidden[1, :2].mean(0)]) @ dense["linear.weight"].T)
-    want = pooled / np.sqrt((pooled**2).sum(1, keepdims=True))
-    found = pooling(torch.from_numpy(hidden), torch.tensor([[1, 1, 1], [1, 1, 0]]))
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_transformer_in_a_folder_of_its_own(tmp_path):

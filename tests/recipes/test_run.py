@@ -113,20 +113,6 @@ def test_a_damaged_state_is_as_good_as_none(workplace, text):
     assert read_state(path) == {}
 
 
-def test_a_preview_says_what_follows_from_what(workplace):
-    recipe = resolved(workplace)
-    assert [outcome.reason for outcome in preview(recipe.steps, {})] == [
-        "made/gates.json does not exist",
-        "made/gates.json is made anew",
-        "made/gates.json is made anew",
-        "made/language is made anew",
-    ]
-    run(workplace)
-    state = read_state(workplace / state_file(workplace / "recipe.yaml"))
-    assert [outcome.reason for outcome in preview(recipe.steps, state)] == [None] * 4
-    assert {outcome.reason for outcome in preview(recipe.steps, state, force=True)} == {"--force"}
-
-
 def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(workplace):
     base = workplace / "base"
     first = identity(base)

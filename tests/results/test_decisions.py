@@ -41,25 +41,6 @@ def test_many_units_are_rounded_and_the_choice_is_not():
         assert set(ranks[new.kept]) == set(range(1, 6001))
 
 
-def test_a_vocabulary_is_kept_to_the_last_count_and_letter():
-    size = 70_000
-    counts = np.random.default_rng(1).zipf(1.5, size).clip(0, 10**6) - 1.0
-    reason = (np.arange(size) % 100 == 0).astype(np.uint8)
-    labels = tuple(f"▁wörd{number}" if number % 7 else "" for number in range(size))
-    kept = np.flatnonzero((counts >= 2) | (reason > 0))
-    place = Ranked.of(
-        ("", "", None), range(size), kept, counts, reasons=("asked for",), reason=reason, labels=labels
-    )
-    decision = Decision("token", (place,), "count", "those stay", bound=2, origin=Origin(sentences=3))
-    again, written = read_again(decision)
-    assert written < 32 * size
-    np.testing.assert_array_equal(np.asarray(again.places[0].values), counts)
-    np.testing.assert_array_equal(np.asarray(again.places[0].reason), reason)
-    np.testing.assert_array_equal(again.places[0].kept, place.kept)
-    assert again.places[0].labels == labels
-    assert again.places[0].cutoff == 2
-
-
 def test_packed_lists_of_earlier_files_are_read():
     def packed(values, **more):
         raw = json.dumps(values).encode() if isinstance(values, list) else values.tobytes()

@@ -27,7 +27,6 @@ from prunecli.results.gates import (
     merge,
     read_gates,
     read_outputs,
-    side_of,
 )
 from prunecli.results.matching import match_gates
 from prunecli.tensors.documents import write_json
@@ -120,35 +119,6 @@ def test_merged_texts_are_added_and_the_largest_norm_stays():
 def test_statistics_of_different_runs_are_not_merged(changes, field):
     with pytest.raises(StatisticsError, match=f"one.json and two.json cannot be merged: {field}"):
         merge([statistics(["a-b"]), statistics(["a-b"], **changes)], ["one.json", "two.json"])
-
-
-def rows(name: str, given: GateStatistics, pairs: Sequence[str], side: str) -> np.ndarray:
-    total = sum(getattr(given.entries[pair], name) for pair in pairs)
-    return total[[row for row, layer in enumerate(given.layers) if side_of(layer) == side]]
-
-
-PAIRS = ("a-b", "a-c", "b-a", "b-c", "c-a", "c-b")
-
-
-@pytest.mark.parametrize(
-    ("granularity", "sources", "targets", "encoder", "decoder"),
-    [
-        ("global", (), (), PAIRS, PAIRS),
-        ("pair", ("a",), ("b",), ("a-b",), ("a-b",)),
-        ("pair", ("a", "c"), ("b", "a"), ("a-b", "c-a", "c-b"), ("a-b", "c-a", "c-b")),
-        ("pair", ("a",), (), ("a-b", "a-c"), ("a-b", "a-c")),
-        ("language", ("a",), ("b",), ("a-b", "a-c"), ("a-b", "c-b")),
-        ("language", ("a", "b"), ("c",), ("a-b", "a-c", "b-a", "b-c"), ("a-c", "b-c")),
-        ("language", ("a",), (), ("a-b", "a-c"), PAIRS),
-        ("language", (), ("b",), PAIRS, ("a-b", "c-b")),
-    ],
-)
-def test_granularities_sum_the_entries_of_section_4_2(granularity, sources, targets, encoder, decoder):
-    given = statistics(PAIRS)
-    sums = aggregate(given, granularity, sources, targets)
-    for name in SUMS:
-        np.testing.assert_allclose(getattr(sums, name)[:2], rows(name, given, encoder, "encoder"), rtol=1e-12)
-        np.testing.assert_allclose(getattr(sums, name)[2:], rows(name, given, decoder, "decoder"), rtol=1e-12)
 
 
 def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name():

@@ -116,14 +116,6 @@ def test_files_of_0_2_0_are_read(tmp_path):
     assert (found.per, found.models[0].path) == ("example", "here")
     per_token = old(tmp_path, importance="token", tokens={A: 8, B: 8, C: 5})
     assert (per_token.per, per_token.counts) == ("token", {AT: 8, BT: 8, CT: 5})
-    effects = {"metric": "chrf++", "base": 2.5, "only": VALUES, "p_value": P_VALUES, "best": {A: 1, B: 2}}
-    also = {"bleu": {"base": 1.0, "only": VALUES, "p_value": P_VALUES}}
-    one = {"metric": "chrf++", "examples": 7, "base": 0.5, "only": {A: 1, B: 2}, "p_value": {A: 0.1, B: 1}}
-    alone = old(tmp_path, method="all-but-one", **effects, also=also, reported=one)
-    assert (alone.metric, alone.base, alone.best) == ("chrf++", 2.5, {AT: 1, BT: 2})
-    assert alone.p_values[AT] == alone.also[0].p_values[AT] == P_VALUES[A]
-    assert alone.reported is not None
-    assert alone.reported.only == {AT: 1, BT: 2}
 
 
 @pytest.mark.parametrize(("metric", "found"), [("accuracy", [1.5, -0.5]), ("loss", [-1.5, 0.5])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
 from prunecli.running import encoding
 from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
-from prunecli.running.examples import Sequences
 from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
@@ -42,14 +40,6 @@ def loss_of(model, batch):
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with torch.no_grad():
         return float(smoothed_cross_entropy(model(**inputs).logits.flatten(0, -2), batch["labels"].flatten()))
-
-
-def test_sequences_come_back():
-    rows = [[3, 1], [], [7, 7, 7]]
-    made = Sequences(rows)
-    assert made.lengths == [2, 0, 3]
-    assert made.padded([2, 0, 1], -1).tolist() == [[7, 7, 7], [3, 1, -1], [-1, -1, -1]]
-    assert made.padded([1], -1).shape == (1, 0)
 
 
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
@@ -78,19 +68,9 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
 
     monkeypatch.setattr(encoding, "encode", watched)
     monkeypatch.setattr(encoding, "AT_ONCE", 2)
-    opened_lines, advanced = [], []
-
-    @contextmanager
-    def progress(*line):
-        opened_lines.append(line)
-        yield advanced.append
-
-    made = translation_examples(tokenizer, model, text, pairs, progress, skip_blank=True)
+    made = translation_examples(tokenizer, model, text, pairs, skip_blank=True)
     assert len(seen) == len(set(seen))
     assert {(language, role) for _, language, role in seen} == {*product(text.languages, (False, True))}
-    assert opened_lines == [("tokenising", 18, "lines")]
-    assert sum(advanced) == 18
-    assert len(advanced) == 12  # two at once, three lines, of three languages in two roles
     start = 0
     for expected in one_by_one:
         rows = range(start, start := start + len(expected["labels"]))
@@ -123,15 +103,6 @@ def test_texts_are_packed_and_ended(tmp_path, family, context):
     if context:
         expected = causal_nll(model, stream[: context + 1], context)
         assert loss_of(model, examples.batch([0]).with_labels) == pytest.approx(expected, rel=1e-4)
-
-
-def test_whole_texts_are_cut_and_none_reaches_into_another(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "llama"))
-    texts = ["then ten of the hats " * 3, "no"]
-    examples = text_examples(tokenizer, model, texts, 7, whole=True)
-    rows = [examples.ids[i].tolist() for i in range(len(examples.ids))]
-    first, second = (tokenizer(text)["input_ids"] for text in texts)
-    assert rows == [*(first[i : i + 7] for i in range(0, len(first), 7)), second]
 
 
 @pytest.mark.parametrize("make", [packed_examples, text_examples])

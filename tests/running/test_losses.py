@@ -10,8 +10,8 @@ import torch
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
-from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.losses import example_losses, require_finite, token_losses
+from prunecli.running.examples import Batch
+from prunecli.running.losses import example_losses, require_finite
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import read_labelled
@@ -134,40 +134,6 @@ def test_classification(made, tmp_path, family, name, lines):
         second = None if text.seconds is None else text.seconds[index]
         ids = tokenizer(text.texts[index], second)["input_ids"]
         assert found[index] == pytest.approx(nll(logits_of(model, input_ids=ids), label), abs=1e-5)
-
-
-def test_a_decoder_without_padding_classifies_one_by_one(made, tmp_path):
-    model, tokenizer = made("gpt2", "GPT2ForSequenceClassification", num_labels=3, pad_token_id=None)
-    (tmp_path / "text.tsv").write_text(CLASSES)
-    batches = labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv")).batches(10_000)
-    assert sorted(batch.indices for batch in batches) == [(0,), (1,), (2,)]
-    assert all(torch.isfinite(example_losses(model, batch)).all() for batch in batches)
-
-
-class _Fixed(torch.nn.Module):
-    """A model of fixed logits, of any type."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, **_inputs):
-        return SimpleNamespace(logits=self.logits)
-
-
-@pytest.mark.parametrize("kept", [1, 8])
-def test_few_and_many_counted_tokens_are_treated_alike(kept):
-    """Both ways of computing, the one for few tokens and the one for many, against the definition."""
-    logits = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
-    labels = torch.full((2, 8), IGNORED)
-    labels[0, :kept] = torch.arange(kept) % 5
-    sums, counts = token_losses(_Fixed(logits), Batch({}, labels, (0, 1)))
-    expected = sum(nll(logits[0, place].tolist(), place % 5) for place in range(kept))
-    assert sums.tolist() == pytest.approx([expected, 0.0], abs=1e-5)
-    assert counts.tolist() == [kept, 0]
-    assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)))[1] == 0
 
 
 def test_losses_that_are_not_finite_name_the_example():

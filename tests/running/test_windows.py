@@ -58,15 +58,6 @@ def test_every_token_is_predicted_once_from_enough_context(data):
     assert sorted(seen) == [100 * number + place for number, n in enumerate(lengths) for place in range(1, n)]
 
 
-def test_the_first_token_is_predicted_from_a_start_token():
-    (window,) = lm_windows(_Words(start=7), _model(8), ["1 2 3"])
-    assert (window.ids, window.counted) == ((7, 1, 2, 3), 3)
-    (window,) = lm_windows(_Words(start=7), _model(8), ["7 1 2 3"])
-    assert (window.ids, window.counted) == ((7, 1, 2, 3), 3)
-    (window,) = lm_windows(_Words(), _model(None), ["1 2 3"])
-    assert (window.ids, window.counted) == ((1, 2, 3), 2)
-
-
 @pytest.mark.parametrize("stride", [0, 8, 9, -1])
 def test_windows_must_overlap(stride):
     with pytest.raises(UsageError, match="a window has 8 tokens"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
@@ -50,18 +50,6 @@ def test_units_go_one_by_one_the_lowest_first(model, least, data):
     count = data.draw(st.integers(0, free))
     exact = {name: [Fraction(value) for value in own] for name, own in model.items()}
     assert kept(model, count=count, least=least) == reference.remaining(exact, count, least)
-
-
-@given(model=models, least=st.integers(0, 3), data=st.data())
-def test_normalised_heads_go_in_the_order_of_their_share(model, least, data):
-    exact = {name: reference.normalized(own) for name, own in model.items()}
-    every = [value for own in exact.values() for value in own]
-    assume(len(set(every)) == len(every))  # ties of different layers are decided by rounding
-    free = sum(max(len(own) - least, 0) for own in model.values())
-    count = data.draw(st.integers(0, free))
-    shares = normalized({name: np.array(own, float) for name, own in model.items()})
-    found = kept({name: own.tolist() for name, own in shares.items()}, count=count, least=least)
-    assert found == reference.remaining(exact, count, least)
 
 
 def test_normalisation_by_hand():
@@ -119,24 +107,6 @@ def test_ratios_outside_of_their_range_are_refused(ratio):
 def test_budgets_that_cannot_be_met_are_refused(budget, message):
     with pytest.raises(UsageError, match=message):
         kept({"a": [1, 2, 3, 4], "b": [1, 2, 3, 4]}, **budget)
-
-
-@given(
-    values=st.lists(st.lists(st.integers(-20, 50), min_size=4, max_size=4), min_size=1, max_size=4),
-    ratio=st.floats(0, 0.7),
-)
-def test_even_axes_keep_the_same_number_and_enough_goes(values, ratio):
-    """The best of each axis, so many that no number between would still remove what is asked."""
-    model = {f"layer {number}": own for number, own in enumerate(values)}
-    able = (1, 2, 4)
-    found = kept(model, ratio=ratio, even=able)
-    (each,) = {len(ids) for ids in found.values()}
-    most = int(4 * len(values) * (1 - Fraction(str(ratio))))
-    assert each == max(number for number in able if number * len(values) <= most)
-    for name, ids in found.items():
-        gone = [model[name][head] for head in range(4) if head not in ids]
-        assert list(ids) == sorted(ids)
-        assert all(value <= min(model[name][head] for head in ids) for value in gone)
 
 
 def test_places_are_compared_together_alone_or_by_group():
@@ -255,22 +225,6 @@ def test_layer_counts_are_those_of_trying_every_number(shape, thousandths, balan
     assert (counts[0], counts[-1]) == wanted
     assert held - sum(counts) >= Fraction(str(ratio)) * held  # never less removed than asked
     assert all(minimum <= count <= width for count in counts)
-
-
-@given(st.lists(st.integers(2, 12), min_size=2, max_size=6), st.data(), balances)
-def test_counts_of_uneven_layers_stay_within_them(widths, data, balance):
-    layers = [
-        experts(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", range(width))
-        for n, width in enumerate(widths)
-    ]
-    keep = data.draw(st.integers(2 * len(widths), sum(widths)))
-    counts = layer_counts(layers, keep, balance, 2)
-    assert all(2 <= counts[layer.name] <= len(layer.ids) for layer in layers)
-    assert sum(counts.values()) <= keep
-    sides = side_counts(layers, keep, balance, 2)
-    assert sum(sides.values()) <= keep
-    if keep == sum(widths):
-        assert sum(counts.values()) == sum(sides.values()) == keep
 
 
 def language_model(layers: int, width: int) -> list[Axis]:

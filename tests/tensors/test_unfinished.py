@@ -73,25 +73,6 @@ def test_a_journal_names_what_is_complete(directory):
     assert not (directory / NAME).exists()
 
 
-def test_a_journal_says_how_far_a_file_is(directory):
-    (directory / "d").write_bytes(bytes(100))
-    Journal(directory, "key").note("d", 70, 3, "layout")
-    journal = Journal(directory, "key")
-    assert journal.nbytes == 75
-    assert (journal.steps("d", "layout"), journal.steps("d", "other"), journal.steps("c", "layout")) == (
-        3,
-        0,
-        0,
-    )
-    assert not journal.has("d")
-    journal.tidy()
-    assert (directory / "d").exists()
-    (directory / "d").write_bytes(bytes(69))
-    assert Journal(directory, "key").nbytes == 5
-    journal.note("d", 69)
-    assert Journal(directory, "key").has("d")
-
-
 def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory):
     (directory.parent / "outside").write_bytes(b"123")
     (directory / "link").symlink_to(directory / "a")

@@ -165,27 +165,6 @@ def test_shards_keep_the_order_and_the_limit(sizes, limit):
     )
 
 
-@settings(max_examples=25)
-@given(st.data())
-def test_any_choice_of_tensors_and_rows(tmp_path_factory, data):
-    kind = st.sampled_from(["F32", "F16", "BF16"])
-    tensors = tensors_of(data.draw(st.integers(0, 5)), data.draw(kind))
-    outputs, expected = [], {}
-    for number in range(data.draw(st.integers(1, 8))):
-        name, wanted = data.draw(st.sampled_from(sorted(tensors))), data.draw(kind)
-        value, recipe = tensors[name], Copy(name)
-        if value.shape and value.shape[0] and data.draw(st.booleans()):
-            rows = data.draw(st.lists(st.integers(0, value.shape[0] - 1), max_size=9))
-            ranges = tuple((row, row + 1) for row in rows)
-            value, recipe = value[rows], Slices(name, 0, ranges)  # type: ignore[assignment]
-        outputs.append(Output(f"t{number}", wanted, value.shape, recipe))
-        expected[f"t{number}"] = value.astype(numpy_dtype(wanted))
-    base = tmp_path_factory.mktemp("any")
-    limit = data.draw(st.integers(1, 20000))
-    source = checkpoint(base / "in", tensors, data.draw(st.integers(1, 3)), data.draw(st.booleans()))
-    assert_same(written(source, outputs, base / "out", shard_bytes=limit), expected)
-
-
 def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path):
     tensors = tensors_of()
     tensors["a.weight"][0, 0] = np.nan

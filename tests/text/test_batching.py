@@ -24,13 +24,6 @@ def test_every_index_once_within_the_budget_longest_first(lengths, max_tokens, m
         assert max_sentences is None or len(batch) <= max_sentences
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1), st.integers(1, 200))
-def test_pairs_stay_within_the_budget_on_both_sides(lengths, max_tokens):
-    for batch in length_bucketed(lengths, max_tokens):
-        longest = max(max(lengths[i]) for i in batch)
-        assert len(batch) == 1 or len(batch) * longest <= max_tokens
-
-
 @given(LENGTHS, st.integers(1, 200))
 def test_batches_are_as_full_as_the_order_allows(lengths, max_tokens):
     batches = length_bucketed(lengths, max_tokens)

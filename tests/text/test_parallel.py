@@ -4,8 +4,6 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UsageError
 from prunecli.text.files import read_lines
@@ -72,19 +70,6 @@ def test_lines(tmp_path, data, lines):
     assert read_lines(_write(tmp_path / "x", data)) == lines
 
 
-@given(
-    st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1)
-)
-def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
-    path = tmp_path_factory.mktemp("lines") / "x"
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-    if any(line.strip() for line in lines):
-        assert read_lines(path) == tuple(lines)
-    else:
-        with pytest.raises(DataError, match="empty"):
-            read_lines(path)
-
-
 @pytest.mark.parametrize("pair", ["eng_Latn", "a-b,c-d"])
 def test_files_without_one_pair_are_refused(tmp_path, pair):
     file = _write(tmp_path / "a", "x\n")
@@ -127,9 +112,7 @@ def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
     ("data", "reason"),
     [
         (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:-9], "not a whole gzip file"),
-        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:20], "not a whole gzip file"),
         (gzip.compress(b"one", mtime=0)[:-6] + b"\0" * 6, "not a whole gzip file"),
-        (gzip.compress(b"one", mtime=0) + b"more", "not a whole gzip file"),
         (gzip.compress(b"one", mtime=0)[:10] + b"\xff" * 40, "not a whole gzip file"),
         (b"plain text\n", "not a whole gzip file"),
         (b"", "the file is empty"),

@@ -89,21 +89,6 @@ def test_the_first_texts_and_their_hash(tmp_path):
         text.first(3)
 
 
-def test_texts_of_files_with_names(tmp_path):
-    paths = [_file(tmp_path, "a", "one\ntwo\n"), _file(tmp_path, "b", "three\n\nfour\nfive\n")]
-    paths.append(_file(tmp_path, "c", "six\n"))
-    text = read_plain(paths, names=("x", "y", "x"))
-    assert text.by_name == {"x": [0, 1, 5], "y": [2, 3, 4]}
-    assert read_plain(paths, names=("x", "y", "x"), max_sentences=3) == text
-    first = read_plain(paths, names=("x", "y", "x"), max_sentences=2)
-    assert first.texts == ("one", "two", "three", "four")
-    assert first.by_name == {"x": [0, 1], "y": [2, 3]}
-    with pytest.raises(DataError, match="x: 4 texts were asked for, there are 3"):
-        read_plain(paths, names=("x", "y", "x"), max_sentences=4)
-    assert read_plain(paths).by_name == {}
-    assert read_plain(paths[:2], whole_files=True, names=("x", "y")).names == ("x", "y")
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [("", "empty"), ("\n \n", "empty"), (b"fine\nno\xff\n", "line 2: not UTF-8"), (None, "no such file")],

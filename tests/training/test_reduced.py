@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
 
 import pytest
 
@@ -11,15 +10,9 @@ from prunecli import load_model
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests.commands.calls import raising
 from tests.families import tiny_family
-from tests.selections import kept_heads
 from tests.training.runs import language_model, options, train, translation, unchanged, written
-
-KEPT = ((1, 3), (), (0, 2, 3), (3,))
-"""Of four heads, in layer after layer."""
 
 
 def trained_and_written(source, folder, data, **changes):
@@ -39,22 +32,6 @@ def shared(source, output, configuration):
 
 def material_for(family):
     return language_model() if family in ("gpt2", "llama") else translation()
-
-
-@pytest.mark.parametrize("family", ["m2m_100", "t5", "llama"])
-def test_without_heads(tmp_path, family):
-    with open_model(tiny_family(tmp_path / "model", family)) as source:
-        kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
-        rewrite = cut(source, kept_heads(kept))
-        apply(source, rewrite, tmp_path / "reduced")
-    made = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype="float32")
-    same = unchanged(tmp_path / "reduced", made)
-    # Nothing reaches an attention without heads, nor the norm before it; Marian has a bias that is no parameter.
-    parts = ("attn", "ttention", "norm", "ln_1", "final_logits_bias")
-    assert all(any(part in name for part in parts) for name in same)
-    assert len(same) < len(open_model(made).tensors) / 3
-    with open_model(tmp_path / "reduced") as before, open_model(made) as after:
-        assert after.structure.axes == before.structure.axes
 
 
 @pytest.mark.parametrize(

@@ -81,30 +81,6 @@ def test_a_last_layer_that_ends_is_fitted_too(kind, shared):
     assert found.parameters_after == sum(value.numel() for value in found.unit.parameters())
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_last_layer_is_the_best_for_its_inputs(shared):
-    """Group by group, or with one block for both groups and a constant of each."""
-    array = bent_table()
-    shape = UnitShape(300, 8, 24, 24, 2, 2, "group-linear", shared, reduction=False)
-    unit = fit(array, replace(FAST, epochs=1), shape).unit
-    refine_reduction(unit, table_of(array))
-    with torch.no_grad():
-        first = torch.nn.functional.gelu(unit.layers[0](unit.map.weight))
-    halves, targets = np.split(first.numpy(), 2, axis=1), np.split(array, 2, axis=1)
-    one = np.ones((300, 1))
-    if shared:
-        zero = np.zeros((300, 1))
-        features = np.vstack([np.hstack([halves[0], one, zero]), np.hstack([halves[1], zero, one])])
-        problems = [(features, np.vstack(targets))]
-    else:
-        problems = [(np.hstack([half, one]), target) for half, target in zip(halves, targets, strict=True)]
-    least = sum(
-        ((target - features @ np.linalg.lstsq(features, target, rcond=None)[0]) ** 2).sum()
-        for features, target in problems
-    )
-    assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
-
-
 def test_qualities_are_those_of_the_rows():
     array, counts = bent_table(), np.arange(300) ** 2
     found = fit(array, counts=counts)
@@ -112,14 +88,6 @@ def test_qualities_are_those_of_the_rows():
     unit_rows = torch.cat(list(found.unit.expanded())).numpy()
     same(found.quality, quality_of(array, unit_rows, weights))
     same(found.baseline, quality_of(array, truncated_svd(array, 8, weights), weights))
-
-
-def test_counts_draw_the_fit_to_frequent_tokens():
-    array = bent_table()
-    counts = np.where(np.arange(300) < 30, 10_000, 0)
-    rows = [torch.cat(list(fit(array, counts=given).unit.expanded())) for given in (None, counts)]
-    plain, weighted = (float((found[:30] - torch.from_numpy(array[:30])).square().sum()) for found in rows)
-    assert weighted < plain
 
 
 def test_a_fit_that_fails_goes_back_to_its_start():

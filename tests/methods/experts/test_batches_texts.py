@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import make_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.runner import RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.batching import marks_of, masked
 from prunecli.text.plain import Corpus
@@ -119,13 +117,6 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring)
                 )
 
 
-@pytest.mark.parametrize("most", [7, 8])
-def test_no_more_than_so_many_tokens(subject, most):
-    every = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5) for token in window]
-    some = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5, most) for token in window]
-    assert some == every[:most]
-
-
 def test_a_model_that_is_no_language_model_is_refused(subject):
     held = InMemory(subject.model.base_model)
     with pytest.raises(UnsupportedModelError, match="no head"):
@@ -166,9 +157,6 @@ def in_memory(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float
     return test_layerwise.in_memory(path, options, dtype, texts)
 
 
-whole = functools.cache(in_memory)
-
-
 def by_layer(
     path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", **more: Any
 ) -> GateStatistics:
@@ -195,22 +183,6 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
     more = {name.replace("layers.2", "layers.3"): tensor + 1 for name, tensor in last.items()}
     save_file({**tensors, **more}, source / "model.safetensors", {"format": "pt"})
     assert by_layer(source).to_json()["entries"] == expected.to_json()["entries"]
-
-
-def test_an_expert_that_no_token_goes_to_is_not_read(path):
-    found, report = whole(path, CollectOptions(max_tokens=1)), RunReport()
-    by_layer(path, CollectOptions(max_tokens=1), report=report)
-    with open_model(path) as checkpoint:
-        routed = sum(entry.routed for entry in found.entries.values())
-        expected = checkpoint.total_bytes - checkpoint.info("lm_head.weight").nbytes
-        for layer, counts in zip(checkpoint.mixtures, routed, strict=True):
-            expected -= sum(
-                checkpoint.info(layer.expert_tensor(expert, suffix)).nbytes
-                for expert in range(layer.num_experts)
-                for suffix in layer.expert_tensors
-                if not counts[expert]
-            )
-    assert report.bytes_read == expected
 
 
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):

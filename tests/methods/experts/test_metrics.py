@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from prunecli.methods import units
 from prunecli.methods.experts import metrics
 from prunecli.methods.experts.metrics import (
     METRICS,
-    aimer_values,
     default_metric,
     inverse_aimer,
     measure_texts,
@@ -28,13 +25,11 @@ from prunecli.methods.experts.metrics import (
     parts_of_expert,
 )
 from prunecli.model.axes import Axis
-from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from prunecli.tensors.directory import find_weights
 from prunecli.tensors.reader import TensorReader
 from tests.gates import changed, gate_statistics
 from tests.reference import expert_metrics, routed_outputs, weights
-from tests.tiny import tiny_nllb_moe
 
 OF_GATES = ("importance", "importance-vanilla", "top1", "top2", "load-balance")
 
@@ -183,24 +178,6 @@ def test_weights_of_one_size_are_the_first_to_go_but_for_zeros(tmp_path):
     assert found["zero"] == 0 < found["even"] < found["normal"] < found["spiky"]
 
 
-def test_values_stand_at_original_ids_and_threads_change_no_bit(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        layers = checkpoint.require_mixtures()
-        several = aimer_values(checkpoint, layers)
-        monkeypatch.setattr(metrics, "THREADS", 1)
-        one = aimer_values(checkpoint, layers)
-        assert list(one) == [f"{layer.name}.experts" for layer in layers]
-        for layer in layers:
-            values = one[f"{layer.name}.experts"]
-            assert (values == several[f"{layer.name}.experts"]).all()
-            for place, expert in enumerate(layer.experts):
-                own = [
-                    checkpoint.read(layer.expert_tensor(place, f"{name}.weight")) for name in ("fc1", "fc2")
-                ]
-                assert_allclose(values[expert], 1 / weights.aimer(own), rtol=1e-13)
-
-
 def test_quantised_weights_are_refused(tmp_path):
     with (
         reader_of(tmp_path, {"up_proj.weight": torch.ones(4, 4).to(torch.uint8)}) as reader,
@@ -245,21 +222,6 @@ def statistics() -> GateStatistics:
         arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
         entries[text] = GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
     return gate_statistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
-
-
-AXES = statistics().axes
-
-
-def test_experts_that_saw_little_are_found_among_those_that_are_held():
-    axes = [replace(axis, ids=ids) for axis, ids in zip(AXES, ((0, 1, 2, 4), (0, 1, 2, 3)), strict=True)]
-    measured = measure_texts(statistics(), ("code",))
-    assert measured.few(axes, 10) == {NAMES[0]: (4,)}  # 3 and 5 saw nothing either, but are gone
-    assert measured.few(axes, 0) == {}
-    for least in (1, 5, 20, 1000):
-        few = measure_texts(statistics(), ("note",)).few(AXES, least)
-        for row, name in enumerate(NAMES):
-            seen = [len(routed_outputs.visits(TEXTS["note"][row], expert)) for expert in range(EXPERTS)]
-            assert few.get(name, ()) == tuple(e for e in range(EXPERTS) if seen[e] < least)
 
 
 def test_an_unknown_text_is_refused_with_near_names():

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from prunecli.errors import DataError
 from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.score import ScoreOptions, score_heads
 from prunecli.model.axes import module_of
@@ -22,13 +21,12 @@ from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
-from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
+from prunecli.running.encoding import padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.runner import InMemory, Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
-from prunecli.text.plain import read_labelled
 from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
@@ -152,14 +150,6 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
         assert found[layer.name].dtype == np.float64
 
 
-@pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
-def test_batches_change_nothing(subject):
-    for per in ("example", "token"):
-        together, alone = subject.score(1000, per), subject.score(1, per)
-        for name, values in together.items():
-            np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
-
-
 def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):
     asking = [parameter.requires_grad for parameter in subject.model.parameters()]
     hooks = [len(m._forward_pre_hooks) for m in subject.model.modules()]
@@ -167,41 +157,6 @@ def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):
     assert [parameter.requires_grad for parameter in subject.model.parameters()] == asking
     assert all(parameter.grad is None for parameter in subject.model.parameters())
     assert [len(m._forward_pre_hooks) for m in subject.model.modules()] == hooks
-
-
-def test_classes(tmp_path):
-    subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
-    text = read_labelled(tmp_path / "labelled")
-    batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    found = subject.importance(InMemory(subject.model), {"val": batches})
-
-    model = copy.deepcopy(subject.model).double()
-
-    def loss(index):
-        ids = torch.tensor([subject.tokenizer(LINES[index])["input_ids"]])
-        return -float(torch.log_softmax(model(input_ids=ids).logits[0], -1)[index % 3])
-
-    losses = [lambda index=index: loss(index) for index in range(len(LINES))]
-    with torch.no_grad():
-        for name, projection in output_projections(model, subject.layers).items():
-            want = reference.importance(losses, projection.weight, 4, 1, 1e-5)
-            np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
-
-
-def test_a_loss_that_is_not_finite_names_the_example(tmp_path):
-    subject = Subject(tmp_path / "m", "bert")
-    batches = subject.batches(1)
-    hurt = batches[1]
-    token = int(hurt.inputs["input_ids"][0, 1])
-    others = {int(t) for b in batches if b is not hurt for t in b.inputs["input_ids"].flatten()}
-    with torch.no_grad():
-        subject.model.get_input_embeddings().weight[token] = float("nan")
-    wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
-    with pytest.raises(DataError, match="my text, example") as caught:
-        subject.importance(InMemory(subject.model), {"my text": batches})
-    expected = hurt.indices[0] if wrong is None else wrong
-    assert f"example {expected + 1}:" in str(caught.value)
 
 
 TEXTS = ("the hen", "a tin hat on the hen", "no", "the hat is in the inn")

@@ -58,12 +58,9 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
     [
         (asked(), [*ALL_E.split(), *ALL_D.split()], ""),
         (asked(encoder="share"), [ALL_E, *ALL_D.split()], ""),
-        (asked(decoder="share"), [*ALL_E.split(), ALL_D], ""),
         (asked("share", "share"), [ALL_E, ALL_D], ""),
         (asked("share", "share", across=True), [f"{ALL_E} {ALL_D}"], ""),
         (asked("drop"), ALL_D.split(), ALL_E),
-        (asked("drop", "drop"), [], f"{ALL_E} {ALL_D}"),
-        (asked("share", "drop"), [ALL_E], ALL_D),
         (asked("share", "drop", groups=(2,)), ["e0 e1 e2", "e3 e4 e5"], ALL_D),
         (asked("share", "drop", groups=(3,), order="cycle"), ["e0 e3", "e1 e4", "e2 e5"], ALL_D),
         (asked("share", "drop", groups=(3,), order="cycle-reverse"), ["e0 e5", "e1 e4", "e2 e3"], ALL_D),
@@ -172,12 +169,3 @@ def test_nothing_left_to_share():
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
         arrange(layers, *asked(decoder="share"), {})
-
-
-def test_layers_that_share_are_not_parted():
-    layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
-    for request in (asked("share"), asked("share", "share"), asked("share", "drop", groups=(2,))):
-        with pytest.raises(UsageError, match="share one FFN already and would be parted"):
-            arrange(layers, *request, {})
-    assert len(arrange(layers, *asked("share", "drop"), {}).groups) == 1
-    assert len(arrange(layers, *asked("share", "share", across=True), {}).groups) == 1

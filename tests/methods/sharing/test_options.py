@@ -20,15 +20,10 @@ def test_names_are_found_in_any_writing(name):
 @pytest.mark.parametrize(
     ("side", "name", "treatments"),
     [
-        ("encoder", "SharedEnc", ("share", "keep")),
         ("encoder", "Shared", ("share", "keep")),
-        ("encoder", "NoEnc", ("drop", "keep")),
         ("encoder", "no", ("drop", "keep")),
-        ("encoder", "OneWide", ("share", "keep")),
-        ("decoder", "SharedDec", ("keep", "share")),
         ("decoder", "share", ("keep", "share")),
         ("decoder", "NoDec", ("keep", "drop")),
-        ("decoder", "No", ("keep", "drop")),
         ("decoder", "onewide", ("keep", "share")),
     ],
 )
@@ -42,11 +37,8 @@ def test_models_with_one_stack(side, name, treatments):
     ("sides", "name", "hint"),
     [
         (BOTH, "SharedEnk", "Did you mean SharedEnc"),
-        (BOTH, "NoDek", "NoDec"),
         (BOTH, "OneWied", "OneWide"),
         (("decoder",), "NoEnc", "of a model with decoder.\nIt can be"),
-        (("decoder",), "SharedEncDec", "Shared"),
-        (("encoder",), "noencnodec", "of a model with encoder"),
     ],
 )
 def test_unknown_names_with_near_ones(sides, name, hint):

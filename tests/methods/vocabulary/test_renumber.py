@@ -21,21 +21,6 @@ def rewritten(name: str, content: Any) -> Any:
     return made.decode() if isinstance(content, bytes) else json.loads(made)
 
 
-def test_bpe_loses_merges_with_their_tokens():
-    vocab = {"<s>": 0, "b": 1, "a": 2, "c": 3, "ab": 4, "ac": 5}
-    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["a", "c"], ["ab", "c"]]}
-    found = rewritten("tokenizer.json", {"model": model, "added_tokens": [{"id": 0, "content": "<s>"}]})
-    assert found["model"]["vocab"] == {"<s>": 0, "a": 1, "c": 2, "ac": 3}
-    assert found["model"]["merges"] == [["a", "c"]]
-
-
-def test_unigram_and_its_unknown_token():
-    vocab = [["<s>", 0.0], ["b", -1.0], ["a", -2.0], ["<unk>", -3.0], ["ab", -4.0], ["</s>", -5.0]]
-    found = rewritten("tokenizer.json", {"model": {"type": "Unigram", "vocab": vocab, "unk_id": 3}})
-    assert found["model"]["vocab"] == [["<s>", 0.0], ["a", -2.0], ["<unk>", -3.0], ["</s>", -5.0]]
-    assert found["model"]["unk_id"] == 2
-
-
 def test_ids_around_the_model():
     template = {"special_tokens": {"</s>": {"id": "</s>", "ids": [5], "tokens": ["</s>"]}}}
     document = {

@@ -11,26 +11,10 @@ from hypothesis import strategies as st
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.vocabulary.tokenizer import (
-    BPE,
-    NORMAL,
-    UNIGRAM,
     of_backend,
-    products,
     read_model,
-    without_pieces,
 )
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
-
-RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("abcd", "e"): 4}
-
-
-def test_products_by_hand():
-    """a b c d e -> ab c d e -> ab cd e -> abcd e -> abcde; b c never meet."""
-    rank = lambda left, right: RANKS.get((left, right))  # noqa: E731
-    assert products("abcde", rank) == ["ab", "cd", "abcd", "abcde"]
-    assert products("bc", rank) == ["bc"]
-    assert products("a", rank) == []
-    assert products("bcd", rank) == []  # ends as b, cd: no token of its own
 
 
 @st.composite
@@ -110,35 +94,6 @@ class Backend:
 def test_models_of_other_kinds_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
         of_backend(Backend(**model))
-
-
-@pytest.mark.parametrize(("kind", "number"), [("unigram", UNIGRAM), ("bpe", BPE)])
-def test_reads_what_the_library_reads(kind, number):
-    from sentencepiece import SentencePieceProcessor
-
-    data = sentencepiece_model(TEXT, kind, 70)
-    (pieces, model_type), library = read_model(data), SentencePieceProcessor(model_proto=data)
-    assert model_type == number
-    assert len(pieces) == library.get_piece_size()
-    for place, piece in enumerate(pieces):
-        assert piece.text == library.id_to_piece(place)
-        assert piece.score == library.get_score(place)
-        assert (piece.type == NORMAL) == (not library.is_control(place) and not library.is_unknown(place))
-
-
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_the_others_stay_in_their_order(kind):
-    from sentencepiece import SentencePieceProcessor
-
-    full = sentencepiece_model(TEXT, kind, 70)
-    pieces, model_type = read_model(full)
-    dropped = {piece.text for piece in pieces[5::3]} | {"<s>", "no piece"}
-    data = without_pieces(full, dropped)
-    library = SentencePieceProcessor(model_proto=data)
-    wanted = [piece.text for piece in pieces if piece.text not in dropped or piece.type != NORMAL]
-    assert [library.id_to_piece(place) for place in range(library.get_piece_size())] == wanted
-    assert "<s>" in wanted
-    assert read_model(data)[1] == model_type
 
 
 @pytest.mark.parametrize(

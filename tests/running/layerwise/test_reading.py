@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,36 +12,6 @@ from prunecli.modules.filling import Spec, block_bytes
 from prunecli.running.layerwise.reading import Reader
 from tests.running.layerwise.running import CPU
 from tests.tiny import tiny_nllb_moe
-
-
-@pytest.fixture(params=[1, 4])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_values_and_order(dtype, threads, tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        skeleton = make_model(checkpoint, CPU, dtype)
-        blocks = [stage.block for stage in skeleton.stages]
-        blocks += [stage.mixture.block(n) for stage in skeleton.stages if stage.mixture for n in (3, 0)]
-        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
-            assert len(reader._pool._threads) == threads
-            for block in blocks:
-                reader.want(block)
-            places = set()
-            for block in blocks:
-                with reader.next_block() as tensors:
-                    for spec, tensor in zip(block, tensors, strict=True):
-                        want = torch.from_numpy(np.array(checkpoint.read(spec.names[0]))).to(spec.dtype)
-                        assert torch.equal(tensor, want)
-                        assert tensor.data_ptr() % 4 == 0
-                    places.add(tensors[0].data_ptr())
-            assert len(places) <= 2
-            assert reader.bytes_read == sum(checkpoint.info(s.names[0]).nbytes for b in blocks for s in b)
 
 
 def test_no_more_is_held_than_there_are_buffers(tmp_path):

@@ -89,19 +89,3 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
         assert report.readings == times
         assert report.spilled_bytes == 16 * MIB
         assert threading.active_count() == threads
-
-
-def test_an_interrupted_run_gives_everything_back_too(path):
-    report, threads = RunReport(), threading.active_count()
-    layers = layers_of(path, report=report)
-    (group,) = groups(layers, (0, 1000))
-
-    def interrupted():
-        with layers.running(group) as run:
-            ids_through(layers, run)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert report.readings == 1
-    assert threading.active_count() == threads

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prunecli.errors import OutputError
 from prunecli.running.layerwise.states import (
@@ -23,31 +21,6 @@ from prunecli.running.layerwise.states import (
     read_snapshot,
     write_snapshot,
 )
-
-KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_whatever_is_put_comes_back(data):
-    memory = data.draw(st.sampled_from((0, 64, 500, 1000, 4096)))
-    with StateStore(memory) as states:
-        kept = {}
-        for _ in range(data.draw(st.integers(1, 25))):
-            if kept and data.draw(st.booleans()):
-                gone = data.draw(st.sampled_from(sorted(kept, key=repr)))
-                del kept[gone]
-                states.drop(gone)
-            shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3)))
-            made = torch.randint(0, 2, shape).to(data.draw(st.sampled_from(KINDS)))
-            if made.numel():
-                kept[states.put(made)] = made
-            for held, want in kept.items():
-                assert torch.equal(states.get(held), want)
-                assert states.get(held).dtype == want.dtype
-        for held in kept:
-            states.drop(held)
-        assert states.free_memory == memory
 
 
 @pytest.mark.parametrize("memory", [1 << 16, 0])
