@@ -94,7 +94,7 @@ def _projections(attention: Attention) -> list[str]:
 
 
 def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
-    owner, record, shapes = ffn.prefix.removesuffix("."), ffn.stack.ffn, layout.shapes
+    owner, record, shapes = ffn.owner, ffn.stack.ffn, layout.shapes
     products = [spec.name for spec in record.tensors if spec.hidden is not None]
     if not ffn.is_sparse:
         return _matrices(shapes, owner, products)
