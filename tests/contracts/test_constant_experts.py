@@ -197,9 +197,13 @@ def test_it_is_evaluated_and_changed_no_more(folder):
     assert prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out").status == 0
     result = call(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
     assert result.status == 0, result.err
-    refused(collect("out", "--text", "prose=prose", "-o", "again.json"), "constants in the place of experts", 1)
     refused(
-        prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"), "constants in the place of experts", 1
+        collect("out", "--text", "prose=prose", "-o", "again.json"), "constants in the place of experts", 1
+    )
+    refused(
+        prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"),
+        "constants in the place of experts",
+        1,
     )
     refused(prune("out", "--metric", "aimer", "-o", "again"), "constants in the place of experts", 1)
     assert "## Constants" in (folder / "out" / "README.md").read_text()

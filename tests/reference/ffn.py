@@ -125,16 +125,6 @@ def narrowed(ffn: Ffn, width: int) -> Ffn:
     return Ffn(tuple(ffn.units[number] for number in sorted(best)), ffn.bias)
 
 
-def saved_by_sharing(layers: int, d_model: int, d_ff: int, matrices: int = 2) -> int:
-    """(N - 1) x 2 x d_model x d'_ff, biases neglected."""
-    return (layers - 1) * matrices * d_model * d_ff
-
-
-def saved_by_dropping(layers: int, d_model: int, d_ff: int, matrices: int = 2) -> int:
-    """N x 2 x d_model x d_ff, biases and norms neglected."""
-    return layers * matrices * d_model * d_ff
-
-
 def takase_kiyono(layers: int, groups: int, order: str) -> list[int]:
     """Group of each layer by the algorithm of 2104.06022, counted from 1 as there."""
     found: list[int] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 
 def jaccard(first, second):
     """Members of both over members of either, counted one by one."""
@@ -26,19 +24,3 @@ def by_relation(pairs, matrix):
             if not source and not target:
                 values["neither"].append(matrix[row][column])
     return values
-
-
-def average_linkage_distances(vectors):
-    """The mean distances at which the nearest two clusters join, comparing all members of all clusters."""
-    clusters = [[vector] for vector in vectors]
-    joined = []
-    while len(clusters) > 1:
-        candidates = []
-        for i, one in enumerate(clusters):
-            for j in range(i):
-                distances = [math.dist(a, b) for a in one for b in clusters[j]]
-                candidates.append((sum(distances) / len(distances), j, i))
-        distance, j, i = min(candidates)
-        joined.append(distance)
-        clusters[j] = clusters[j] + clusters.pop(i)
-    return joined
