@@ -6,12 +6,6 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 
-def normalized(layer: Sequence[int]) -> list[Fraction]:
-    """v |v| / sum v^2 for each head: in the order of v / ||v||, without roots."""
-    squares = sum(value**2 for value in layer)
-    return [Fraction(value * abs(value), squares) if squares else Fraction(0) for value in layer]
-
-
 def remaining(
     model: Mapping[str, Sequence[Fraction]], removed: int, minimum: int
 ) -> dict[str, tuple[int, ...]]:

@@ -19,19 +19,3 @@ def product(rows, weight, bias=None):
         sums = [sum(u * v for u, v in zip(numbers, own, strict=True)) * unit * size for own, size in channels]
         made.append([value + (bias[j] if bias else 0) for j, value in enumerate(sums)])
     return made
-
-
-def bound(rows, weight):
-    """How far it may be from the product at most: every value is off by half a unit at most."""
-    made = []
-    for row in rows:
-        off_x = max(map(abs, row)) / 254
-        made.append([])
-        for channel in weight:
-            off_w = max(map(abs, channel)) / 254
-            made[-1].append(
-                sum(
-                    abs(x) * off_w + abs(w) * off_x + off_x * off_w for x, w in zip(row, channel, strict=True)
-                )
-            )
-    return made
