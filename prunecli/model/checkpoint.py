@@ -266,7 +266,7 @@ class Checkpoint(TensorReader):
         """
         if self.has_constants:
             raise UnsupportedModelError(
-                f"{self.path}: it has constants in the place of experts, so that it can be run, and changed no more",
+                f"{self.path}: constants stand for experts, so that it can be run, and changed no more",
                 "Go on with the model that it was made of, and use prune-experts --constant-experts last.",
             )
 
