@@ -62,9 +62,9 @@ def _show(result: Shrunk) -> None:
     best = ", ".join(f"{share:.0%} of the {_NAMES.get(name, name)}" for name, share in result.shares.items())
     console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
     if "tokens" in result.shares:
-        console.out(
-            "Text of another kind falls into more tokens now; to keep all: --only layers,heads,units,experts."
-        )
+        tried = {name for one in result.tried for name in one.shares}
+        others = ",".join(sorted(tried - {"tokens"}))
+        console.out(f"Text of another kind falls into more tokens now; to keep all: --only {others}.")
     stages = result.stages
     if stages:
         console.show(*result.shown)
