@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings
 
 from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.architectures.records import ModelClass
@@ -438,13 +439,13 @@ def no_bars() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers prints neither reports nor progress."""
+    """Inside, transformers prints neither reports nor progress, and no library warns."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
-        with no_bars():
+        with no_bars(), catch_warnings(action="ignore"):
             yield
     finally:
         logging.set_verbosity(before)
