@@ -130,7 +130,7 @@ def apply(
         journal = Journal(directory, key)
         if journal.nbytes:
             journal.tidy()
-            say(f"Going on from an ended run: {bytes_text(journal.nbytes)} of the result are there.")
+            say(f"Resuming from an ended run: {bytes_text(journal.nbytes)} of the result are there.")
         if weights:
             try:
                 write_tensors(
@@ -144,7 +144,7 @@ def apply(
             except (HubError, SystemExit):
                 if journal.nbytes:
                     kept = bytes_text(journal.nbytes)
-                    say(f"Kept {kept} of the result: the same command goes on from there.")
+                    say(f"Kept {kept} of the result: the same command resumes from there.")
                 raise
         for name, content in {**beside, **rewrite.files}.items():
             if content is None:

@@ -73,7 +73,7 @@ def end_with_parent() -> None:
         sys.exit(128 + signal.SIGTERM)
 
 
-GOES_ON = "Mend what that one says; the same command goes on from what is finished."
+GOES_ON = "Mend what that one says; the same command resumes from what is finished."
 
 
 @dataclass(frozen=True)

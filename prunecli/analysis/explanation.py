@@ -152,7 +152,9 @@ class Explained:
             for side, layers in self.structure.of_kind("layer").items():
                 if question.side in (None, side) and question.number in {*range(layers.of)} - {*layers.kept}:
                     found.append(
-                        _plain(f"{side.capitalize()} layer {question.number} is gone; nothing tells why.")
+                        _plain(
+                            f"{side.capitalize()} layer {question.number} was removed; no record says why."
+                        )
                     )
         if not found:
             raise self._refusal(question)
@@ -203,12 +205,12 @@ class Explained:
             return
         layers = self.structure.units(side, "layer", place.layer + 1).kept
         if place.layer not in layers:
-            yield f"{side.capitalize()} layer {place.layer} itself is gone by now."
+            yield f"{side.capitalize()} layer {place.layer} itself was removed later."
             return
         layer = layers.index(place.layer)
         name = place.module.replace(f".{place.layer}.", f".{layer}.", 1)
         if name in self.structure.removed:
-            yield f"{name} is gone by now."
+            yield f"{name} was removed later."
         elif name in self.structure.shared:
             yield f"{name} is that of {self.structure.shared[name]} by now."
         elif (now, layer) != (number, place.layer):
@@ -268,8 +270,8 @@ def _position(question: Question, place: Ranked) -> int | None:
 NEEDED = {
     "special and added": "it is a special or added token, or a config names it",
     "asked for": "--keep asks for it",
-    "characters and bytes": "single characters and bytes always stay",
-    "on the way to them": "tokens that stay are merged from it",
+    "characters and bytes": "single characters and bytes are always kept",
+    "on the way to them": "kept tokens are merged from it",
     "up to a multiple": "--multiple-of fills up with it",
     "no token": "a config names this id",
 }
@@ -308,7 +310,7 @@ def cuts(decision: Decision) -> Shown:
         "kept": "{kept:,}",
         "cut-off": "{cutoff!n}",
         "lowest kept": "{lowest_kept[0]}: {lowest_kept[1]!n}",
-        "highest dropped": "{highest_dropped[0]}: {highest_dropped[1]!n}",
+        "highest removed": "{highest_dropped[0]}: {highest_dropped[1]!n}",
         "gap / spread": "{sure:.3f}",
     }
     return Shown.of("Where each place was cut", rows, columns)
@@ -387,7 +389,7 @@ def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
         subject: the unit in words.
     """
     is_kept, cutoff, values = bool(place.kept[at]), place.cutoff, place.values
-    said = f"{subject} was {'kept' if is_kept else 'dropped'}"
+    said = f"{subject} was {'kept' if is_kept else 'removed'}"
     if values is None or place.ranks is None:
         on = origin_text(decision.origin, None, "; ")
         return f"{said}: {decision.how}; it has no value{on}.{_alone(place, at)}"
@@ -400,7 +402,7 @@ def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
     if decision.part == "token":
         bound = int(decision.bound or 1)
         reason = "" if place.reason is None or not place.reason[at] else place.reasons[place.reason[at] - 1]
-        why = NEEDED.get(reason, reason) if reason else f"tokens that occur {times(bound)} or more stay"
+        why = NEEDED.get(reason, reason) if reason else f"tokens that occur {times(bound)} or more are kept"
         return f"{said}: it occurs {times(int(value))}; {why}{on}."
     others = decision.together(place)
     together = np.concatenate([other.values for other in others if other.values is not None])
@@ -412,7 +414,9 @@ def sentence(decision: Decision, place: Ranked, at: int, subject: str) -> str:
         said += f", {'' if value == cutoff else apart}the cut-off {number_text(cutoff)}"
     equal, more = kept[together == value], ""
     if equal.any() and not equal.all():
-        more = f" {len(equal):,} have this value, of which {int(equal.sum()):,} stay: their order decided."
+        more = (
+            f" {len(equal):,} have this value, of which {int(equal.sum()):,} are kept: their order decided."
+        )
     theta, own = decision.thresholds.get("model", decision.thresholds.get(place.side)), np.nan_to_num(values)
     before = float(own[place.ranks < place.ranks[at]].sum() / (own.sum() or 1.0))
     if theta is not None:

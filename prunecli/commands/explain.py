@@ -112,7 +112,7 @@ def show_decision(decision: Decision | None) -> None:
                     "value": number_text(float(place.values[at])),
                     "rank": f"{ranks[at]:,}",
                     "margin": None if margins is None else number_text(float(margins[at])),
-                    "": "kept" if place.kept[at] else "dropped",
+                    "": "kept" if place.kept[at] else "removed",
                 }
             )
     title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")

@@ -108,7 +108,7 @@ class Finetune(TextChoice, TrainingOptions):
     )
     keep_state: bool = hidden_option(
         False,
-        "Keep OUTPUT.training, from which --steps can go further.",
+        "Keep OUTPUT.training, from which --steps can continue.",
     )
     save_every: int | None = hidden_option(
         None,

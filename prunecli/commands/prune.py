@@ -272,11 +272,11 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
 def _show_tokens(details: Mapping[str, Any]) -> None:
     """Print why tokens stay, and whether the text falls into the same tokens."""
     rows = [{"why": name, "tokens": f"{count:,}"} for name, count in details["parts"].items()]
-    console.table("Tokens that stay", rows)
+    console.table("Kept tokens", rows)
     found = details["compared"]
     if found["changed"]:
         console.out(
-            f"{details['text']['share_kept']:.2%} of the running tokens stay; {found['changed']:,} of "
+            f"{details['text']['share_kept']:.2%} of the running tokens are kept; {found['changed']:,} of "
             f"{found['sentences']:,} different texts fall into other tokens "
             f"({found['running_before']:,} -> {found['running_after']:,} in all)."
         )

@@ -89,13 +89,13 @@ def run(options: Run) -> None:
     try:
         outcomes = run_steps(steps, state, _execute, starting, force)
     except KeyboardInterrupt:  # the step has said so already
-        console.warn(f"{label}: the same command goes on with this step.")
+        console.warn(f"{label}: the same command resumes with this step.")
         raise typer.Exit(130) from None
     last = outcomes[-1]
     if last.status != 0:
         console.warn(
             f"{label}: step {last.step.name!r} failed with status {last.status}; "
-            "once that is mended, the same command goes on with it."
+            "once that is mended, the same command resumes with it."
         )
         raise typer.Exit(last.status)
     if html is None:

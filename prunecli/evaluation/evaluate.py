@@ -86,7 +86,7 @@ class TranslationTask(Task):
         partial = None if self.output is None else partial_path(self.output)
         self.partial = Store(partial, "prunecli.translations/1")
         if self.partial.records:
-            self.say(f"Going on from {partial}, which an interrupted run left behind.")
+            self.say(f"Resuming from {partial}, which an interrupted run left behind.")
         self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
         models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
         self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
@@ -383,7 +383,7 @@ def evaluate(
             return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):
         if output is not None and task == "translation" and partial_path(output).is_file():
-            warn("Finished pairs are kept: the same command goes on from them.")
+            warn("Finished pairs are kept: the same command resumes from them.")
         raise
 
 

@@ -244,9 +244,9 @@ def plan(
     if budget.even is not None:
         holder = HOLDERS.get(chosen[0].kind, "axis")
         asked, each = budget.removed(chosen), len(kept[chosen[0].name])
-        many = f"{gone} of {held} {options.UNITS} go ({gone / held:.0%}), {asked} were asked for: "
+        many = f"{gone} of {held} {options.UNITS} are removed ({gone / held:.0%}), {asked} were asked for: "
         lines.append(
-            f"{'' if gone == asked else many}{each} {options.UNITS} stay in every {holder}; "
+            f"{'' if gone == asked else many}{each} {options.UNITS} are kept in every {holder}; "
             f"a stock model may keep {', '.join(map(str, budget.even))}."
         )
     if thetas:

@@ -267,7 +267,7 @@ class Checkpoint(TensorReader):
         if self.has_constants:
             raise UnsupportedModelError(
                 f"{self.path}: constants stand for experts, so that it can be run, and changed no more",
-                "Go on with the model that it was made of, and use prune-experts --constant-experts last.",
+                "Continue with the model that it was made of, and use prune-experts --constant-experts last.",
             )
 
     def check(self) -> None:

@@ -108,7 +108,7 @@ def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
                     raise UsageError(
                         f"`dtype={config_dtype(output.dtype)}`: the weights are quantised ({method}); a cast would "
                         "part them from their scales.",
-                        "Leave `dtype` out: quantised weights stay as they are.",
+                        "Leave `dtype` out: quantised weights are kept as they are.",
                     )
             elif (weight := owners.get(name) or source.quantised.get(name)) is not None:
                 raise source.quantised_refusal(weight.name)

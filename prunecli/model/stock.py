@@ -167,7 +167,7 @@ def _heads(result: ModelLayout) -> StockSupport:
         return StockSupport()
     if (width := _width_key(sizes)) is None:
         return StockSupport(
-            reason=f"heads are gone, and a config of type {family.model_type} cannot say how many",
+            reason=f"heads were removed, and a config of type {family.model_type} cannot say how many",
             is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
         )
     counted = sizes.count(_heads_key(family))
@@ -211,7 +211,7 @@ def _gone(result: ModelLayout, what: str, part: AttentionLayer | FfnLayer, remov
     """A part is removed or shared, which prunecli can do within the stock class if the files have its modules too."""
     found = result.family.found
     return StockSupport(
-        reason=f"{what} are {'gone' if part.removed else 'shared'}, which no config.json can say",
+        reason=f"{what} are {'removed' if part.removed else 'shared'}, which no config.json can say",
         is_fitted=found is not None
         and (removable or not part.removed)
         and found.probed.trial.turned.isdisjoint(map(template_of, part.tensor_names)),

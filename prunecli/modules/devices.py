@@ -122,7 +122,7 @@ def _tried(device: torch.device, name: str) -> torch.device:
             raise UsageError(
                 f"`device={name}`: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} "
                 f"(sm_{capability[0]}{capability[1]}; it has those of {built})",
-                f"Install wheels that have them: {wheels}; or go on without the GPU: `device=cpu`.",
+                f"Install wheels that have them: {wheels}; or continue without the GPU: `device=cpu`.",
             ) from None
         others = "auto, cpu, cuda or cuda:1" if name != "auto" else "cpu, or another GPU as cuda:1"
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")

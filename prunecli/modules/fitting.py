@@ -205,7 +205,7 @@ class Need:
         indivisible = "; its layers do not find room side by side" if holds else ""
         return MemoryShortError(
             f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
-            f"{free} are free, of which a tenth stays so{indivisible}",
+            f"{free} are free, a tenth of it a reserve{indivisible}",
             "Free some memory, choose a smaller type or another device, or prune it first.",
             Shortage(
                 path,

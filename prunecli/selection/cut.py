@@ -35,7 +35,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     """The checkpoint with only the units that `selection` keeps, its tensors in the order of the source.
 
     Units keep the order in which they are stored, and numbers in names count those that stay. What hangs below the name
-    of an expert or layer goes with it, whatever it is, so that quantised weights stay as they are.
+    of an expert or layer goes with it, whatever it is, so that quantised weights are kept as they are.
 
     Raises:
         UsageError: no such axis or unit, fewer units than it needs, or a cast of quantised weights.
@@ -53,7 +53,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
                 f"{name}: there is no {axis.kind} {stray[0]}.", "Ids are those of the original model."
             )
         if not wanted and axis.kind in ("layer", "unit", "token", "channel"):
-            raise UsageError(f"{name}: no {axis.kind} would stay.", "Keep one at least.")
+            raise UsageError(f"{name}: no {axis.kind} would be left.", "Keep one at least.")
         if axis.kind == "token" and len(wanted) < axis.count and not selection.files:
             raise UsageError(
                 "tokens: their tokenizer and the ids in configs change with them.",
@@ -267,7 +267,7 @@ def _renamed(
             if kind not in found and not is_other and loose.search(text):
                 raise UnsupportedModelError(
                     f'{source.path}: config.json: the quantisation settings name {kind}s by number: "{text}"',
-                    "prunecli cannot say which of them stay; write the names of single modules there.",
+                    "prunecli cannot say which of them are kept; write the names of single modules there.",
                 )
         return renamed
 

@@ -93,7 +93,8 @@ class Budget:
         if not 0 <= removed <= free:
             bound = f", of which each keeps {self.least}" if self.least else ""
             raise UsageError(
-                f"{removed} {kind}s would go; {len(axes)} axes hold {held_in(axes)}{bound}: at most {free} can.",
+                f"{removed} {kind}s would be removed; {len(axes)} axes hold {held_in(axes)}{bound}: at most {free} "
+                "can.",
                 f"Remove fewer {kind}s.",
             )
         return removed
@@ -109,7 +110,9 @@ class Budget:
         least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
         each = f"group of each {holder}" if self.groups > 1 else holder
         return (
-            f"the lowest of all {kind}s go" if self.ranks_all else f"the highest of each {each} stay",
+            f"the lowest of all {kind}s are removed"
+            if self.ranks_all
+            else f"the highest of each {each} are kept",
             least,
         )
 
@@ -178,7 +181,7 @@ class Budget:
                 )
         if keep < lowest:
             raise UsageError(
-                f"{keep} of {held} {kind}s would stay: fewer than {minimum} in each of {len(axes)} sparse layers "
+                f"{keep} of {held} {kind}s would be kept: fewer than {minimum} in each of {len(axes)} sparse layers "
                 f"({lowest} in all).",
                 f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (`ratio`)"
                 + (", or lower `least`." if minimum > 2 else "; the router picks that many for each token."),
@@ -303,7 +306,7 @@ def _even(axes: Sequence[Axis], budget: Budget) -> int:
     if not able:
         choices = ", ".join(map(str, budget.even or ())) or "none"
         raise UsageError(
-            f"`uniform`: at most {most} {axes[0].kind}s may stay in each layer, and at least {least} have to; "
+            f"`uniform`: at most {most} {axes[0].kind}s may be kept in each layer, and at least {least} have to; "
             f"a stock model may keep {choices}.",
             f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
         )

@@ -177,7 +177,7 @@ def train(
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
         if process_group.world_size > 1 and last is not None:
-            report(f"Stopped: {last} is kept; the same command goes on from it.")
+            report(f"Stopped: {last} is kept; the same command resumes from it.")
         raise
     finally:
         if process_group.is_main and last_checkpoint(state) is None:

@@ -118,7 +118,7 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
                 continue
             raise UsageError(
                 f"{state}: the state of another run: {what}",
-                "Repeat the first command to go on; or start over with `resume=never`; or choose another `output`.",
+                "Repeat the first command to resume it; or start over with `resume=never`; or choose another `output`.",
             )
         return
     if state.exists() and (not state.is_dir() or any(state.iterdir())):

@@ -288,7 +288,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             report("The training had ended before; writing its result.")
         else:
             if last is not None:
-                report(f"Going on from step {step:,} in {state}.")
+                report(f"Resuming from step {step:,} in {state}.")
             if group.is_main:
                 stored = sum(path.stat().st_size for path in state.glob("checkpoint-*/*"))
                 require_space(state, disk_bytes(range(step, steps)) - stored)
@@ -301,12 +301,12 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 if group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
                     raise PruneError(
                         f"process {group.rank} of {group.world_size} stops: another one has ended",
-                        "Mend what that one says; the same command goes on from the last validation.",
+                        "Mend what that one says; the same command resumes from the last validation.",
                     ) from error
                 raise
         step = self.state.global_step
         if self.watch.interrupted:
-            report(f"Stopped after step {step:,}: {state} is kept; the same command goes on from it.")
+            report(f"Stopped after step {step:,}: {state} is kept; the same command resumes from it.")
             raise KeyboardInterrupt
         best = Path(self.state.best_model_checkpoint or "")
         is_kept = self.validation is not None and best.name and best.is_dir()

@@ -96,7 +96,7 @@ def test_a_result_without_the_file_says_what_to_do(thrice):
     explained = Explained.open(thrice / "two")
     assert "Nothing tells" in explained.untold(0)
     # The structure still says which layers went.
-    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 is gone; nothing tells why."
+    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 was removed; no record says why."
 
 
 def test_a_file_of_another_history_is_refused(thrice):

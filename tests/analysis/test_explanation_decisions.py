@@ -23,11 +23,11 @@ def test_experts_of_one_layer():
         f"It was kept: its importance 1 is rank 2 of 5, 0.5 above the cut-off 0.5{ON}"
     )
     assert said(decision, 1) == (
-        f"It was dropped: its importance 0.25 is rank 5 of 5, 0.25 below the cut-off 0.5{ON}"
+        f"It was removed: its importance 0.25 is rank 5 of 5, 0.25 below the cut-off 0.5{ON}"
     )
     assert said(decision, 4) == (
-        f"It was dropped: its importance 0.5 is rank 4 of 5, the cut-off 0.5{ON} "
-        "2 have this value, of which 1 stay: their order decided."
+        f"It was removed: its importance 0.5 is rank 4 of 5, the cut-off 0.5{ON} "
+        "2 have this value, of which 1 are kept: their order decided."
     )
     assert cuts(decision).rows == [
         {
@@ -36,7 +36,7 @@ def test_experts_of_one_layer():
             "kept": "3",
             "cut-off": "0.5",
             "lowest kept": "3: 0.5",
-            "highest dropped": "4: 0.5",
+            "highest removed": "4: 0.5",
             "gap / spread": "0.000",
         }
     ]
@@ -55,7 +55,7 @@ def test_a_head_that_its_layer_needs_says_so():
         "least; of the weights alone."
     )
     assert said(decision, 1, 0) == (
-        "It was dropped: its importance 0.2 is rank 2 of 4, 0.7 below the cut-off 0.9; of the weights alone."
+        "It was removed: its importance 0.2 is rank 2 of 4, 0.7 below the cut-off 0.9; of the weights alone."
     )
 
 
@@ -71,9 +71,14 @@ def test_tokens_say_what_they_are_needed_for():
     )
     decision = Decision("token", (place,), "count", bound=2, origin=Origin(sentences=5, sha256="ab" * 32))
     on = "; measured on 5 sentences, sha256 abababababab…."
-    assert said(decision, 0) == f"It was kept: it occurs 3 times; tokens that occur 2 times or more stay{on}"
+    assert (
+        said(decision, 0) == f"It was kept: it occurs 3 times; tokens that occur 2 times or more are kept{on}"
+    )
     assert said(decision, 1) == f"It was kept: it occurs once; --keep asks for it{on}"
-    assert said(decision, 2) == f"It was kept: it occurs 0 times; single characters and bytes always stay{on}"
+    assert (
+        said(decision, 2)
+        == f"It was kept: it occurs 0 times; single characters and bytes are always kept{on}"
+    )
     assert said(decision, 3) == (
-        f"It was dropped: it occurs once; tokens that occur 2 times or more stay{on}"
+        f"It was removed: it occurs once; tokens that occur 2 times or more are kept{on}"
     )

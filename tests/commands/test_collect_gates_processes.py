@@ -78,7 +78,7 @@ def alone(*more: str) -> str:
 
 def assert_same(path: Path) -> None:
     """The file is that of one process, which had nothing to go on from."""
-    assert "Going on" not in alone("-o", "one.json")
+    assert "Resuming" not in alone("-o", "one.json")
     assert content(path) == content(path.with_name("one.json"))
 
 
@@ -91,9 +91,9 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder):
     first, second = ended(start(folder, "kill", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER))
     assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
     assert "process 0 of 2 stops: " in first[2]
-    assert "Kept in .gates.json.partial: the same command goes on from it." in first[2]
+    assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
     assert left(folder) == [".gates.json.partial"]
-    assert "Going on from .gates.json.partial: 4 batches are done." in alone()
+    assert "Resuming from .gates.json.partial: 4 batches are done." in alone()
     assert left(folder) == ["gates.json"]
     assert_same(folder / "gates.json")
 
@@ -109,6 +109,6 @@ def test_control_c_ends_all(folder):
     first, second = ended(processes)
     assert 0 not in (first[0], second[0])
     assert first[1] == second[1] == ""
-    assert "Kept in .gates.json.partial: the same command goes on from it." in first[2]
+    assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
     assert left(folder) == [".gates.json.partial"]
-    assert "Going on from .gates.json.partial" in alone()
+    assert "Resuming from .gates.json.partial" in alone()

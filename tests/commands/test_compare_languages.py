@@ -141,7 +141,7 @@ def test_texts_can_be_chosen(workplace):
     [
         (write_text_gates, ["--for", "cod"], StatisticsError, "no text 'cod'"),
         (write_text_gates, ["--langs", "code"], UsageError, "--langs is for translation"),
-        (write_text_gates, ["--ratio", "0.95"], UsageError, "would stay"),
+        (write_text_gates, ["--ratio", "0.95"], UsageError, "would be kept"),
         (write_gates, ["--for", "code"], UsageError, "--for names texts"),
         (write_gates, ["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
         (write_gates, ["--ratio", "0.9"], UsageError, "4"),

@@ -69,12 +69,12 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
                 beam=1,
                 max_new_tokens=3,
             )
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
     assert not (folder / "evaluation.json").exists()
     result = _run(
         "full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", "--beam", "1", "--max-new-tokens", "3"
     )
-    assert "Going on from" in result.stderr
+    assert "Resuming from" in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["data", "evaluation.json", "full", "pruned"]
 
 

@@ -37,7 +37,7 @@ def test_a_question_and_the_overview(folder):
     )
     assert answer.status == 0, answer.err
     value, rank = place["values"][1], place["ranks"][1]
-    verb = "kept" if 1 in place["kept"] else "dropped"
+    verb = "kept" if 1 in place["kept"] else "removed"
     where = f"the cross-attention of decoder layer {place['layer']}"
     assert answer.out.startswith(f"Head 1 of {where} was {verb}: its importance")
     assert f" {value:.4g} is rank {rank} of " in answer.out
@@ -61,7 +61,7 @@ def test_a_dry_run_explains_and_writes_nothing(folder, monkeypatch):
     assert made.status == 0, made.err
     assert {path.name for path in folder.iterdir()} == before
     tables = made.out.partition("Where each place was cut")[2]
-    assert "dropped" in tables
+    assert "removed" in tables
     assert max(map(len, tables.partition("Not a stock")[0].splitlines())) <= 60
 
 
@@ -69,7 +69,7 @@ def test_the_layers_that_were_named_have_no_table(folder):
     made = done(prune_layers, "bart", "--remove", "encoder:0", "--explain")
     assert "named by --remove; no values." in made.out
     assert ask("pruned-layers", "encoder layer 0").out == (
-        "Encoder layer 0 was dropped: named by --remove; it has no value.\n"
+        "Encoder layer 0 was removed: named by --remove; it has no value.\n"
     )
 
 

@@ -211,9 +211,9 @@ def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
         result = _run("model", *USUAL)
     assert result.exit_code == 130
     assert "Stopped after step 3" in result.stderr
-    assert "the same command goes on" in result.stderr
+    assert "the same command resumes" in result.stderr
     assert not (folder / "out").exists()
-    assert "Going on from step 3" in _run("model", *USUAL).stderr
+    assert "Resuming from step 3" in _run("model", *USUAL).stderr
 
 
 def test_a_second_run_of_an_output_is_told_of_the_first(folder):

@@ -145,7 +145,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
 
 
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
-    "below top-k": (("--ratio", 0.9), "would stay", 2),
+    "below top-k": (("--ratio", 0.9), "would be kept", 2),
     "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
     "same language": (
         ("--granularity", "pair", "--source", "eng_Latn", "--target", "eng_Latn"),

@@ -116,7 +116,8 @@ def test_attentions_that_the_model_lacks_are_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kept_heads", "more"), [(0.1, 2, "6 of 12 heads go (50%), 2 were asked for: "), (0.5, 2, "")]
+    ("ratio", "kept_heads", "more"),
+    [(0.1, 2, "6 of 12 heads are removed (50%), 2 were asked for: "), (0.5, 2, "")],
 )
 def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
@@ -124,7 +125,7 @@ def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
 
     source = tiny_family(tmp_path / "llama", "llama")
     result = done(source, "--metric", "random", "--ratio", ratio, "--uniform")
-    said = f"{more}{kept_heads} heads stay in every attention; a stock model may keep 1, 2, 4."
+    said = f"{more}{kept_heads} heads are kept in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out
     assert {len(ids) for ids in kept(tmp_path / "pruned-heads").values()} == {kept_heads}

@@ -116,7 +116,7 @@ def test_without_an_amount_the_default_is_said(models):
         ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
         ("gpt2", ("--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores", 2),
         ("gpt2", ("--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka", 2),
-        ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would stay", 2),
+        ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would be left", 2),
         ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one stack", 2),
         ("m2m_100", ("--remove", "1"), "--remove 1: no layer of this model", 2),
         ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given", 2),
@@ -136,7 +136,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
     found = json.loads(result.out)
-    assert f"Layers by {metric}, from layers.json: the lowest of all layers go." in result.err
+    assert f"Layers by {metric}, from layers.json: the lowest of all layers are removed." in result.err
     assert found["kept"] == from_text["kept"]
     values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
     np.testing.assert_allclose(*values, rtol=1e-12)

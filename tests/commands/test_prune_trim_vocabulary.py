@@ -86,7 +86,7 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model, folder):
         model, "--data", "data", "--dry-run", "--min-count", 2, "--multiple-of", 8, "--dtype", "float16"
     )
     assert digests(folder) == before
-    for text in ("special and added", "tokens", "parameters", "of the running tokens stay", "Dry run"):
+    for text in ("special and added", "tokens", "parameters", "of the running tokens are kept", "Dry run"):
         assert text in result.out
     assert "fall into other tokens" in result.out
 

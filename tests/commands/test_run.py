@@ -287,5 +287,5 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
         run.run(name="recipe.yaml")
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "recipe.yaml: the same command goes on with this step."
+        "recipe.yaml: the same command resumes with this step."
     ]

@@ -190,7 +190,7 @@ def test_any_component_is_explained(result):
         answer = explained.answers(parse_question(words.split()))[0]
         assert answer.fields["kept"] == bool(place.kept[at])
         assert answer.fields["value"] == pytest.approx(float(np.asarray(place.values)[at]))
-        assert ("was kept" if place.kept[at] else "was dropped") in answer.text
+        assert ("was kept" if place.kept[at] else "was removed") in answer.text
 
 
 def test_every_pruning_command_shows_it():

@@ -48,17 +48,17 @@ def embedding(**sides: Any) -> Structure:
         (
             "bart",
             heads(["model.encoder.layers.0.self_attn"], (0, 1)),
-            "Not a stock model: heads are gone, and a config of type bart cannot say how many.",
+            "Not a stock model: heads were removed, and a config of type bart cannot say how many.",
         ),
         (
             "t5",  # all heads, but not in the order of the shared table of positions
             heads(["encoder.block.0.layer.0.SelfAttention"], (1, 0, 2, 3)),
-            "Not a stock model: heads are gone, and a config of type t5 cannot say how many.",
+            "Not a stock model: heads were removed, and a config of type t5 cannot say how many.",
         ),
         (
             "gpt2",
             Structure(removed=frozenset({GPT2[1]})),
-            "Not a stock model: FFNs are gone, which no config.json can say.",
+            "Not a stock model: FFNs are removed, which no config.json can say.",
         ),
         (
             "gpt2",
@@ -94,7 +94,8 @@ def embedding(**sides: Any) -> Structure:
         (
             "gpt2",  # two faults: neither choice alone mends both
             Structure(removed=frozenset({GPT2[0]}), embedding=EmbeddingChange(input=UNIT)),
-            "Not a stock model: FFNs are gone, which no config.json can say, and the input embeddings are factorised.",
+            "Not a stock model: FFNs are removed, which no config.json can say, and the input embeddings are "
+            "factorised.",
         ),
     ],
 )

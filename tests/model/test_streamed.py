@@ -212,7 +212,7 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     end = Ending(0.7, raising(SystemExit(143)))
     with stream_model("org/tiny") as opened, pytest.raises(SystemExit):
         prune(opened, "out", shard_bytes=1 << 30, progress=end, say=said.append)
-    assert re.fullmatch(r"Kept .* KiB of the result: the same command goes on from there\.", *said)
+    assert re.fullmatch(r"Kept .* KiB of the result: the same command resumes from there\.", *said)
     (left,) = hidden()
     assert sorted(path.name for path in Path(left).iterdir()) == [NAME, "model.safetensors"]
     ((nbytes, steps, _),) = kept_records(Path(left)).values()
@@ -229,7 +229,7 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
         if changed == "nothing":
             assert hub.sent - before <= kept_bytes(Path("out")) - nbytes + 1_000
     assert nbytes > 0.5 * kept_bytes(Path("out"))
-    assert changed == "note" or said[0].startswith("Going on from an ended run: ")
+    assert changed == "note" or said[0].startswith("Resuming from an ended run: ")
     assert hidden() == []
     assert digests(Path("out")) == pruned_locally(Path("local"), shard_bytes=1 << 30)
 
@@ -297,7 +297,7 @@ def test_a_killed_run_goes_on(source, hub):
     said = []
     with stream_model("org/tiny") as opened:
         prune(opened, "out", say=said.append)
-    assert said[0].startswith("Going on")
+    assert said[0].startswith("Resuming")
     assert digests(Path("out")) == pruned_locally(Path("local"))
     assert hidden() == []
 

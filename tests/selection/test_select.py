@@ -95,7 +95,7 @@ def test_ratios_outside_of_their_range_are_refused(ratio):
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        ({"count": 9}, "9 heads would go; 2 axes hold 8: at most 8 can"),
+        ({"count": 9}, "9 heads would be removed; 2 axes hold 8: at most 8 can"),
         ({"count": 5, "least": 2}, "of which each keeps 2: at most 4 can"),
         ({"count": -1}, "-1 heads"),
         ({"ratio": 0.25, "even": (4,)}, "uniform`: at most 3 heads"),
@@ -217,7 +217,7 @@ def test_layer_counts_are_those_of_trying_every_number(shape, thousandths, balan
     minimum = min(minimum, width)
     layers = model(encoder, decoder, width)
     if keep < minimum * (encoder + decoder):
-        with pytest.raises(UsageError, match="would stay"):
+        with pytest.raises(UsageError, match="would be kept"):
             layer_counts(layers, keep, balance, minimum)
         return
     counts = list(layer_counts(layers, keep, balance, minimum).values())
@@ -359,9 +359,9 @@ def test_ties_are_broken_the_same_way_for_every_count():
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (keeping(NLLB, 10), "would stay"),
-        (keeping(NLLB, 30, "global-threshold", least=4), "would stay"),
-        (keeping(NLLB, 30, "side-threshold", least=4), "would stay"),
+        (keeping(NLLB, 10), "would be kept"),
+        (keeping(NLLB, 30, "global-threshold", least=4), "would be kept"),
+        (keeping(NLLB, 30, "side-threshold", least=4), "would be kept"),
         (Budget(keep={"encoder": 129, "decoder": 12}, least=2), "2 to 128"),
         (Budget(keep={"encoder": 36, "decoder": 1}, least=2), "2 to 128"),
         (Budget(keep={"encoder": 36, "decoder": 12}, scope="model"), "one count"),

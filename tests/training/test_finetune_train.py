@@ -112,7 +112,7 @@ def test_a_stop_between_two_validations_keeps_that_step(model, tmp_path, monkeyp
     assert kept_steps(tmp_path / "parts") == [3]
     said = []
     again = train(model, tmp_path / "parts", options(steps=8, eval_every=4, accumulate=2), report=said.append)
-    assert any(line.startswith("Going on from step 3") for line in said)
+    assert any(line.startswith("Resuming from step 3") for line in said)
     assert staged(again) == staged(whole)
     for figure in ("validation", "tokens"):
         assert again.log[figure] == whole.log[figure]

@@ -62,7 +62,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     assert result.status == 0, result.err
     figures = json.loads(result.out)
     assert figures["stock"]["is_stock"] is False
-    assert figures["stock"]["reason"].startswith("heads are gone")
+    assert figures["stock"]["reason"].startswith("heads were removed")
     assert figures["arguments"]["task"] == "feature-extraction"
     assert (figures["arguments"]["hidden"], figures["arguments"]["distill"]) == (1.0, 0.0)
     after, _ = expected_distance(Path("out"), Path("model"))

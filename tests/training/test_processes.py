@@ -104,7 +104,7 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder):
     assert [status for status, _, _ in ended(start(folder, *run, code=DYING))] == [9, 9]
     found = ended(start(folder, *run, code=SHARDING))
     assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
-    assert "Going on from step 2" in found[0][2]
+    assert "Resuming from step 2" in found[0][2]
     assert "each process holds" not in found[0][2]
     for name in ("", ".steps/step-2"):
         _assert_nearly_equal(folder / "reduced", folder / f"whole{name}", folder / f"out{name}")

@@ -96,7 +96,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
             run()
     assert (f"checkpoint-{left} is kept" if left else "the updates so far are lost") in str(caught.value)
     assert (tmp_path / "out.training").exists() == bool(left)
-    assert any(line.startswith(f"Going on from step {left}") for line in run()) == bool(left)
+    assert any(line.startswith(f"Resuming from step {left}") for line in run()) == bool(left)
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
 
 

@@ -58,7 +58,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
             raise PruneError(
                 f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit_bytes)}, Adam's moments "
                 f"{bytes_text(moment_bytes)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
-                "of which a tenth stays so",
+                "a tenth of it a reserve",
                 "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
             )
     counts = None

@@ -155,7 +155,7 @@ def collect_gates(
     if memory is None and refusal is None:
         memory = memory_for(checkpoint, devices, kind, process_group, say)
     if state.batches and path is not None:
-        say(f"Going on from {partial_path(path)}: {state.batches} batches are done.")
+        say(f"Resuming from {partial_path(path)}: {state.batches} batches are done.")
     with partial_run.kept():
         report = None if memory is None else RunReport()
         runner = make_runner(
@@ -422,7 +422,7 @@ class PartialRun:
                 if self.output is not None and self.process_group.is_main:
                     files = (partial_path(self.output), self._layers(self.output))
                     if kept := [str(file) for file in files if file.exists()]:
-                        self.say(f"Kept in {' and '.join(kept)}: the same command goes on from it.")
+                        self.say(f"Kept in {' and '.join(kept)}: the same command resumes from it.")
             raise
 
     def save(self, state: State) -> None:
@@ -445,7 +445,7 @@ class PartialRun:
         path, key = self._layers(self.output), {**self.key, "compute": state.dtype}
         snapshots = Snapshots(path, key, process_group=self.process_group, say=self.say)
         if (size := snapshots.group_size(state.batches)) is not None:
-            self.say(f"Going on from {path}: {size} batches are part of the way through.")
+            self.say(f"Resuming from {path}: {size} batches are part of the way through.")
         elif other := next(
             (other for other in layers_paths(self.output) if own_header(other, key, state.batches)), None
         ):

@@ -243,7 +243,7 @@ def smallest_ratio(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {budget.least} experts per layer the weights "
             f"take {bytes_text(found.dense_bytes + found.expert_bytes)}, decoding "
             f"{bytes_text(found.cache_bytes + found.activation_bytes)}, "
-            "10% stays free.",
+            "with a reserve of 10%.",
             "Give more memory, a smaller `dtype`, or a smaller `fit_batch`, `fit_beam` or `fit_length`.",
         )
     return found
@@ -318,5 +318,5 @@ def explain(fit: Mapping[str, Any]) -> Sequence[str]:
         f" + attention cache {cache} + activations {activations}"
         f" = {bytes_text(total)}, with {bytes_text(fit['margin_bytes'])} (10%) left free",
         f"for batch {fit['batch']}, beam {fit['beam']}, {fit['length']} tokens; the smallest ratio is {fit['ratio']:g}"
-        f" ({fit['keep']} of {fit['held']} experts stay)",
+        f" ({fit['keep']} of {fit['held']} experts kept)",
     )

@@ -90,7 +90,7 @@ def plan_ffn(
         }
     elif activations is None:
         remedy = "Give `data` or `files`; or choose by the weights alone: `keep_units=norms`."
-        raise UsageError("An FFN gets narrower: which hidden units stay is chosen by text.", remedy)
+        raise UsageError("An FFN gets narrower: which hidden units are kept is chosen by text.", remedy)
     else:
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         measured = activations(replace(plan, groups=tuple(whole)))

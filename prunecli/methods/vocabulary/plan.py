@@ -195,7 +195,7 @@ def select_tokens(
         "token",
         (ranked,),
         "count",
-        f"those stay that occur{often}, and what is needed",
+        f"kept are those that occur{often}, and what is needed",
         bound=options.min_count,
         origin=Origin(
             texts=(*lines.languages, *files),

@@ -72,7 +72,7 @@ class Renumbering:
         """
         if number not in self.new_ids and 0 <= number < self.size:
             raise UsageError(
-                f"The token of id {number} is special, and would go.",
+                f"The token of id {number} is special, and would be removed.",
                 "Keep every special and added token, and those that the configs name.",
             )
         return self.new_ids.get(number, number)

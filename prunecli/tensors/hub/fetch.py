@@ -283,7 +283,7 @@ def fetch(
                 _fetch(snapshot.name.repo, file, snapshot.commit)
                 advance(fetched.get(file, 0))
     except KeyboardInterrupt:
-        say("What is complete stays in the cache: the same command goes on from there.")
+        say("Complete files are kept in the cache: the same command resumes from there.")
         raise
 
 

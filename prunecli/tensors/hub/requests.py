@@ -62,7 +62,7 @@ def describe(name: HubName, error: BaseException) -> HubError | None:
     if is_cut or isinstance(error, RuntimeError) or type(error).__module__.startswith("huggingface_hub."):
         return HubError(
             f"{name}: the download from {host()} broke off ({one_line(error)})",
-            "Start the same command again: what is complete stays in the cache.",
+            "Start the same command again: complete files are kept in the cache.",
         )
     return None
 
@@ -137,7 +137,7 @@ TRIES, LONGEST_WAIT = 8, 60
 PIECE_BYTES = 32 << 20
 """Most bytes of one request."""
 
-GO_ON = "Start the same command again; with `stream` it goes on from what is fetched."
+GO_ON = "Start the same command again; with `stream` it resumes from what is fetched."
 
 
 @dataclass

@@ -208,7 +208,7 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(tmp_path, monke
             end_early(PartialRun(tmp_path / "g", {}, say=said.append))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command goes on from it."]
+    assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command resumes from it."]
     assert collect.read_state(tmp_path / ".g.partial", {}).batches == 3
 
 

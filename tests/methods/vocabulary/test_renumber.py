@@ -87,7 +87,7 @@ def test_damaged_files_are_refused(name, data):
     ],
 )
 def test_a_special_token_that_would_go_is_refused(document):
-    with pytest.raises(UsageError, match="is special, and would go"):
+    with pytest.raises(UsageError, match="is special, and would be removed"):
         rewritten("tokenizer.json", document)
 
 
@@ -149,5 +149,5 @@ def test_named_ids_are_those_that_must_stay():
 
 @pytest.mark.parametrize("key", ["pad_token_id", "forced_eos_token_id", "force_words_ids"])
 def test_an_id_that_would_go_is_refused(key):
-    with pytest.raises(UsageError, match="id 3 is special, and would go"):
+    with pytest.raises(UsageError, match="id 3 is special, and would be removed"):
         renumbered({key: [3] if key.endswith("ids") else 3}, IDS)

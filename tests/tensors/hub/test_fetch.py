@@ -249,7 +249,7 @@ def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, mon
     said = Said()
     with pytest.raises(KeyboardInterrupt):
         local_directory("org/tiny", say=said.append)
-    assert said[1:] == ["What is complete stays in the cache: the same command goes on from there."]
+    assert said[1:] == ["Complete files are kept in the cache: the same command resumes from there."]
     monkeypatch.undo()
 
 

@@ -97,7 +97,7 @@ def test_it_gives_up_in_the_end(file, hub, waits):
     with pytest.raises(HubError, match=r"^org/tiny: model\.safetensors: .* \(502\)") as caught:
         read(file)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert "goes on from what is fetched" in caught.value.remedy
+    assert "resumes from what is fetched" in caught.value.remedy
 
 
 def test_retry_after_is_heeded(file, hub, waits):
