@@ -183,3 +183,11 @@ def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path):
         assert {*as_run(stored, torch.float32).tensors} == {*stored.tensors} - {
             part for weight in stored.quantised.values() for part in weight.parts.values()
         } | {*stored.quantised}
+
+
+def test_experts_of_another_width_than_config_json_says(tmp_path):
+    tiny_mixture("qwen3_moe", moe_intermediate_size=32).save_pretrained(tmp_path / "plain")
+    quantise(tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", is_expert)
+    change_config(tmp_path / "fp8", moe_intermediate_size=48)
+    with pytest.raises(CheckpointError, match="have 64 rows, the model wants 96"):
+        load_model(tmp_path / "fp8", device="cpu", dtype="float32")
