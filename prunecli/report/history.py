@@ -113,7 +113,9 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
         paths.append(names.get(str(source.get("fingerprint")), own))
     rows = zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     lines = []
-    for target, group in groupby(rows, key=lambda row: row[0].get("arguments", {}).get("by shrink")):
+    for (target, _), group in groupby(
+        rows, key=lambda row: (row[0].get("arguments", {}).get("by shrink"), row[1])
+    ):
         steps = [*group]
         if target is None:
             lines += [step_text(step, source=source, output=output) for step, source, output in steps]
