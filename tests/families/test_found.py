@@ -108,7 +108,7 @@ def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
     model, checkpoint = opened(model_type)
     if model_type == "modernbert":
         # The first attention has no norm.
-        with pytest.raises(UnsupportedModelError, match="attentions are gone"):
+        with pytest.raises(UnsupportedModelError, match="attentions are removed"):
             cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out")
         return
     if model_type == "gte":
