@@ -147,9 +147,10 @@ def sound_state(checkpoint: Path) -> Any:
     """
     with damaged(f"{checkpoint}: damaged", "Start over with `resume=never`."):
         state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
-        best = state.best_model_checkpoint
-        if not isinstance(best, str | None):
-            raise TypeError(f"best_model_checkpoint {best!r}")
+        kinds = {"best_model_checkpoint": str, "best_global_step": int, "best_metric": int | float}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(state, name), kind | None):
+                raise TypeError(f"{name} {value!r}")
         for counters in state.stateful_callbacks.values():
             dict(counters.get("attributes", {}).items())
         for path in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
