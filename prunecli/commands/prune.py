@@ -176,10 +176,12 @@ def prune_layers(options: PruneLayers) -> None:
 def _with_maps(source: Checkpoint, selection: Selection, run: TextRun) -> Rewrite:
     """Remove layers, and leave linear maps in their place."""
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.methods.layers.replace import cut_replaced
+    from prunecli.methods.layers.replace import Maps, cut_replaced
 
-    rewrite = cut_replaced(source, selection, measured_text(source, run.choice, "`replace=linear`"), run)
-    run.say("FFNs before removed layers have linear maps that do about what these did.")
+    data, maps = measured_text(source, run.choice, "`replace=linear`"), Maps()
+    rewrite = cut_replaced(source, selection, data, run, maps)
+    if maps:
+        run.say("FFNs before removed layers have linear maps that do about what these did.")
     return rewrite
 
 
