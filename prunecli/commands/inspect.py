@@ -13,7 +13,7 @@ from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import CheckpointPath, Size, advanced_option, option
-from prunecli.tensors.quantities import counted
+from prunecli.tensors.quantities import counted, option_size
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -246,7 +246,6 @@ def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantise
         dtype: the type asked for; None: any will do.
         quantised: as stored and decoded are two things to run then, and said apart.
     """
-    from prunecli.evaluation.capacity import option_size
     from prunecli.tensors.dtypes import config_dtype
 
     if quantised:

@@ -38,7 +38,7 @@ from prunecli.running.layerwise.budget import (
     state_bytes,
 )
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
-from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.quantities import bytes_text, option_size
 from prunecli.text.tokens import load_tokenizer
 
 BATCH_TOKENS = 4096
@@ -244,12 +244,3 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     cast = f" --dtype {config_dtype(dtype)}" if casts else ""
     size = bytes_text(fit.dense_bytes + fit.expert_bytes)
     yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} first ({size})"
-
-
-def option_size(count: int) -> str:
-    """At most so many bytes, as an option takes it: 18.7GiB, 512MiB."""
-    for unit, power in (("GiB", 30), ("MiB", 20)):
-        tenths = 10 * count >> power
-        if tenths >= 10:
-            return f"{tenths / 10:g}{unit}"
-    return str(count)

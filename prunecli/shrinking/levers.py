@@ -227,7 +227,7 @@ class Levers:
         if self._by_layer:
             raise UsageError("With `memory`, channels are not scored.")
         axes = axes_of(self.checkpoint, "channel")
-        held = len(axes[0].ids)
+        held = axes[0].count
         # Some classes refuse a size that the heads do not divide.
         heads = head_counts(self.checkpoint.config).values()
         step = lcm(1 << max((held // STEPS).bit_length() - 1, 0), *filter(None, heads))
@@ -248,7 +248,7 @@ class Levers:
 
     def _tokens(self) -> Lever:
         axes = axes_of(self.checkpoint, "token")
-        size = len(axes[0].ids)
+        size = axes[0].count
 
         @cache
         def trimmed(min_count: int, kept: int) -> Selection:

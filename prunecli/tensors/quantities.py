@@ -69,6 +69,22 @@ def parse_size(text: str) -> int:
     return size
 
 
+def size_text(count: int) -> str:
+    """A size to be typed again as it is, rounded up: "2.61GiB", "640MiB"."""
+    if count >= 1 << 30:
+        return f"{-(-count * 100 // (1 << 30)) / 100:g}GiB"
+    return f"{-(-count // (1 << 20))}MiB"
+
+
+def option_size(count: int) -> str:
+    """At most so many bytes, as an option takes it: 18.7GiB, 512MiB."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        tenths = 10 * count >> power
+        if tenths >= 10:
+            return f"{tenths / 10:g}{unit}"
+    return str(count)
+
+
 def bytes_text(count: float) -> str:
     """1610612736 -> '1.50 GiB'."""
     for unit in ("B", "KiB", "MiB"):

@@ -28,7 +28,8 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
 from prunecli.modules import building, fitting
 from prunecli.running.layerwise import runner
-from prunecli.running.layerwise.budget import SPREAD, size_text
+from prunecli.running.layerwise.budget import SPREAD
+from prunecli.tensors.quantities import size_text
 from prunecli.text.plain import Corpus
 from prunecli.training import finetune as finetuning
 from tests.commands.calls import Result, call, done, refused

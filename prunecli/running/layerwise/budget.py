@@ -20,6 +20,7 @@ from prunecli.model.probe import WIDTH, head_counts, numbers
 from prunecli.modules.logits import block_positions
 from prunecli.modules.stages import EmptyModel
 from prunecli.private import ATTENTION_FUNCTION
+from prunecli.tensors.quantities import size_text
 
 WORKSPACE = 128 << 20
 """Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
@@ -195,10 +196,3 @@ def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
     """
     rows = real_tokens * shape.top_k * shape.itemsize if shape.experts else 0
     return (tokens * shape.itemsize + rows) * shape.d_model
-
-
-def size_text(count: int) -> str:
-    """A size to be typed again as it is, rounded up: "2.61GiB", "640MiB"."""
-    if count >= 1 << 30:
-        return f"{-(-count * 100 // (1 << 30)) / 100:g}GiB"
-    return f"{-(-count // (1 << 20))}MiB"

@@ -30,7 +30,7 @@ from prunecli.modules.machine import (
 )
 from prunecli.modules.stages import EmptyModel
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of, size_text
+from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of
 from prunecli.running.layerwise.forward import Outputs
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
@@ -46,6 +46,7 @@ from prunecli.running.runner import (
     chunks,
     ignored,
 )
+from prunecli.tensors.quantities import size_text
 
 B = TypeVar("B")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, plan_memory, size_text
-from prunecli.tensors.quantities import parse_size
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, plan_memory
+from prunecli.tensors.quantities import parse_size, size_text
 
 MIB, GIB = 1 << 20, 1 << 30
 DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activations=300 * MIB)
