@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="val")
     parser.add_argument("--sentences", type=int, default=200)
-    parser.add_argument("--pairs")
+    parser.add_argument("--pairs", nargs="+")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path, nargs="?", default=demo.CHECKPOINT)
     parser.add_argument("--data", type=Path, default=demo.DATA)
     parser.add_argument("--split", default="val")
-    parser.add_argument("--pairs")
+    parser.add_argument("--pairs", nargs="+")
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", type=int, default=5)

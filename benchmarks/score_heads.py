@@ -143,7 +143,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--text", type=Path)
     parser.add_argument("--split", default="val")
-    parser.add_argument("--pairs")
+    parser.add_argument("--pairs", nargs="+")
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
