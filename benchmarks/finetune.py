@@ -22,6 +22,7 @@ from transformers import get_scheduler
 
 from prunecli import demo
 from prunecli.modules.loading import load_model
+from prunecli.processes import ALONE
 from prunecli.running.encoding import translation_examples
 from prunecli.running.examples import Examples
 from prunecli.text.parallel import languages_of, parse_pairs, read_parallel
@@ -61,7 +62,8 @@ def ours(model: Any, examples: Examples, options: TrainingOptions) -> None:
         arguments = training_arguments(options, Path(state), validates=False)
         arguments.max_steps = options.steps or 1
         arguments.save_strategy = "no"
-        trainer = FinetuneTrainer(model, arguments, examples, Objective(options.loss), None, options, Watch())
+        watch = Watch(ALONE, None, lambda _: None, lambda _: None)
+        trainer = FinetuneTrainer(model, arguments, examples, Objective(options.loss), None, options, watch)
         trainer.train()
 
 

@@ -57,6 +57,10 @@ class DataError(PruneError):
     """Text that cannot be used: missing, empty, misaligned, in an unknown language."""
 
 
+class TextWarning(UserWarning):
+    """Text that a model can hardly read."""
+
+
 class OutputError(PruneError):
     """A result that cannot be written: it exists, or the disk is full."""
 

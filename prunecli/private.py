@@ -18,6 +18,9 @@ OVERRIDDEN = ("_apply", "_save_checkpoint")
 UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
 """Attribute of a model class: patterns of names that transformers does not warn about when it loads a file."""
 
+UNSAVED = "_keys_to_ignore_on_save"
+"""Attribute of a model class: names of tensors that it computes, and never writes."""
+
 UNFINISHED = "_beam_search_has_unfinished_sequences"
 """Method of a model that beam search asks after each step whether a sentence can still improve."""
 

@@ -32,6 +32,7 @@ NAMES = {
         "_skip_keys_device_placement",
         "_can_set_experts_implementation",
         "_keys_to_ignore_on_load_unexpected",
+        "_keys_to_ignore_on_save",
     ),
     "GenerationMixin": ("_beam_search_has_unfinished_sequences",),
     "PreTrainedConfig": ("_attn_implementation", "_decode_special_floats"),

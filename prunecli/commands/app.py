@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
@@ -20,6 +21,7 @@ from prunecli import __version__, processes
 from prunecli.commands import console, failures
 from prunecli.commands.command import COMMANDS, function_of, options_of
 from prunecli.commands.failures import INTERRUPTED
+from prunecli.errors import TextWarning
 from prunecli.options import present_names
 from prunecli.tensors.hub.names import expanded
 
@@ -63,6 +65,7 @@ class _Command(_Help, TyperCommand):
         end = args.index("--") if "--" in args else len(args)
         if "--help-all" in args[:end]:
             args = ["--help" if word == "--help-all" else word for word in args]
+            self.epilog = None
             for param in self.get_params(ctx):
                 param.hidden = False
         options = present_names(self.name or "", args[:end], console.warn)
@@ -149,6 +152,16 @@ def _register(asked: Sequence[str]) -> None:
             )(function)
 
 
+_SHOW_WARNING = warnings.showwarning
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+    if issubclass(category, TextWarning):
+        console.warn(f"Warning: {message}")
+    else:
+        _SHOW_WARNING(message, category, *where, **options)
+
+
 _CAME: list[int] = []
 """Signals that asked this process to end."""
 
@@ -203,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
-    sys.unraisablehook = _again_if_lost
+    sys.unraisablehook, warnings.showwarning = _again_if_lost, _show_warning
     _heed_signals()
     processes.end_with_parent()
     gc.set_threshold(COLLECT_AFTER)

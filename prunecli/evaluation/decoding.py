@@ -179,7 +179,7 @@ def sound_settings(model: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        size = vocabulary_size(model.config)
+        size = vocabulary_size(model.config, output=True)
         for key, value in vars(model.generation_config).items():
             if (
                 size is not None

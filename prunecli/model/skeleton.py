@@ -22,7 +22,7 @@ from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, w
 from prunecli.model.names import with_new_ending
 from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.private import model_from_config, with_special_floats
+from prunecli.private import UNSAVED, model_from_config, with_special_floats
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Skeleton:
     def stored_name(self, name: str) -> str:
         """The name in files of a tensor of the model."""
         tensor = self._both_forms[0][name]
-        return self._names.get(id(tensor)) or next(iter(stored_form(self.model, {name: tensor})))
+        return self._names.get(id(tensor)) or next(iter(stored_form(self.model, {name: tensor})), name)
 
     @cached_property
     def model(self) -> Any:
@@ -209,11 +209,13 @@ def known_skeleton(model_class: Any, config_class: Any, config: str) -> Skeleton
 
 
 def stored_form(model: Any, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The tensors of a model, or some of them, by their names in files."""
+    """The tensors of a model, or some of them, by their names in files; without those that its class never writes."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own = model.state_dict() if state is None else state
-    found: dict[str, Tensor] = revert_weight_conversion(model, dict(own))
+    own, unsaved = model.state_dict() if state is None else state, getattr(model, UNSAVED) or ()
+    found: dict[str, Tensor] = revert_weight_conversion(
+        model, {name: tensor for name, tensor in own.items() if name not in unsaved}
+    )
     # ESM's class writes the older names of norms; its published files, and checkpoints here, have those of today.
     return {with_new_ending(name, BERT_RENAMED): tensor for name, tensor in found.items()}
 

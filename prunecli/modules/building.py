@@ -44,7 +44,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel, own_mixtures, stages_of, stock_mixtures
 from prunecli.modules.stock_experts import use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames
-from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
+from prunecli.private import UNSAVED, float32_parts, init_weights, keep_value, model_from_config
 
 
 def build_model(
@@ -239,7 +239,10 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
     for path, module in made.model.named_modules():
         computed = {
             name: value
-            for name, value in (*module.named_buffers(recurse=False), *_computed(checkpoint, path, module))
+            for name, value in (
+                *module.named_buffers(recurse=False),
+                *_computed(checkpoint, made.model, path),
+            )
             if value.is_meta and (id(module), name) not in read
         }
         for name, value in computed.items():
@@ -255,10 +258,12 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
             init_weights(made.model, module)
 
 
-def _computed(checkpoint: Checkpoint, path: str, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _computed(checkpoint: Checkpoint, model: Any, path: str) -> Iterator[tuple[str, nn.Parameter]]:
     """Name and value of each parameter of a module that no checkpoint needs to hold: Marian's positions."""
-    buffers = () if checkpoint.family is None else checkpoint.family.buffers
-    for name, value in module.named_parameters(recurse=False):
+    buffers = tuple(getattr(model, UNSAVED) or ())
+    if checkpoint.family is not None:
+        buffers += checkpoint.family.buffers
+    for name, value in model.get_submodule(path).named_parameters(recurse=False):
         if f"{path}.{name}".endswith(buffers):
             yield name, value
 
@@ -305,13 +310,12 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
     held = {id(target.tensor) for target in made.targets}
     held |= {id(tensor) for one in made.mixtures for tensor in one.stacked}
     held |= {id(tensor) for tensor in (() if left_out is None else left_out.parameters())}
+    for path, _ in made.model.named_modules():
+        held |= {id(value) for _, value in _computed(checkpoint, made.model, path)}
     needed = [*made.model.named_parameters()]
     if checkpoint.runs_stock:
         stored = {*made.model.state_dict()}
         needed += [(name, buffer) for name, buffer in made.model.named_buffers() if name in stored]
-    else:
-        for path, module in made.model.named_modules():
-            held |= {id(value) for _, value in _computed(checkpoint, path, module)}
     if missing := [name for name, tensor in needed if id(tensor) not in held]:
         raise missing_tensors(checkpoint, missing)
 

@@ -174,9 +174,14 @@ class Logits:
         return type(output)(**{**output, "last_hidden_state": choose(self._hidden)[None]})
 
 
-def vocabulary_size(config: Any) -> int | None:
-    """Rows of the table of the tokens that the model of `config` reads, or None where it does not say."""
-    value = getattr(config, "vocab_size", None)
+def vocabulary_size(config: Any, *, output: bool = False) -> int | None:
+    """Rows of the table of the tokens that the model of `config` reads, or None where it does not say.
+
+    Args:
+        output: of the tokens that it writes, which are others in a Marian with two vocabularies.
+    """
+    value = getattr(config, "decoder_vocab_size", None) if output else None
+    value = getattr(config, "vocab_size", None) if value is None else value
     if value is None and hasattr(config, "get_text_config"):  # of text and images
         value = getattr(config.get_text_config(), "vocab_size", None)
     return value if isinstance(value, int) else None

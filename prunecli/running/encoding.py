@@ -60,11 +60,10 @@ def require_task(model: Any, task: TaskName) -> None:
 
 def _require_sound(config: Any) -> None:
     """Refuse tokens with a part of their own that no row of the table stands for, and dropouts that cannot be."""
-    size = vocabulary_size(config)
     # Decoders of two stacks begin with bos_token_id. -1: none.
     begins = {"decoder_start_token_id": 0, "bos_token_id": -1} if config.is_encoder_decoder else {}
     for key, least in {"pad_token_id": -1, **begins}.items():
-        value = getattr(config, key, None)
+        size, value = vocabulary_size(config, output=key in begins), getattr(config, key, None)
         if size is None or value is None:
             continue
         if type(value) is not int or not least <= value < size:
@@ -146,12 +145,12 @@ def translation_examples(
     require_task(model, "translation")
     positions = max_positions(model.config)
     longest = None if positions is None else positions - 1
-    options = {"max_length": longest, "vocabulary": vocabulary_size(model.config)}
     # Each line once for each (language, whether as a target), however many pairs it is in.
     roles = [*((source, False) for source, _ in pairs), *((target, True) for _, target in pairs)]
     rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in roles}
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
+            options = {"max_length": longest, "vocabulary": vocabulary_size(model.config, output=as_target)}
             for start in range(0, len(text), AT_ONCE):
                 lines = text.sentences[name][start : start + AT_ONCE]
                 ids += encode(tokenizer, lines, name, as_target=as_target, **options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
-from prunecli.errors import CheckpointError, DataError, damaged
+from prunecli.errors import CheckpointError, DataError, TextWarning, damaged
 from prunecli.tensors.json_files import (
     LONE,
     has_lone_surrogates,
@@ -134,14 +135,26 @@ def encode(
 
 
 def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
-    """`tokenizer(*texts, **options)`.
+    """`tokenizer(*texts, **options)`; warns if more than a quarter of the tokens are unknown.
 
     Raises:
         CheckpointError: it fails, because its files say what cannot be.
     """
     remedy = "Copy the model's tokenizer files into it again."
     with damaged(f"{tokenizer.name_or_path}: the tokenizer does not work", remedy):
-        return tokenizer(*texts, **options)
+        found = tokenizer(*texts, **options)
+    rows, unknown = found["input_ids"], tokenizer.unk_token_id
+    # Some tokenizers use one token for unknown words and for the ends of texts.
+    if unknown not in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) and (
+        4 * sum(row.count(unknown) for row in rows) > sum(map(len, rows))
+    ):
+        warnings.warn(
+            f"{tokenizer.name_or_path}: more than a quarter of a text's tokens are unknown to the tokenizer: "
+            "the text may be in a language or script that the model does not know.",
+            TextWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary: int | None) -> None:

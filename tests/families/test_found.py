@@ -266,6 +266,8 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
     [
         ("BertLMHeadModel", {"is_decoder": True, "add_cross_attention": True}),
         ("BartForConditionalGeneration", {"tie_word_embeddings": False}),
+        # Its class computes positions, and never stores them.
+        ("MarianMTModel", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 120}),
     ],
 )
 def test_settings_that_no_record_knows_are_asked(name, settings, tmp_path):

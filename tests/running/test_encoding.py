@@ -254,6 +254,7 @@ def test_so_is_a_special_token_that_prunecli_puts_in(make, family, special, use)
 def test_an_unknown_word_without_an_unknown_token_is_refused(make):
     class Without:
         name_or_path = "here"
+        unk_token_id = bos_token_id = eos_token_id = pad_token_id = None
 
         def __call__(self, text: list[str]) -> dict[str, list[list[int | None]]]:
             return {"input_ids": [[3, None]]}

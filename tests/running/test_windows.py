@@ -20,6 +20,7 @@ class _Words:
     model_max_length = 10**30
     eos_token_id = None
     pad_token_id = None
+    unk_token_id = None
 
     def __init__(self, start=None):
         self.bos_token_id = start

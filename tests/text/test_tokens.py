@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prunecli.errors import CheckpointError, DataError
+from prunecli.errors import CheckpointError, DataError, TextWarning
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
 
@@ -40,6 +40,11 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
     assert len(row) == 4
     assert row[0] == language_id(tokenizer, "eng_Latn")
     assert row[-1] == tokenizer.eos_token_id
+
+
+def test_text_of_unknown_tokens_warns(tokenizer):
+    with pytest.warns(TextWarning, match="more than a quarter"):
+        encode(tokenizer, ["the", "шляпа и коза"], "eng_Latn")
 
 
 def test_unknown_language_suggests_a_near_one(tokenizer):
