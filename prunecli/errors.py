@@ -99,8 +99,12 @@ class MemoryShortError(PruneError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of an error on one printable line, or the name of its type if it has no message."""
-    return " ".join(str(error).split())[:REASON_LETTERS] or type(error).__name__
+    """Return the message of an error on one printable line, or the name of its type if it has no message.
+
+    What stands in backquotes in messages of prunecli is an option, elsewhere not.
+    """
+    text = str(error) if isinstance(error, PruneError) else str(error).replace("`", "'")
+    return " ".join(text.split())[:REASON_LETTERS] or type(error).__name__
 
 
 def kind_and_reason(error: BaseException) -> str:

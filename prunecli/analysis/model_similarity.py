@@ -193,15 +193,8 @@ class ComponentObserver(TokenObserver):
 
     def _leave(self, own: Mapping[str, Component], _module: nn.Module, _inputs: Any, output: Any) -> None:
         component = own[self._block]
-        outputs = states_of(output)
+        outputs = self.by_text(states_of(output))
         mask = self.mask.to(outputs.device)
-        if outputs.ndim == 2 and len(outputs) == mask.numel():  # OPT's FFNs take all tokens in one dimension
-            outputs = outputs.view(*mask.shape, -1)
-        if outputs.shape[:-1] != mask.shape:
-            raise UnsupportedModelError(
-                f"{component.name}: its output has the shape {list(outputs.shape)}, for "
-                f"{list(mask.shape)} tokens"
-            )
         # At once, so that one output at a time is held.
         total = outputs.float().masked_fill(~mask[..., None], 0).sum(dim=1)
         self._means[component] = total / mask.sum(dim=1, keepdim=True)

@@ -198,7 +198,7 @@ class Found:
             except Exception as error:  # as above
                 raise UnsupportedModelError(
                     f"a small copy of the model cannot lose these layers ({kind_and_reason(error)})",
-                    "Remove others: `metric=last` removes the last ones.",
+                    "Remove others: `remove` names them.",
                 ) from error
             if apart > NEAR:
                 raise UnsupportedModelError(

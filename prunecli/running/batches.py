@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import (
@@ -32,6 +34,11 @@ from prunecli.text.plain import LabelledText
 
 if TYPE_CHECKING:
     from prunecli.running.layerwise.runner import Layerwise
+
+_TEXTS_SECOND = ("fsmt", "xlnet")
+"""Types whose layers hold states as `[length, batch, width]`."""
+_PADDING = ("led", "longformer")
+"""Types that pad texts at their ends to whole windows."""
 
 Line = tuple[str, float | None, str]
 """Text of a progress bar, number of units (None: unknown), and the unit."""
@@ -122,14 +129,33 @@ class TokenObserver(Observer, ABC):
         self.mask = batch.inputs["attention_mask"].bool().to(device)
         self._decoder_mask = batch.inputs.get("decoder_attention_mask", self.mask).bool().to(device)
 
+    def by_text(self, states: Tensor) -> Tensor:
+        """Return states of a module as `[batch, length, width]`; some classes hold all tokens along one dimension.
+
+        Raises:
+            UnsupportedModelError: they are not of the tokens of the texts.
+        """
+        if self._model_type in _TEXTS_SECOND:
+            states = states.transpose(0, 1)
+        if self._model_type in _PADDING:
+            states = states[:, : self.mask.shape[1]]
+        if self.mask.numel() not in accumulate(states.shape[:-1], mul):
+            raise UnsupportedModelError(
+                f"a model of type {self._model_type} runs {list(states.shape[:-1])} positions for texts of "
+                f"{list(self.mask.shape)} tokens, so that nothing can be measured by token",
+                "Choose by a metric that reads no text.",
+            )
+        return states.reshape(*self.mask.shape, -1)
+
     def real(self, states: Tensor) -> Tensor:
-        """Return the rows of real tokens, `[tokens, width]`, of states of any leading dimensions."""
-        rows = states.reshape(*self.mask.shape, -1)
+        """Return the states of real tokens, `[tokens, width]`; see `by_text`."""
+        rows = self.by_text(states)
         return rows[self.mask.to(rows.device)]
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
         """See `Observer`."""
+        self._model_type = model.config.model_type
 
         def decode(*_: Any) -> None:
             self.mask = self._decoder_mask

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from prunecli.commands import failures
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError, UsageError, damaged
 from prunecli.results.inspection import Way
 from tests.families import tiny_family
 from tests.fuzz.rounds import run
@@ -36,6 +36,14 @@ def test_failures_become_plain_lines(error, text, status):
     assert text in said
     assert ended == status
     assert len(said.splitlines()) <= 2
+
+
+def test_names_in_other_libraries_messages_are_no_options():
+    with pytest.raises(CheckpointError) as caught, damaged("model: damaged", "Copy it."):
+        raise ValueError("`get_seq_length` failed")
+    assert failures.describe(caught.value)[0].startswith(
+        "Error: model: damaged (ValueError: 'get_seq_length' failed)"
+    )
 
 
 def test_a_bug_keeps_its_traceback():

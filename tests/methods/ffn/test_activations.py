@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.errors import PruneError
+from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.methods.ffn.activations import UnitObserver
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.axes import module_of
@@ -23,6 +23,7 @@ from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
+from tests.families import cutting
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 
 SENTENCES = ([5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 9])
@@ -93,6 +94,27 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
         active = ACTIVATIONS[case](values[0]) * (values[1] if len(values) > 1 else 1)
         found[name] = active.square().double().mean(dim=0).sqrt().numpy()
     return found
+
+
+@pytest.mark.parametrize("model_type", ["fsmt", "xlnet", "longformer"])
+def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type, tmp_path):
+    model = cutting.saved(model_type, tmp_path / "model")
+    both = model.config.is_encoder_decoder
+    with open_model(tmp_path / "model") as opened:
+        together, tokens = measured(InMemory(model), opened, [batch_of((0, 1, 2), both)])
+        alone, same = measured(InMemory(model), opened, [batch_of((row,), both) for row in range(3)])
+    assert tokens == same
+    for name, values in alone.items():
+        np.testing.assert_allclose(together[name], values, rtol=1e-4)
+
+
+def test_positions_that_are_no_tokens_are_refused(tmp_path):
+    model = cutting.saved("cpmant", tmp_path / "model")
+    with (
+        open_model(tmp_path / "model") as opened,
+        pytest.raises(UnsupportedModelError, match=r"runs \[2, 38\] positions for texts of \[2, 6\] tokens"),
+    ):
+        measured(InMemory(model), opened, [batch_of((0, 1), False)])
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
