@@ -82,8 +82,9 @@ def batched_search(
         CheckpointError: the id of the target language is none of the vocabulary of the model.
     """
 
-    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
-    sources = encode(tokenizer, sentences, pair[0], max_length=positions, vocabulary=vocabulary)
+    longest, positions = max_positions(model.config), max_positions(model.config, output=True)
+    vocabulary = vocabulary_size(model.config)
+    sources = encode(tokenizer, sentences, pair[0], max_length=longest, vocabulary=vocabulary)
     filling, settings = padding_id(model, tokenizer), {}
     if languages(tokenizer):
         settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)

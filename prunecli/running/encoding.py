@@ -143,14 +143,16 @@ def translation_examples(
         DataError: the tokenizer lacks a language, or every line is left out.
     """
     require_task(model, "translation")
-    positions = max_positions(model.config)
-    longest = None if positions is None else positions - 1
     # Each line once for each (language, whether as a target), however many pairs it is in.
     roles = [*((source, False) for source, _ in pairs), *((target, True) for _, target in pairs)]
     rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in roles}
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
-            options = {"max_length": longest, "vocabulary": vocabulary_size(model.config, output=as_target)}
+            positions = max_positions(model.config, output=as_target)
+            options = {
+                "max_length": None if positions is None else positions - 1,
+                "vocabulary": vocabulary_size(model.config, output=as_target),
+            }
             for start in range(0, len(text), AT_ONCE):
                 lines = text.sentences[name][start : start + AT_ONCE]
                 ids += encode(tokenizer, lines, name, as_target=as_target, **options)
@@ -283,9 +285,14 @@ def length_limit(source_tokens: int, max_positions: int | None) -> int:
     return limit if max_positions is None else min(limit, max_positions - 1)
 
 
-def max_positions(config: Any) -> int | None:
-    """Tokens that the model of `config` has positions for, or None where it does not say."""
-    value = getattr(config, "max_position_embeddings", None)
+def max_positions(config: Any, *, output: bool = False) -> int | None:
+    """Tokens that the model of `config` has positions for, or None where it does not say.
+
+    Args:
+        output: of those that it writes, of which LED has fewer.
+    """
+    of_stack = f"max_{'decoder' if output else 'encoder'}_position_embeddings"
+    value = getattr(config, "max_position_embeddings", getattr(config, of_stack, None))
     return int(value) if isinstance(value, int) and value > 1 else None
 
 

@@ -21,8 +21,9 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
-from tests.families import tiny_family
+from tests.families import cutting, tiny_family
 from tests.reference.losses import causal_nll
+from tests.tiny import write_plain_tokenizer
 from tests.training.runs import PAIRS
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -312,3 +313,12 @@ def test_a_decoder_alone_does_not_begin_with_its_bos(make):
     _, model = make("gpt2")
     model.config.bos_token_id = 50256
     encoding.require_task(model, "lm")
+
+
+def test_led_has_positions_of_its_own_for_each_stack(tmp_path):
+    model = cutting.saved("led", tmp_path, "seq2seq")
+    model.config.max_decoder_position_embeddings = 32
+    write_plain_tokenizer(tmp_path)
+    text = ParallelText("val", {name: ["the hat " * 40] for name in ("a", "b")})
+    examples = translation_examples(load_tokenizer(tmp_path), model, text, [("a", "b")])
+    assert examples.lengths == [(63, 31)]
