@@ -15,7 +15,7 @@ from prunecli.model.cost import Load
 from prunecli.modules.logits import vocabulary_size
 from prunecli.private import pytree, reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import length_limit, max_positions, padding_id, require_task
+from prunecli.running.encoding import filling, length_limit, max_positions, require_task
 from prunecli.running.runner import Advance, ignored
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
@@ -85,15 +85,16 @@ def batched_search(
     longest, positions = max_positions(model.config), max_positions(model.config, output=True)
     vocabulary = vocabulary_size(model.config)
     sources = encode(tokenizer, sentences, pair[0], max_length=longest, vocabulary=vocabulary)
-    filling, settings = padding_id(model, tokenizer), {}
+    padding, equal = filling(model, tokenizer)
+    settings = {}
     if languages(tokenizer):
         settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
 
     def search(batch: Sequence[int]) -> Rows:
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
-        return generate(model, [sources[i] for i in batch], filling, options.beam, limit, **settings)
+        return generate(model, [sources[i] for i in batch], padding, options.beam, limit, **settings)
 
-    return length_bucketed([len(source) for source in sources], options.batch_tokens), search
+    return length_bucketed([*map(len, sources)], options.batch_tokens, equal=equal), search
 
 
 def translate(

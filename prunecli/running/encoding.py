@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from prunecli.text.plain import LabelledText, label_ids
 from prunecli.text.tasks import TASKS, TaskName, has_decoder
 from prunecli.text.tokens import encode, require_rows, tokenized
 
+MIXING = ("convbert", "cpmant", "fnet", "funnel", "mobilebert", "nystromformer", "prophetnet", "yoso")
+"""Types that mix padding into texts, whatever the mask: by convolutions, Fourier transforms, pooled attentions, say."""
 AT_ONCE = 1 << 12
 """Lines that are tokenised between two reports."""
 
@@ -89,19 +92,14 @@ def padding_id(model: Any, tokenizer: Any) -> int:
     return 0
 
 
-def depends_on_padding(model: Any) -> bool:
-    """Whether padding on the right changes what transformers' class computes for the other tokens.
+def filling(model: Any, tokenizer: Any) -> tuple[int, bool]:
+    """`padding_id`, and whether padding changes what transformers' class computes for the other tokens.
 
-    A sparse attention that keeps the best `index_topk` keys breaks ties by the number of keys, padding among them;
-    CPM-Ant takes padding to be on the left, whatever the mask.
+    A sparse attention that keeps the best `index_topk` keys breaks ties by the number of keys, padding among them.
     """
     config = model.config.get_text_config()
-    return getattr(config, "index_topk", None) is not None or config.model_type == "cpmant"
-
-
-def filling(model: Any, tokenizer: Any) -> tuple[int, bool]:
-    """`padding_id` and `depends_on_padding`."""
-    return padding_id(model, tokenizer), depends_on_padding(model)
+    is_mixed = getattr(config, "index_topk", None) is not None or config.model_type in MIXING
+    return padding_id(model, tokenizer), is_mixed
 
 
 def encoded(tokenizer: Any, model: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
@@ -167,7 +165,8 @@ def translation_examples(
     if skip_blank and not sources:
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)
-    return TokenExamples(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift=shift)
+    padding, equal = filling(model, tokenizer)
+    return TokenExamples(Sequences(sources), Sequences(targets), padding, shift=shift, equal=equal)
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
@@ -208,13 +207,15 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenEx
     seconds = None if text.seconds is None else list(text.seconds)
     ids = tokenized(tokenizer, list(text.texts), seconds, **options)
     require_tokens(tokenizer, model, ids["input_ids"])
+    padding, equal = filling(model, tokenizer)
     return TokenExamples(
         Sequences(ids["input_ids"]),
         torch.tensor(classes),
-        padding_id(model, tokenizer),
+        padding,
         types=Sequences(ids["token_type_ids"]) if "token_type_ids" in ids else None,
         # Decoders look for the last token before the padding, and must know what padding is.
         max_rows=1 if model.config.pad_token_id is None else None,
+        equal=equal,
     )
 
 
@@ -269,7 +270,7 @@ def embedding_examples(
         context = min(pooling.max_tokens, window_length(model, tokenizer))
     given = [text.lower() for text in texts] if pooling.lower_case else texts
     examples = text_examples(tokenizer, model, given, context, skip_empty=False)
-    return TokenExamples(examples.ids, torch.zeros(len(texts), dtype=torch.int64), examples.pad_id)
+    return replace(examples, labels=torch.zeros(len(texts), dtype=torch.int64))
 
 
 LENGTH_FACTOR = 3

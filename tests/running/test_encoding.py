@@ -9,19 +9,28 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch.nn import functional
 
 from prunecli import load_model
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
+from prunecli.modules.pooling import Pooling
 from prunecli.running import encoding
-from prunecli.running.encoding import labelled_examples, padding_id, text_examples, translation_examples
+from prunecli.running.encoding import (
+    embedding_examples,
+    labelled_examples,
+    padding_id,
+    text_examples,
+    translation_examples,
+)
 from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
-from tests.families import cutting, tiny_family
+from tests.families import cutting, tiny, tiny_family
 from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import PAIRS
@@ -322,3 +331,31 @@ def test_led_has_positions_of_its_own_for_each_stack(tmp_path):
     text = ParallelText("val", {name: ["the hat " * 40] for name in ("a", "b")})
     examples = translation_examples(load_tokenizer(tmp_path), model, text, [("a", "b")])
     assert examples.lengths == [(63, 31)]
+
+
+@pytest.mark.parametrize("head", ["ForMaskedLM", "Model", "ForSequenceClassification"])
+def test_no_text_is_padded_where_padding_mixes_into_texts(head, tmp_path):
+    model = getattr(transformers, f"MobileBert{head}")(tiny.tiny_config("mobilebert"))
+    write_plain_tokenizer(tmp_path)
+    tokenizer, texts = load_tokenizer(tmp_path), ("the hat", "the hen is on the hat", "the rat")
+    if head == "ForSequenceClassification":
+        labelled = LabelledText(tmp_path, ("LABEL_0",) * 3, texts, None, (1, 2, 3))
+        examples = labelled_examples(tokenizer, model, labelled)
+    elif head == "Model":
+        examples = embedding_examples(tokenizer, model, Pooling(), texts, None)
+    else:
+        examples = text_examples(tokenizer, model, texts)
+    batches = examples.batches(1000)
+    assert all(bool(batch.inputs["attention_mask"].all()) for batch in batches)
+    assert sum(len(batch.inputs["input_ids"]) for batch in batches) == 3
+
+
+def test_the_types_that_mix_padding_into_texts_are_known():
+    for model_type in ("bert", "fnet", "mobilebert", "convbert", "electra", "longformer"):
+        model = tiny.build(model_type, head="masked")
+        ids = torch.randint(10, 60, (1, 5), generator=torch.Generator().manual_seed(0))
+        padded, mask = functional.pad(ids, (0, 4), value=1), functional.pad(torch.ones_like(ids), (0, 4))
+        with torch.no_grad():
+            found = model(input_ids=padded, attention_mask=mask)[0][:, :5]
+            expected = model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+        assert (float((found - expected).abs().max()) > 1e-3) == (model_type in encoding.MIXING)
