@@ -22,7 +22,7 @@ from tests.commands.calls import call
 from tests.contracts.test_mixtures import save_tiny, stock_class
 from tests.tiny import config_of, write_plain_tokenizer
 
-SHARED = {"deepseek_v3": {"n_shared_experts": 2}}
+SHARED = {"deepseek_v3": {"n_shared_experts": 2}, "qwen2_moe": {"shared_expert_intermediate_size": 40}}
 
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
@@ -43,7 +43,7 @@ def test_norms_are_those_of_each_expert(tmp_path):
         assert set(plan.kept[axis.name]) == set(norms.topk(8).indices.tolist())
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "qwen2_moe"])
 def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
     from tests.reference.expert_units import squared_activations

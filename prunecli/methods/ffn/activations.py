@@ -128,8 +128,7 @@ class ExpertUnitObserver(UnitObserver):
         super().__init__()
         self._checkpoint = checkpoint
         self._axes: dict[Any, str] = units_of_experts(checkpoint, axes)
-        routed = {*self._axes.values()}
-        self._always = {axis.name: axis for axis in axes if axis.name not in routed}
+        self._units = axes
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -142,7 +141,8 @@ class ExpertUnitObserver(UnitObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of the output layer of experts that serve every token."""
         names = StockNames(self._checkpoint, model)
-        for axis in self._always.values():
+        routed = {*self._axes.values()}
+        for axis in (axis for axis in self._units if axis.name not in routed):
             (output, *_) = outputs(axis.carriers)
             module = model.get_submodule(module_of(names.place(output)))
             blocks = len(axis.carriers[output].blocks)
@@ -150,8 +150,7 @@ class ExpertUnitObserver(UnitObserver):
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
-        none = torch.zeros_like(next(iter(self._sums.values())), device="cpu")
-        found = dict.fromkeys((*self._axes.values(), *self._always), (none, 0))
+        found = {axis.name: (torch.zeros(axis.count, dtype=torch.float64), 0) for axis in self._units}
         for place, own in self._sums.items():
             name = self._axes.get(place, place)
             before, tokens = found[str(name)]
