@@ -44,7 +44,6 @@ def decided(source: Checkpoint, **options: Any) -> Rewrite:
 
 
 def factorised(source: Path, output: Path, **options: Any) -> Path:
-    """Factorise `source`; returns `output`."""
     if options.get("side") == "output":
         options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
     with open_model(source) as opened:
@@ -53,7 +52,6 @@ def factorised(source: Path, output: Path, **options: Any) -> Path:
 
 
 def cached(source: Path, output: Path) -> Path:
-    """Cache the unit of `source`; returns `output`."""
     with open_model(source) as opened:
         apply(opened, decided(opened, cache_alone=True), output)
     return output

@@ -39,6 +39,13 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     return model
 
 
+def save_mixture(folder: Path, model_type: str, **config: Any) -> Path:
+    """A directory with a `tiny_mixture` and a plain tokenizer."""
+    tiny_mixture(model_type, **config).save_pretrained(folder)
+    write_plain_tokenizer(folder)
+    return folder
+
+
 def tiny_images_model() -> Any:
     """A Llama 4 of text and images, whose config keeps the language model's keys one level down."""
     from transformers import Llama4Config, Llama4ForConditionalGeneration, __version__

@@ -38,7 +38,6 @@ KINDS: tuple[Kind, ...] = ("layer", "unit", "head", "channel")
 
 
 def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
-    """A tiny model, written to `directory`."""
     model = tiny.build(model_type, head=head)
     model.save_pretrained(directory)
     return model
