@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Glm4MoeForCausalLM
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.methods.experts.plan import plan_experts, rewrite_constant
@@ -214,8 +215,6 @@ def with_predicting_layer(tensors: Tensors) -> None:
 
 
 def test_layers_that_predict_further_tokens_can_be_dropped(saved, tmp_path):
-    from transformers import Glm4MoeForCausalLM
-
     config = {"num_nextn_predict_layers": 1}
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1)

@@ -1,5 +1,3 @@
-"""JSON that is read strictly, or so that damage counts as absence."""
-
 from __future__ import annotations
 
 import shutil

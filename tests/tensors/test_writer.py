@@ -1,5 +1,3 @@
-"""The tensor stream, read back by the safetensors library."""
-
 from __future__ import annotations
 
 import itertools
@@ -29,22 +27,18 @@ from tests.tiny import tiny_config, write_json, write_weights
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
 
 
-def checkpoint(
-    directory: Path, tensors: Mapping[str, np.ndarray], shards: int = 1, pickled: bool = False
-) -> Path:
+def checkpoint(directory: Path, tensors: Mapping[str, np.ndarray]) -> Path:
     """A directory of arbitrary tensors, of a family that is not declared."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", CONFIG)
-    write_weights(directory, tensors, shards=shards, pickled=pickled)
+    write_weights(directory, tensors)
     return directory
 
 
-def tensors_of(seed: int = 0, kind: str = "F32") -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(seed)
+def tensors_of() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
     shapes = {"a.bias": (7,), "a.weight": (7, 5), "b": (), "c.router": (6, 3), "d": (0, 4), "e": (33, 65)}
-    return {
-        name: generator.standard_normal(shape).astype(numpy_dtype(kind)) for name, shape in shapes.items()
-    }
+    return {name: generator.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
 def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:

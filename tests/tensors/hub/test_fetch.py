@@ -8,6 +8,7 @@ from collections import namedtuple
 from contextlib import contextmanager
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -236,8 +237,6 @@ def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model
 
 
 def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, monkeypatch):
-    import huggingface_hub
-
     fetch, last = huggingface_hub.hf_hub_download, "model-00003-of-00003.safetensors"
 
     def interrupted(repo, file, **options):
