@@ -1,5 +1,3 @@
-"""The type that is computed in where nobody asks for one."""
-
 from __future__ import annotations
 
 import pytest
