@@ -124,9 +124,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
     axes = axes_with((1, 3), (0, 2))
     path = save(tmp_path / "experts.json", [1, 3, 4, 6])
     assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
-    with pytest.raises(
-        StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn.experts, .* does not hold"
-    ):
+    with pytest.raises(StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.* does not hold"):
         read_experts(save(path, [0, 1, 4, 6]), axes)
 
 

@@ -1,5 +1,3 @@
-"""The names of Table 1, for models with two stacks and with one."""
-
 from __future__ import annotations
 
 import pytest
