@@ -1,5 +1,3 @@
-"""The artificial languages: regular sound changes, no two word forms alike, types as documented."""
-
 from __future__ import annotations
 
 import pytest
