@@ -1,5 +1,3 @@
-"""The pages: every link and anchor leads somewhere, and pages and `--help` name the same commands and options."""
-
 from __future__ import annotations
 
 import re

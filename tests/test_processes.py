@@ -19,7 +19,6 @@ from tests.tiny import tiny_nllb_moe
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model and two languages of text."""
     tiny_nllb_moe(tmp_path / "m", layers=2)
     (tmp_path / "data").mkdir()
     lines = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]

@@ -78,7 +78,6 @@ _GENERATION = {
 def tiny_config(
     experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
 ) -> dict[str, Any]:
-    """The config.json of a tiny NLLB-MoE."""
     config: dict[str, Any] = {
         "activation_dropout": 0.0,
         "activation_function": "relu",
