@@ -200,7 +200,6 @@ PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
 
 @pytest.fixture
 def made(tmp_path):
-    """A checkpoint with this history."""
     count = iter(range(100))
 
     def make(*history):
