@@ -79,9 +79,7 @@ def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(
-        CheckpointError, match=r"the tokenizer is missing: none of tokenizer\.json, vocab\*,"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
         load_tokenizer(tmp_path)
     assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
 
