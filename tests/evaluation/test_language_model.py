@@ -1,5 +1,3 @@
-"""Windows, perplexity and bits against one window at a time (tests/reference/losses.py)."""
-
 from __future__ import annotations
 
 import math
@@ -360,7 +358,5 @@ def test_a_token_that_only_the_first_allows(tmp_path, logit, said):
 def test_another_vocabulary_is_refused():
     first, other = (undeclared("phi", seed) for seed in (0, 1))
     other.resize_token_embeddings(VOCAB - 1)
-    with pytest.raises(
-        UsageError, match=f"a vocabulary of {VOCAB - 1} entries is compared with one of {VOCAB}"
-    ):
+    with pytest.raises(UsageError, match=f"{VOCAB - 1} entries is compared with one of {VOCAB}"):
         measured(first, other)

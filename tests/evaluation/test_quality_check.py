@@ -32,7 +32,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A working directory with texts."""
     monkeypatch.chdir(tmp_path)
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn"):
         Path(name).write_text("".join(f"{line}\n" for line in LINES))

@@ -1,5 +1,3 @@
-"""`evaluate --task embedding`: vectors beside transformers' own, and what they are worth."""
-
 from __future__ import annotations
 
 import json
@@ -11,15 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from transformers import AutoModel, AutoTokenizer
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
-from prunecli.evaluation.tasks import (
-    class_scores,
-    perplexity,
-)
+from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
@@ -194,8 +191,6 @@ def texts_in(path: Path, lines: list[str]) -> Path:
 
 def vectors_of(directory: Path, texts: list[str]) -> np.ndarray:
     """One text after another by transformers, the mean of its tokens."""
-    from transformers import AutoModel, AutoTokenizer
-
     model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     found = []
     for text in texts:
@@ -229,8 +224,6 @@ def test_cosine_to_the_first(models, tmp_path):
 
 
 def test_scored_pairs(models, tmp_path):
-    from scipy.stats import spearmanr
-
     scores = [3.5, 0, 1.25, 5]
     rows = [f"{score}\t{a}\t{b}" for score, a, b in zip(scores, TEXTS[:4], TEXTS[2:], strict=True)]
     path = plain(models["one"])
