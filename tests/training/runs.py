@@ -98,7 +98,6 @@ def dying(start):
 
 
 def staged(trained):
-    """The trained tensors' bytes."""
     return (trained.staged / "model.safetensors").read_bytes()
 
 
