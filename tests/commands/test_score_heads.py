@@ -1,5 +1,3 @@
-"""`prunecli score-heads` from the command line to heads.json, for each method and task, and what it refuses."""
-
 from __future__ import annotations
 
 import json
@@ -8,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from prunecli.architectures import FAMILIES
 from prunecli.commands.score_heads import head_table, score_heads
@@ -25,7 +24,6 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A working directory with a translation model and parallel text in two splits."""
     tiny_family(tmp_path / "m", "m2m_100")
     (tmp_path / "data").mkdir()
     for split, lines in {"val": ("the hen", "a", "no hen on the hat"), "test": ("the inn", "ten")}.items():
@@ -83,8 +81,6 @@ def test_importance_per_token(folder):
 
 
 def _source_tokens(folder: Path) -> int:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
     return sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
 
