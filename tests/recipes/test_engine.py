@@ -1,5 +1,3 @@
-"""Recipes: reading and resolving."""
-
 from __future__ import annotations
 
 import pytest

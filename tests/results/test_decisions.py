@@ -1,5 +1,3 @@
-"""prunecli_decisions.json: small, and the same decision again."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""gates.json: written, read back, merged, summed by granularity, refused where it is damaged."""
-
 from __future__ import annotations
 
 import json

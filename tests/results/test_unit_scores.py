@@ -227,7 +227,6 @@ def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
 
 
 def scored(path: Path, kind: Any = "head") -> Scores:
-    """Scores of the checkpoint in a directory."""
     method = {"head": "gradient", "unit": "activation", "layer": "cosine"}[kind]
     with open_model(path) as checkpoint:
         return scores_of_all(checkpoint, kind, np.random.default_rng(0), method=method)

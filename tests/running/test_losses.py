@@ -174,6 +174,5 @@ def test_padding_where_model_and_tokenizer_have_none():
     config = SimpleNamespace(get_text_config=lambda: text)
     tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     assert padding_id(SimpleNamespace(config=config), tokenizer) == 7
-    assert (
-        padding_id(SimpleNamespace(config=config), SimpleNamespace(pad_token_id=None, eos_token_id=None)) == 0
-    )
+    tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=None)
+    assert padding_id(SimpleNamespace(config=config), tokenizer) == 0
