@@ -155,7 +155,6 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
     ("status", "code", "message", "remedy"),
     [
         (404, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
-        (401, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
         (401, "", "no such model on .*, or a private one", "HF_TOKEN"),
         (403, "GatedRepo", "give access on request", "/org/tiny, then log in with `hf auth login`"),
         (403, "", r"gives no permission \(403\)", "hf auth login"),
