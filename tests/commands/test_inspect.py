@@ -301,11 +301,3 @@ def test_every_family_is_reckoned_with(model_type, tmp_path, capsys):
     over = found["whole"][1]["needed_bytes"] - 2048
     assert f"needs {over / 1024:.2f} KiB more, in float16" in text
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text
-
-
-def test_nothing_is_measured_without_fit(moe, capsys, monkeypatch):
-    def refuse(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(capacity, "what_fits", refuse)
-    assert "fit" not in as_json(capsys, moe)
