@@ -76,7 +76,6 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     ("options", "message"),
     [
         (("--distill", 0.5), "--distill goes with models that have a head"),
-        (("--temperature", 1), "--temperature goes with models that have a head"),
         (("--label-smoothing", 0), "--label-smoothing goes with models that have a head"),
         (
             ("--task", "embedding", "--distill", 0.5),
