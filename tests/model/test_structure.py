@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,10 +18,6 @@ STEP = {
     "source": {"path": "full", "fingerprint": "sha256:1"},
     "statistics": FILE,
 }
-
-
-def read(*steps: Any) -> Structure:
-    return Structure.from_json({"version": 1, "history": list(steps)})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,7 @@ def read(*steps: Any) -> Structure:
 )
 def test_a_step_of_another_form_is_damage(step):
     with pytest.raises(CheckpointError, match="is damaged"):
-        read(STEP, step)
+        Structure.from_json({"version": 1, "history": [STEP, step]})
 
 
 UNITS = KeptUnits((0, 2), 4)

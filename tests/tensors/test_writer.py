@@ -107,14 +107,10 @@ def test_mixed_types_stay_aligned(tmp_path):
     kinds = {"a": "U8", "b": "I64", "c": "F16", "d": "F32"}
     outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
     assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
-    with open_model(checkpoint_of(tmp_path / "out")) as made:
+    write_json(tmp_path / "out" / "config.json", CONFIG)
+    with open_model(tmp_path / "out") as made:
         for name, kind in kinds.items():
             assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
-
-
-def checkpoint_of(directory: Path) -> Path:
-    write_json(directory / "config.json", CONFIG)
-    return directory
 
 
 def test_one_file_is_what_the_library_would_write(tmp_path):

@@ -14,7 +14,6 @@ from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import GateStatistics
 from prunecli.selection.selection import Selection
 from tests.gates import random_gates
 from tests.tiny import tiny_nllb_moe
@@ -27,11 +26,6 @@ def model(tmp_path):
     return tiny_nllb_moe(tmp_path / "model", experts=8, layers=4)
 
 
-def statistics(model: Path) -> GateStatistics:
-    with open_model(model) as opened:
-        return random_gates(opened, PAIRS)
-
-
 def planned(model: Path, **options: object) -> Selection:
     with open_model(model) as opened:
         return plan_experts(opened, ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
@@ -39,7 +33,8 @@ def planned(model: Path, **options: object) -> Selection:
 
 @pytest.mark.parametrize("granularity", ["language", "pair"])
 def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
-    gates = statistics(model)
+    with open_model(model) as opened:
+        gates = random_gates(opened, PAIRS)
     both = planned(
         model, gates=gates, sources=("eng", "deu"), targets=("fra", "ces"), granularity=granularity
     )

@@ -29,16 +29,12 @@ def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocab, merges
 
 
-def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    return Tokenizer(BPE(vocab=vocab, merges=merges))
-
-
 @settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe, word):
     """The closure holds the parts of each of its tokens, down to single letters."""
     vocab, merges = bpe
-    full = backend(vocab, merges)
+    full = Tokenizer(BPE(vocab=vocab, merges=merges))
     seen = set(full.encode(word).tokens)
     closure = of_backend(full).closure(seen)
     used = {token for token in closure if any(token in other for other in closure - {token})}

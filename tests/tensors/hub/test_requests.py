@@ -29,10 +29,6 @@ def waits(monkeypatch):
 @pytest.fixture
 def file(hub, waits):
     hub.add("org/tiny", {FILE: CONTENT})
-    return remote()
-
-
-def remote():
     return RemoteFile(HubName("org/tiny"), MAIN_COMMIT, FILE, len(CONTENT), Traffic())
 
 
