@@ -72,17 +72,14 @@ def test_importance_per_token(folder):
     assert {*other["counts"].values()} == {3}
     tokens = found["counts"]
     assert tokens.keys() == found["values"].keys()
-    assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {_source_tokens(folder)}
+    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
+    sources = sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
+    assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {sources}
     for name, values in other["values"].items():
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
     mixed = prune("m", "--scores", "heads.json", "--scores", "example.json", "-o", "no")
     assert "heads.json and example.json cannot be merged: per is" in mixed.err
-
-
-def _source_tokens(folder: Path) -> int:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
-    return sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
 
 
 def test_ablation_by_beam_search(shallow):

@@ -166,14 +166,11 @@ def drawn(pairs):
     return pd.DataFrame(rows, columns=NAMES, index=pd.MultiIndex.from_tuples(pairs))
 
 
-def plain(scores):
-    return {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
-
-
 @pytest.mark.parametrize("left_out", [0, 3])
 def test_means_against_their_definition(left_out):
     scores = drawn(list(permutations(LANGUAGES, 2))[left_out:])
-    found, pairs, everything = grouped_means(scores, GROUPS), plain(scores), set(LANGUAGES)
+    pairs = {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
+    found, everything = grouped_means(scores, GROUPS), set(LANGUAGES)
     for name in NAMES:
         for language, mean in found["by_source"].items():
             assert mean[name] == pytest.approx(mean_of(pairs, name, {language}, everything), abs=1e-4)
