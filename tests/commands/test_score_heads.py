@@ -34,13 +34,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def shallow(folder):
-    """A model of one layer on each side, whose heads are soon ablated one by one while it translates."""
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
-    return tiny_family(folder / "shallow", "m2m_100", **sizes)
-
-
 def run(*arguments: object) -> Any:
     """One call of the command; its refusals are raised."""
     return raising(score_heads, *arguments, "--device", "cpu")
@@ -82,7 +75,10 @@ def test_importance_per_token(folder):
     assert "heads.json and example.json cannot be merged: per is" in mixed.err
 
 
-def test_ablation_by_beam_search(shallow):
+def test_ablation_by_beam_search(folder):
+    """The heads of one layer on each side are soon ablated one by one while it translates."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
+    shallow = tiny_family("shallow", "m2m_100", **sizes)
     result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
     assert "chrF++ of the whole model" in result.stdout
@@ -188,15 +184,10 @@ LAYERS = (
 VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
 
 
-@pytest.fixture
-def lines(capsys):
-    """The words of each line that was printed."""
-    return lambda: [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-
-
-def test_pruned_heads_have_no_value(lines):
+def test_pruned_heads_have_no_value(capsys):
     head_table(VALUES, LAYERS, "Importance")
-    title, columns, _, *rows = lines()
+    lines = capsys.readouterr().out.splitlines()
+    title, columns, _, *rows = [line.split() for line in lines if line.strip()]
     assert title == ["Importance"]
     assert columns == ["attention", "layer", "head", "0", "1", "2"]
     assert rows == [

@@ -40,13 +40,6 @@ from tests.reference.divergence import continued
 from tests.reference.losses import causal_nll
 from tests.tiny import VOCAB
 
-
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory):
-    path = tiny_family(tmp_path_factory.mktemp("lm"), "gpt2")
-    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
-
-
 CAUSAL_LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")
 TEXT = PlainText((Path("a.txt"), Path("b.txt")), CAUSAL_LINES, ("a", "a", "b", "b"))
 OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")

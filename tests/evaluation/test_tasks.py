@@ -60,12 +60,6 @@ def text(folder):
     return read_plain([folder / "text.txt"])
 
 
-@pytest.fixture(scope="module")
-def labelled(folder):
-    (folder / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
-    return read_labelled(folder / "text.tsv")
-
-
 def _open(path):
     return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
@@ -98,7 +92,9 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
 
 
-def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
+def test_classifiers_side_by_side(classifiers, tmp_path):
+    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
+    labelled = read_labelled(tmp_path / "text.tsv")
     payload = evaluate(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
     ).to_json()

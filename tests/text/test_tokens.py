@@ -10,13 +10,8 @@ from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("tokens") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    return load_tokenizer(checkpoint)
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(tiny_nllb_moe(tmp_path_factory.mktemp("tokens")))
 
 
 def test_language_token_first_and_end_token_last(tokenizer):

@@ -81,15 +81,10 @@ def test_sums_are_those_of_single_windows(subject):
                 )
 
 
-@pytest.fixture(scope="module")
-def restoring(tmp_path_factory):
-    """An encoder with a decoder whose experts overflow, and a tokenizer with sentinels."""
-    folder = tmp_path_factory.mktemp("restoring")
-    write_sentinels(folder)
-    return Subject(folder, "switch_transformers", vocab_size=80, expert_capacity=2)
-
-
-def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring):
+def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
+    """Experts overflow."""
+    write_sentinels(tmp_path)
+    restoring = Subject(tmp_path, "switch_transformers", vocab_size=80, expert_capacity=2)
     options = CollectOptions(batch_tokens=40, context=16)
     found = restoring.collect(options)
     assert (found.mode, found.top_k) == ("text", 1)
