@@ -1,7 +1,5 @@
 """Factorised checkpoints of every family, and what they should compute, restated with slow code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

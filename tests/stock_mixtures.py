@@ -1,7 +1,5 @@
 """Tiny mixture-of-experts language models of transformers' own classes, held in memory, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

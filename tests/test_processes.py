@@ -1,7 +1,5 @@
 """Several processes of one command: joined by gloo as torchrun would, equal to one, and one that dies."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

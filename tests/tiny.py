@@ -1,7 +1,5 @@
 """Real tiny checkpoints, written in milliseconds: random weights, stock layout, a working tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls of `prunecli prune-heads`, and a heads.json of random scores."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

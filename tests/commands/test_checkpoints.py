@@ -1,7 +1,5 @@
 """The checkpoints that are taken where none is named, in a working directory that holds other things too."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

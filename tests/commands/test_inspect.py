@@ -1,7 +1,5 @@
 """`prunecli inspect`, run in this process through the command line's own entry."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sentence-transformers model of the hub's cache through each command: modules, name and text go along."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every method of reduction must do; a test file per method derives from `MethodContract` and fills it in."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Every test below runs on each family of `tests.families.records`, and on further
 other classes).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Channels of the residual stream: what is left computes what the model does over these channels alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

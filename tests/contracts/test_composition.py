@@ -1,7 +1,5 @@
 """Reductions one after another, in several orders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`prune-experts --constant-experts`: the full model, the outputs of experts that go replaced by their mean."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping

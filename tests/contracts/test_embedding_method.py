@@ -1,7 +1,5 @@
 """Factorised embeddings: what they compute, how they are stored, opened, saved and cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

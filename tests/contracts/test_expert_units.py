@@ -1,7 +1,5 @@
 """Hidden units of experts: a result with fewer computes what the original does whose units are zero."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

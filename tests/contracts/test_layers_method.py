@@ -1,7 +1,5 @@
 """Removing layers keeps the contract of methods, and gives stock models."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Expert pruning of mixture-of-experts language models: the stock class opens the result, which is the masked model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantised checkpoints: moved without being decoded, measured as what they stand for, else refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

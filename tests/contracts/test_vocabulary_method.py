@@ -1,7 +1,5 @@
 """Vocabulary trimming: a stock checkpoint of the same logits, of fewer tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

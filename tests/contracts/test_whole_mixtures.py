@@ -1,7 +1,5 @@
 """Mixtures, all of whose parts are found: tokens go, and what runs the model finds its parts."""
 
-from __future__ import annotations
-
 import pytest
 
 from prunecli.commands.compare import compare_models

@@ -1,7 +1,5 @@
 """Width pruning keeps the contract of methods, in every declared family; one width everywhere is a stock model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import ceil

@@ -1,7 +1,5 @@
 """The demo's language model: a stock directory that knows both domains; the script that trains it."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tools.demo.languages import BY_CODE, LANGUAGES, concepts, proto_lexicon, sound_changes, word_forms

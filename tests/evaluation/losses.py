@@ -1,7 +1,5 @@
 """Losses of texts, without the scores that evaluate computes from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Losses layer by layer are those of the whole model, to the last bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

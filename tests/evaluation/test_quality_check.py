@@ -1,7 +1,5 @@
 """What rewriting commands say of the quality of their result: before and after, on a little text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models of found families, cut along their axes by prunecli and compared with themselves masked."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

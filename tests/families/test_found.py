@@ -1,7 +1,5 @@
 """Families that nobody declared: what is found of their classes, cut, does what the model does masked."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Tiny models by rule: those of some kinds; `python -m tests.families` builds all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A model that one GPU does not hold: its layers over two, and what each command makes of it, as on a CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

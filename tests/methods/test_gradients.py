@@ -1,7 +1,5 @@
 """One score for all axes, against masks that are tensors in the graph."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

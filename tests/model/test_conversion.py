@@ -1,7 +1,5 @@
 """Models in other forms: GGUF files are decoded, adapters are merged into their base models."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

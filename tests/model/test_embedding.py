@@ -1,7 +1,5 @@
 """Where each family's tokens come in and go out, as transformers has it; what a structure makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

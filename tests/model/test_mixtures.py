@@ -1,7 +1,5 @@
 """Mixtures of experts, found by the names of their tensors; what no record declares is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

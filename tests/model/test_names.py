@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from prunecli.model.checkpoint import open_model
 from prunecli.model.names import by_module
 from prunecli.pipeline import apply

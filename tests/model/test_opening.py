@@ -1,7 +1,5 @@
 """The file that opens a result through transformers: its options, and where it must not go."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of the hub that are read by ranges: what crosses the wire, and what a rewrite of them gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

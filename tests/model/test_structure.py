@@ -1,7 +1,5 @@
 """`Structure` as JSON, of this version and older ones, and the form of a history, on which every reader relies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

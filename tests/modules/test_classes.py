@@ -1,7 +1,5 @@
 """The class that a checkpoint runs in: `evaluate` of families that no record declares, and without `architectures`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Linear layers on CPU threads against the product in float64, on every way that a type and a size may take."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

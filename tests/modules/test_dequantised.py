@@ -1,7 +1,5 @@
 """Quantised weights read as plain ones, against matrices made value by value and against transformers."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

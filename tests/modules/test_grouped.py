@@ -3,8 +3,6 @@
 A run layer by layer gives an expert the rows of one batch after another, and must make the sums of a whole layer.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Linear layers in int8 against their rounding restated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Blocks of positions: the same losses and gradients as the whole batch's logits, of every family and of odd heads."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

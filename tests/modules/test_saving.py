@@ -1,7 +1,5 @@
 """`save_pretrained` of a loaded model writes what every way of opening it reads back bit by bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The page: its sections from results written by hand and from real tiny checkpoints."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The page of the demo in a real browser: every chart is drawn, nothing is wider than the screen."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Scores of units: what is written is read, sums add up, and what no run could give is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

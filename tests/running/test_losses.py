@@ -1,7 +1,5 @@
 """Losses of batches against one example at a time (tests/reference/losses.py)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

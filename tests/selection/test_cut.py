@@ -1,7 +1,5 @@
 """Which tensors a smaller checkpoint is made of, compared with what its structure asks for; nothing is written here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import pairwise
 

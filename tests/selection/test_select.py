@@ -1,7 +1,5 @@
 """Which units stay: against a slow restatement, and by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Computed tensors against numpy on whole arrays, in blocks of any size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

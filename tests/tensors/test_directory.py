@@ -1,7 +1,5 @@
 """Damaged .safetensors headers: each is refused by name, as the safetensors library refuses it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import struct

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from contextvars import copy_context
 from pathlib import Path

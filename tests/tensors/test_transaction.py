@@ -1,7 +1,5 @@
 """A result appears whole or not at all, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Data sets of the hub as text, by a stand-in for the package that streams them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

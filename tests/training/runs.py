@@ -1,7 +1,5 @@
 """Small trainings for the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

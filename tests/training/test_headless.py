@@ -1,7 +1,5 @@
 """Models without a head learn their teacher's hidden states or vectors: the measures, runs, what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

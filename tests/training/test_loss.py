@@ -1,7 +1,5 @@
 """The objective equals its formula, token by token."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

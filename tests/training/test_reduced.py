@@ -1,7 +1,5 @@
 """Reduced checkpoints are trained as they are: what was removed stays removed, what is shared stays one parameter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The state of a training on a disk that is too small, or full by the time that the training writes to it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Mixture-of-experts language models are trained in their stock classes; results are what those classes open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

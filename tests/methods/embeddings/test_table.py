@@ -1,7 +1,5 @@
 """Tables read in slices, and what their rows weigh; the streaming truncated SVD against numpy's dense one."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

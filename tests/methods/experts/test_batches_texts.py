@@ -1,7 +1,5 @@
 """Gate statistics of language models by text, against single windows, in any batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gate statistics against a plain count over single sentences."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Layer by layer, the statistics are those of a run in memory, to the last bit."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import nullcontext
 from pathlib import Path

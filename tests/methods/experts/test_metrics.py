@@ -1,7 +1,5 @@
 """Metrics from sums equal the paper's definitions, token by token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The decision of a plan for several languages says what a plan for one of them alone keeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Head importance against |dL/dxi_h| by differences, one example at a time; ablation against whole runs."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Which FFNs are merged and which go, by hand and against the algorithm of Takase and Kiyono."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """The tensors of shared FFNs against the reference."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 from typing import Any

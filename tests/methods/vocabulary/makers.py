@@ -1,7 +1,5 @@
 """Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which tokens the kept ones need; the oracles are the libraries that cut text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

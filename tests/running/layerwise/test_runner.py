@@ -1,7 +1,5 @@
 """What fits into a given memory, and in which groups batches go."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path

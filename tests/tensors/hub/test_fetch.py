@@ -1,7 +1,5 @@
 """Fetching from a hub on loopback: what is asked, what is said, what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import namedtuple

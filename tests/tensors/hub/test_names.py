@@ -1,7 +1,5 @@
 """Which names are the hub's and which are paths; the name by which a checkpoint is known, wherever it lies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

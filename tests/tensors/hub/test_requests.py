@@ -1,7 +1,5 @@
 """Files read by ranges from a hub on loopback: what is asked, and every way in which an answer can be wrong."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
