@@ -1,7 +1,5 @@
 """Every test runs without the network, and on one thread: those of several workers would wait for each other."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

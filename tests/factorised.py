@@ -1,7 +1,5 @@
 """Factorised checkpoints of every family, and what they should compute, restated with slow code."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ def decided(source: Checkpoint, **options: Any) -> Rewrite:
 
 
 def factorised(source: Path, output: Path, **options: Any) -> Path:
-    """Factorise `source`; returns `output`."""
     if options.get("side") == "output":
         options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
     with open_model(source) as opened:
@@ -53,7 +50,6 @@ def factorised(source: Path, output: Path, **options: Any) -> Path:
 
 
 def cached(source: Path, output: Path) -> Path:
-    """Cache the unit of `source`; returns `output`."""
     with open_model(source) as opened:
         apply(opened, decided(opened, cache_alone=True), output)
     return output

@@ -1,7 +1,5 @@
 """Checkpoints with changed FFNs, written without any method."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes of the command line, forked from one that has imported torch and transformers: they start at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Gate statistics by hand, and routers that choose among some experts alone."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

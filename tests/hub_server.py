@@ -1,7 +1,5 @@
 """A hub on loopback: as much of the protocol as huggingface_hub asks for, with the ways in which it goes wrong."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a page of Markdown holds, as GitHub shows it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

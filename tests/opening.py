@@ -1,7 +1,5 @@
 """How results open through transformers: the Auto class of the model that config.json names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks of written pictures."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

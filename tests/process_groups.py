@@ -1,7 +1,5 @@
 """Several processes that are threads of this one, of which one runs at a time: nothing has to be started."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A plain checkpoint made into a quantised one, and into the plain one that it stands for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Selections of given units, by the names of the modules that hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sentence-transformers model, in the layout in which all-MiniLM-L6-v2 and its kin are published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny mixture-of-experts language models of transformers' own classes, held in memory, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,13 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
             elif tensor.dim() > 1 and tensor.is_floating_point() and "A_log" not in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
     return model
+
+
+def save_mixture(folder: Path, model_type: str, **config: Any) -> Path:
+    """A directory with a `tiny_mixture` and a plain tokenizer."""
+    tiny_mixture(model_type, **config).save_pretrained(folder)
+    write_plain_tokenizer(folder)
+    return folder
 
 
 def tiny_images_model() -> Any:

@@ -1,7 +1,5 @@
 """Parts of a `Structure`, shortly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from prunecli.model.axes import Kind, axis_name

@@ -1,7 +1,3 @@
-"""The public names, and the page that shows them."""
-
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """Full disks, signals and damage in the middle of writing: nothing is left behind, input and old results stay."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

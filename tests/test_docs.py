@@ -1,7 +1,3 @@
-"""The pages: every link and anchor leads somewhere, and pages and `--help` name the same commands and options."""
-
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -114,10 +110,6 @@ def unknown(page: Page, own: str | None) -> list[str]:
     ]
 
 
-def own_command(path: Path) -> str | None:
-    return path.stem if path.parent.name == "commands" else None
-
-
 def of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -144,7 +136,8 @@ def test_every_command_has_a_page_and_every_page_a_command():
 @pytest.mark.parametrize("path", PAGES, ids=of)
 def test_options_that_a_page_names_exist(path):
     renamed = {old for names in RENAMED.values() for old in names} if path.name == "CHANGELOG.md" else set()
-    assert [one for one in unknown(read(path), own_command(path)) if one.split()[1] not in renamed] == []
+    own = path.stem if path.parent.name == "commands" else None
+    assert [one for one in unknown(read(path), own) if one.split()[1] not in renamed] == []
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

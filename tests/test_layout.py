@@ -1,7 +1,5 @@
 """A module's test is found by its name: tests/X/test_Y.py, or test_Y_topic.py, is about prunecli/X/Y.py."""
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""Options: what a program may give in place of a path or a tuple, and how messages spell fields."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,3 @@
-"""What is built and published: the source distribution, the wheel, and README.md, whose links must lead somewhere."""
-
-from __future__ import annotations
-
 import re
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Private names of transformers and torch: each test names the one that a release has moved."""
 
-from __future__ import annotations
-
 import ast
 from operator import attrgetter
 from pathlib import Path

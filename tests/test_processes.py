@@ -1,7 +1,5 @@
 """Several processes of one command: joined by gloo as torchrun would, equal to one, and one that dies."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time
@@ -19,7 +17,6 @@ from tests.tiny import tiny_nllb_moe
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model and two languages of text."""
     tiny_nllb_moe(tmp_path / "m", layers=2)
     (tmp_path / "data").mkdir()
     lines = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]

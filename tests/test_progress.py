@@ -1,7 +1,3 @@
-"""What is said of work that is long."""
-
-from __future__ import annotations
-
 import pytest
 
 from prunecli import progress

@@ -1,7 +1,5 @@
 """Real tiny checkpoints, written in milliseconds: random weights, stock layout, a working tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,7 +76,6 @@ _GENERATION = {
 def tiny_config(
     experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
 ) -> dict[str, Any]:
-    """The config.json of a tiny NLLB-MoE."""
     config: dict[str, Any] = {
         "activation_dropout": 0.0,
         "activation_function": "relu",

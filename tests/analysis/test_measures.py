@@ -1,7 +1,5 @@
 """Linear CKA against the HSIC of Gram matrices, and what must leave it as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Comparisons of whole models: what is the same for one as for two, for one pair as for several."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -200,7 +198,6 @@ PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
 
 @pytest.fixture
 def made(tmp_path):
-    """A checkpoint with this history."""
     count = iter(range(100))
 
     def make(*history):

@@ -1,7 +1,5 @@
 """Calls of one command: what it printed, and how it ended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A small gates.json whose selections and clusters are known beforehand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from prunecli.results.document import header

@@ -1,7 +1,5 @@
 """Calls of `prunecli prune-heads`, and a heads.json of random scores."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ run, done = partial(call, prune_heads), partial(calls.done, prune_heads)
 
 
 def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, Any]:
-    """heads.json of random scores."""
     draw = np.random.default_rng(seed)
     fields = {"task": "translation", "examples": 8, **changes}
     return scores_of_all(checkpoint, "head", draw, **fields).to_json()

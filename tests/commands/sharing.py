@@ -1,7 +1,5 @@
 """Who runs whose tensors in a result of `share-ffn` or `share-attention`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prunecli.model.checkpoint import open_model

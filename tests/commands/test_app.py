@@ -1,7 +1,3 @@
-"""The command line as a whole: help, versions, and how failures are said."""
-
-from __future__ import annotations
-
 import json
 import os
 import re

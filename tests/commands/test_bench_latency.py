@@ -25,19 +25,7 @@ def folder(tmp_path):
 _run = partial(raising, bench_latency)
 
 
-QUICK = (
-    "--data",
-    "data",
-    "--max-new-tokens",
-    "2",
-    "--runs",
-    "2",
-    "--warmup",
-    "0",
-    "--no-memory",
-    "--device",
-    "cpu",
-)
+QUICK = ("--data=data", "--max-new-tokens=2", "--runs=2", "--warmup=0", "--no-memory", "--device=cpu")
 
 
 def test_speed_over_batch_sizes_is_drawn(folder):

@@ -1,7 +1,5 @@
 """The checkpoints that are taken where none is named, in a working directory that holds other things too."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -25,11 +23,6 @@ from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_json
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path
-
-
 def checkpoint(path: Path, config: Any) -> Path:
     path.mkdir()
     write_json(path / "config.json", config)
@@ -41,25 +34,25 @@ def pruned(path: Path, original: Path = demo.CHECKPOINT) -> Path:
     return checkpoint(path, {"prunecli": {"history": [{"source": source}, {"source": {"fingerprint": "y"}}]}})
 
 
-def test_nothing_given_is_the_demo_and_what_was_pruned_here(folder, capsys):
+def test_nothing_given_is_the_demo_and_what_was_pruned_here(tmp_path, capsys):
     assert checkpoints_or_demo(None) == [demo.CHECKPOINT]
     assert capsys.readouterr().err == "No checkpoint given: using the bundled demo model.\n"
-    pruned(folder / "b")
-    pruned(folder / "a")
-    checkpoint(folder / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
-    checkpoint(folder / "stock", {"model_type": "bert"})
-    checkpoint(folder / "list", ["prunecli"])
-    (folder / "damaged").mkdir()
-    (folder / "damaged/config.json").write_bytes(b"\xff{")
+    pruned(tmp_path / "b")
+    pruned(tmp_path / "a")
+    checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
+    checkpoint(tmp_path / "stock", {"model_type": "bert"})
+    checkpoint(tmp_path / "list", ["prunecli"])
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/config.json").write_bytes(b"\xff{")
     assert checkpoints_or_demo([]) == [demo.CHECKPOINT, Path("a"), Path("b")]
     assert "using the bundled demo model with a, b." in capsys.readouterr().err
     assert checkpoints_or_demo([Path("stock")]) == [Path("stock")]
     assert capsys.readouterr().err == ""
 
 
-def test_the_language_model_stands_beside_language_models_alone(folder, capsys):
-    pruned(folder / "a", demo.LM_CHECKPOINT)
-    pruned(folder / "b")
+def test_the_language_model_stands_beside_language_models_alone(tmp_path, capsys):
+    pruned(tmp_path / "a", demo.LM_CHECKPOINT)
+    pruned(tmp_path / "b")
     assert checkpoints_or_demo(None, "lm") == [demo.LM_CHECKPOINT, Path("a")]
     assert capsys.readouterr().err == "No checkpoint given: using the bundled language model with a.\n"
     assert checkpoints_or_demo(None) == [demo.CHECKPOINT, Path("b")]
@@ -77,13 +70,13 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
     assert "No `files` given: using the demo's text, prose and code" in capsys.readouterr().err
 
 
-def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(folder):
-    shutil.copytree(demo.CHECKPOINT, folder / "copy")
-    mine = checkpoint(folder / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
-    made, lm = pruned(folder / "made"), pruned(folder / "lm", demo.LM_CHECKPOINT)
-    for named in (None, [], demo.CHECKPOINT, folder / "copy", [made, demo.CHECKPOINT]):
+def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(tmp_path):
+    shutil.copytree(demo.CHECKPOINT, tmp_path / "copy")
+    mine = checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
+    made, lm = pruned(tmp_path / "made"), pruned(tmp_path / "lm", demo.LM_CHECKPOINT)
+    for named in (None, [], demo.CHECKPOINT, tmp_path / "copy", [made, demo.CHECKPOINT]):
         assert demo_text(named) == demo.DATA
-    for named in (mine, [made, mine], lm, demo.LM_CHECKPOINT, Path("org/name"), folder / "nothing"):
+    for named in (mine, [made, mine], lm, demo.LM_CHECKPOINT, Path("org/name"), tmp_path / "nothing"):
         assert demo_text(named) is None
     assert demo_text([lm], "lm") == demo.LM_DATA
     assert texts_or_demo(None, "lm", "val", [lm]) == texts_or_demo(None, "lm", "val", None)
@@ -109,7 +102,6 @@ def memory_folder(tmp_path, monkeypatch):
 
 
 def run(command: str, *arguments: str) -> Any:
-    """One call of a command; its refusals are raised."""
     return raising(COMMANDS[command], *arguments, "--device", "cpu")
 
 

@@ -1,7 +1,3 @@
-"""`prunecli collect-gates`, typed."""
-
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
@@ -31,9 +27,9 @@ from prunecli.results.gates import read_gates
 from prunecli.selection.cut import cut
 from prunecli.text.plain import MIXED
 from tests.commands import calls
-from tests.commands.calls import Result, call, content, refused
-from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
-from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+from tests.commands.calls import call, content, refused
+from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
+from tests.tiny import tiny_nllb_moe
 
 MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -90,10 +86,7 @@ CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    tiny_mixture("deepseek_v3").save_pretrained(path)
-    write_plain_tokenizer(path)
-    return path
+    return save_mixture(tmp_path_factory.mktemp("models") / "tiny", "deepseek_v3")
 
 
 @pytest.fixture
@@ -104,29 +97,15 @@ def text_folder(tmp_path):
     return tmp_path
 
 
-def text_run(model: Path, *arguments: str) -> Result:
-    return call(collect_gates, str(model), *arguments)
-
-
 def test_texts_are_entries(model, text_folder):
-    made = text_run(
-        model,
-        "--text",
-        "prose.txt",
-        "--text",
-        "code=code.jsonl",
-        "--text",
-        "code=prose.txt",
-        "--context",
-        "8",
-    )
-    assert made.status == 0, made.err
+    texts = ("--text=prose.txt", "--text=code=code.jsonl", "--text=code=prose.txt")
+    made = done(model, *texts, "--context", "8")
     assert "experts without a token" in made.out
     found = read_gates(text_folder / "gates.json")
     assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
     assert found.whole_files is True
     assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
-    assert text_run(model, "--text", "prose.txt", "--lines", "-o", "lines.json").status == 0
+    done(model, "--text", "prose.txt", "--lines", "-o", "lines.json")
     both = call(prune_experts, model, "--gates", "gates.json", "--gates", "lines.json", "--dry-run")
     assert MIXED in both.err
     assert MIXED in call(compare_languages, "gates.json", "lines.json").err
@@ -150,7 +129,7 @@ def test_texts_are_entries(model, text_folder):
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(model, text_folder, arguments, message):
-    made = text_run(model, *arguments)
+    made = run(model, *arguments)
     assert made.status in (1, 2)
     assert message in made.err
     assert "Traceback" not in made.err
@@ -162,22 +141,19 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
     made.save_pretrained(text_folder / "model")
     write_sentinels(text_folder / "model")
-    collected = text_run(text_folder / "model", "--text", "prose.txt", "--text", "chat=prose.txt")
-    assert collected.status == 0, collected.err
+    done("model", "--text", "prose.txt", "--text", "chat=prose.txt")
     gates = read_gates(text_folder / "gates.json")
     with open_model(text_folder / "model") as checkpoint:
         for metric in METRICS:
             chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
             assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
-    assert (
-        "is measured with the whole model in memory"
-        in text_run(text_folder / "model", "--text", "prose.txt", "--memory", "1GiB", "--force").err
-    )
+    again = run("model", "--text", "prose.txt", "--memory", "1GiB", "--force")
+    assert "is measured with the whole model in memory" in again.err
 
 
 def test_text_for_a_model_that_translates_is_refused(text_folder):
     tiny_nllb_moe(text_folder / "nllb")
-    refused(text_run(text_folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
+    refused(run("nllb", "--text", "prose.txt"), "--text goes with language models", 2)
 
 
 def test_the_demos_language_model_needs_no_arguments(text_folder):

@@ -1,7 +1,5 @@
 """Bad endings of `collect-gates` by several processes, as torchrun starts them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

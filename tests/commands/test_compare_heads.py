@@ -1,5 +1,3 @@
-"""`prunecli compare-heads`: what it prints and writes, and what it refuses."""
-
 import json
 from functools import partial
 

@@ -16,20 +16,14 @@ from tests.gates import changed
 from tests.pictures import pixels
 from tests.results.tables import rows
 
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path):
-    return tmp_path
-
-
 run = partial(raising, compare_languages)
 
 
-def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
-    write_gates(workplace / "gates.json")
+def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
+    write_gates(tmp_path / "gates.json")
     result = run("--plot", "languages.png")
     assert result.exit_code == 0
-    found = json.loads((workplace / "languages.json").read_text())
+    found = json.loads((tmp_path / "languages.json").read_text())
     assert found["format"] == "prunecli.languages/1"
     assert found["balance"] == "1:1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
@@ -47,7 +41,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
         assert sorted(map(sorted, families)) == [["qba", "qbo"], ["qka", "qko"]]
     assert found["experts_per_layer"]["mean"] == [4, 4]
     assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
-    pixels(workplace / "languages.png")
+    pixels(tmp_path / "languages.png")
     for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
         assert text in result.stdout
 
@@ -62,7 +56,7 @@ def test_statistics_by_language_give_trees_alone():
     assert found.clustering.decoder is None
 
 
-def test_one_pair_has_nothing_to_be_compared_with(workplace):
+def test_one_pair_has_nothing_to_be_compared_with(tmp_path):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
     found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
     assert found.similarity.encoder == [[1.0]]
@@ -70,13 +64,13 @@ def test_one_pair_has_nothing_to_be_compared_with(workplace):
     assert found.clustering.encoder is None
 
 
-def test_groups_families_and_another_metric_of_the_layers(workplace):
-    write_gates(workplace / "gates.json")
-    (workplace / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
-    (workplace / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
+def test_groups_families_and_another_metric_of_the_layers(tmp_path):
+    write_gates(tmp_path / "gates.json")
+    (tmp_path / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
+    (tmp_path / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
     files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
     shown = run(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").stdout
-    found = json.loads((workplace / "languages.json").read_text())
+    found = json.loads((tmp_path / "languages.json").read_text())
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
     assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
@@ -95,14 +89,14 @@ def test_groups_families_and_another_metric_of_the_layers(workplace):
         assert group["encoder"] == pytest.approx(sum(row[0] for row in own) / len(own), abs=1e-4)
         assert group["decoder"] == pytest.approx(sum(row[1] for row in own) / len(own), abs=1e-4)
     assert rows("t.csv", "experts_by_group") == groups
-    pixels(workplace / "l.png")
+    pixels(tmp_path / "l.png")
 
 
-def test_texts_select_the_experts_known_beforehand(workplace):
-    write_text_gates(workplace / "gates.json")
-    (workplace / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
+def test_texts_select_the_experts_known_beforehand(tmp_path):
+    write_text_gates(tmp_path / "gates.json")
+    (tmp_path / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
     shown = run("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").stdout
-    found = json.loads((workplace / "texts.json").read_text())
+    found = json.loads((tmp_path / "texts.json").read_text())
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
     assert (found["metric"], found["texts"]) == ("reap", ["code", "shell", "novel"])
@@ -117,15 +111,15 @@ def test_texts_select_the_experts_known_beforehand(workplace):
     assert first["own"] == {"code": [0, 1], "shell": [4, 5], "novel": [8, 9, 10, 11]}
     assert first["jaccard"] == pytest.approx(1 / 9, abs=1e-6)
     assert found["families"]["novel"] == "prose"
-    pixels(workplace / "t.png")
+    pixels(tmp_path / "t.png")
     assert rows("t.csv", "layers")[1]["own_novel"] == 4
     assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
     for text in ("only shell", "├─ ", TEXT_LAYERS[1], "33"):
         assert text in shown
 
 
-def test_texts_can_be_chosen(workplace):
-    write_text_gates(workplace / "gates.json")
+def test_texts_can_be_chosen(tmp_path):
+    write_text_gates(tmp_path / "gates.json")
     found = json.loads(run("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").stdout)
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
@@ -149,13 +143,13 @@ def test_texts_can_be_chosen(workplace):
         (write_gates, ["-o", "gates.json"], OutputError, "gates.json"),
     ],
 )
-def test_bad_input_writes_nothing(workplace, write, arguments, error, message):
-    write(workplace / "gates.json")
-    before = (workplace / "gates.json").read_bytes()
+def test_bad_input_writes_nothing(tmp_path, write, arguments, error, message):
+    write(tmp_path / "gates.json")
+    before = (tmp_path / "gates.json").read_bytes()
     with pytest.raises(error, match=message):
         run(*arguments)
-    assert [path.name for path in workplace.iterdir()] == ["gates.json"]
-    assert (workplace / "gates.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["gates.json"]
+    assert (tmp_path / "gates.json").read_bytes() == before
 
 
 def test_without_gates_it_says_how_to_make_them():
@@ -164,19 +158,19 @@ def test_without_gates_it_says_how_to_make_them():
     assert "collect-gates" in str(caught.value)
 
 
-def test_without_altair_it_names_the_package(workplace, monkeypatch):
-    write_gates(workplace / "gates.json")
+def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
+    write_gates(tmp_path / "gates.json")
     monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(PruneError) as caught:
         run("--plot", "a.png")
     assert "pip install altair" in str(caught.value)
-    assert not (workplace / "languages.json").exists()
+    assert not (tmp_path / "languages.json").exists()
 
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
-def test_similarities_of_many_pairs_are_not_listed(workplace, monkeypatch, most, listed):
+def test_similarities_of_many_pairs_are_not_listed(tmp_path, monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
-    write_gates(workplace / "gates.json")
+    write_gates(tmp_path / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed
     assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]

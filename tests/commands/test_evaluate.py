@@ -5,6 +5,7 @@ import pytest
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import DataError, OutputError, UsageError
+from prunecli.evaluation import evaluate as module
 from prunecli.results import read
 from tests.commands.calls import call, raising
 from tests.reference.group_means import differences_of
@@ -54,8 +55,6 @@ def test_two_checkpoints_side_by_side(folder):
 
 
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
-    from prunecli.evaluation import evaluate as module
-
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 

@@ -19,7 +19,6 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A working directory with models of each kind, and text."""
     for seed, name in enumerate(("full", "small")):
         tiny_family(name, "gpt2", seed=seed)
         tiny_family(f"c-{name}", "bert", seed=seed, **CLASSIFIER)

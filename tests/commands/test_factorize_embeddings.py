@@ -1,5 +1,3 @@
-"""`prunecli factorize-embeddings` from the command line to the written directory, and every refusal."""
-
 import json
 from functools import partial
 
@@ -30,7 +28,6 @@ def model(models):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path):
-    """A working directory with text."""
     (tmp_path / "lines").write_text("the hat\nthe hen\n")
     (tmp_path / "data").mkdir()
     for name, text in {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"}.items():
@@ -44,10 +41,7 @@ def test_the_demo_model_without_any_option(folder):
     assert "Factorising both sides (default); input and output share a table." in result.err
     assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
     assert "Every token counts alike" in result.err
-    assert (
-        "Written: factorised-embeddings (opens only where prunecli is installed: prunecli.load_model"
-        in result.out
-    )
+    assert "Written: factorised-embeddings (opens only where prunecli is installed: " in result.out
     assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
 
 

@@ -52,7 +52,6 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, hub):
-    """A working directory with text and a model `source`, which is `org/tiny` on the hub."""
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     (tmp_path / "data").mkdir()
     for language, lines in {"eng_Latn": "the hat\nno\n" * 10, "fra_Latn": "le chapeau\nnon\n" * 10}.items():

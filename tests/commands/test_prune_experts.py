@@ -1,7 +1,3 @@
-"""`prunecli prune-experts` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import partial
@@ -78,11 +74,9 @@ def test_prunes_by_language(model, folder):
 def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
     result = done(model)
     assert (
-        "Experts by importance (default), balance 1:1 (default), granularity global (default), from gates.json"
-        in result.err
+        "Experts by importance (default), balance 1:1 (default), granularity global (default)," in result.err
     )
     assert "No --ratio given: removing at least 80%" in result.err
-    assert "granularity global (default)" in result.err
     assert "No languages named: all of gates.json count; --source and --target choose" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
     with open_model(folder / "pruned-experts") as pruned:
@@ -139,9 +133,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     result = done(model, "--gates", "stats.json", *options)
     counts, theta = released_statistics.threshold_counts(layers, 32, 3)
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == counts
-    assert (
-        f"Threshold theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
-    )
+    assert f"theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
 
 
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {

@@ -1,7 +1,5 @@
 """`prunecli prune-experts` of language models: by texts, by weights, by ids, and every refusal of its own."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

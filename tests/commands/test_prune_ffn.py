@@ -1,7 +1,3 @@
-"""`prunecli prune-ffn` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import itertools
 import json
 from functools import partial
@@ -21,7 +17,6 @@ run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path):
-    """A working directory with texts."""
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn"):
         Path(name).write_text("the hen\nten tins on\nthen no hen\n")
     return tmp_path

@@ -1,7 +1,3 @@
-"""`prunecli prune-heads` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping
@@ -9,6 +5,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from transformers import LlamaForCausalLM
 
 from prunecli.methods.options import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
@@ -121,8 +118,6 @@ def test_attentions_that_the_model_lacks_are_refused(folder):
 )
 def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
-    from transformers import LlamaForCausalLM
-
     source = tiny_family(tmp_path / "llama", "llama")
     result = done(source, "--metric", "random", "--ratio", ratio, "--uniform")
     said = f"{more}{kept_heads} heads are kept in every attention; a stock model may keep 1, 2, 4."

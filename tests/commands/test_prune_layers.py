@@ -1,7 +1,3 @@
-"""`prunecli prune-layers` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -24,7 +20,6 @@ run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path):
-    """A working directory with texts."""
     Path("text.txt").write_text("the hen\nten tins on\nthen no hen\n")
     for language in ("eng_Latn", "fra_Latn"):
         Path(f"val.{language}").write_text("the hen\nten tins on\nthen no hen\n")

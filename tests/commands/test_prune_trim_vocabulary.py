@@ -1,5 +1,3 @@
-"""`prunecli trim-vocabulary` from the command line to the written directory, and every refusal."""
-
 import pytest
 
 from prunecli.model.checkpoint import open_model
@@ -27,7 +25,6 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A working directory with text."""
     (tmp_path / "data").mkdir()
     for name, text in LINES.items():
         (tmp_path / "data" / name).write_text(text, encoding="utf-8")
@@ -36,10 +33,7 @@ def folder(tmp_path):
 
 def test_trims_to_the_text(model, folder):
     result = done(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
-    assert (
-        "Written: trimmed-vocabulary (opens only where prunecli is installed: prunecli.load_model"
-        in result.out
-    )
+    assert "Written: trimmed-vocabulary (opens only where prunecli is installed: " in result.out
     assert "All 4 different texts fall into the same tokens as before." in result.out
     out = folder / "trimmed-vocabulary"
     assert names(out) == [

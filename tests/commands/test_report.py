@@ -1,5 +1,3 @@
-"""`prunecli report` as it is typed."""
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -9,11 +7,6 @@ from prunecli.errors import OutputError, PruneError
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import write_json
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path):
-    return tmp_path
 
 
 def run(*arguments):
@@ -26,31 +19,31 @@ def run(*arguments):
     return result
 
 
-def test_the_page_on_stdout(workplace):
-    write_json(workplace / "latency.json", results.latency())
+def test_the_page_on_stdout(tmp_path):
+    write_json(tmp_path / "latency.json", results.latency())
     assert Page(run("-o", "-").stdout).sections() == ["Speed and memory"]
-    assert [one.name for one in workplace.iterdir()] == ["latency.json"]
+    assert [one.name for one in tmp_path.iterdir()] == ["latency.json"]
 
 
-def test_the_same_directory_makes_the_same_bytes_again(workplace):
-    write_json(workplace / "latency.json", results.latency())
+def test_the_same_directory_makes_the_same_bytes_again(tmp_path):
+    write_json(tmp_path / "latency.json", results.latency())
     run("-o", "a.html")
     run("-o", "b.html")
-    assert (workplace / "a.html").read_bytes() == (workplace / "b.html").read_bytes()
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_damaged_results_are_said_and_do_not_stop_it(workplace):
-    write_json(workplace / "latency.json", results.latency())
-    (workplace / "evaluation.json").write_text('{"format": "prunecli.evaluation/1", "results": [')
+def test_damaged_results_are_said_and_do_not_stop_it(tmp_path):
+    write_json(tmp_path / "latency.json", results.latency())
+    (tmp_path / "evaluation.json").write_text('{"format": "prunecli.evaluation/1", "results": [')
     assert "Unreadable, left out: evaluation.json: cut short" in run().stderr
-    assert "cut short" in (workplace / "report.html").read_text()
+    assert "cut short" in (tmp_path / "report.html").read_text()
 
 
-def test_an_existing_page_is_kept_without_force(workplace):
-    write_json(workplace / "latency.json", results.latency())
-    (workplace / "report.html").write_text("mine")
+def test_an_existing_page_is_kept_without_force(tmp_path):
+    write_json(tmp_path / "latency.json", results.latency())
+    (tmp_path / "report.html").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
         run()
-    assert (workplace / "report.html").read_text() == "mine"
+    assert (tmp_path / "report.html").read_text() == "mine"
     run("--force")
-    assert Page((workplace / "report.html").read_text())
+    assert Page((tmp_path / "report.html").read_text())

@@ -1,7 +1,3 @@
-"""`prunecli run`: what it knows of the commands, what it runs, how it ends."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,13 +1,10 @@
-"""`prunecli score-heads` from the command line to heads.json, for each method and task, and what it refuses."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from prunecli.architectures import FAMILIES
 from prunecli.commands.score_heads import head_table, score_heads
@@ -25,7 +22,6 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A working directory with a translation model and parallel text in two splits."""
     tiny_family(tmp_path / "m", "m2m_100")
     (tmp_path / "data").mkdir()
     for split, lines in {"val": ("the hen", "a", "no hen on the hat"), "test": ("the inn", "ten")}.items():
@@ -34,13 +30,6 @@ def folder(tmp_path):
     (tmp_path / "text.txt").write_text("the hat\nno\nten hens\n")
     (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
     return tmp_path
-
-
-@pytest.fixture
-def shallow(folder):
-    """A model of one layer on each side, whose heads are soon ablated one by one while it translates."""
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
-    return tiny_family(folder / "shallow", "m2m_100", **sizes)
 
 
 def run(*arguments: object) -> Any:
@@ -74,7 +63,9 @@ def test_importance_per_token(folder):
     assert {*other["counts"].values()} == {3}
     tokens = found["counts"]
     assert tokens.keys() == found["values"].keys()
-    assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {_source_tokens(folder)}
+    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
+    sources = sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
+    assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {sources}
     for name, values in other["values"].items():
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
@@ -82,14 +73,10 @@ def test_importance_per_token(folder):
     assert "heads.json and example.json cannot be merged: per is" in mixed.err
 
 
-def _source_tokens(folder: Path) -> int:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
-    return sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
-
-
-def test_ablation_by_beam_search(shallow):
+def test_ablation_by_beam_search(folder):
+    """The heads of one layer on each side are soon ablated one by one while it translates."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
+    shallow = tiny_family("shallow", "m2m_100", **sizes)
     result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
     assert "chrF++ of the whole model" in result.stdout
@@ -195,15 +182,10 @@ LAYERS = (
 VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
 
 
-@pytest.fixture
-def lines(capsys):
-    """The words of each line that was printed."""
-    return lambda: [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-
-
-def test_pruned_heads_have_no_value(lines):
+def test_pruned_heads_have_no_value(capsys):
     head_table(VALUES, LAYERS, "Importance")
-    title, columns, _, *rows = lines()
+    lines = capsys.readouterr().out.splitlines()
+    title, columns, _, *rows = [line.split() for line in lines if line.strip()]
     assert title == ["Importance"]
     assert columns == ["attention", "layer", "head", "0", "1", "2"]
     assert rows == [

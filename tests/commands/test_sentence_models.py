@@ -1,7 +1,5 @@
 """A sentence-transformers model of the hub's cache through each command: modules, name and text go along."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import yaml
 from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
+from prunecli.tensors import transaction
 from tests.commands.calls import call, done
 from tests.sentence_model import sentence_model
 from tests.tiny import config_of, write_json
@@ -73,8 +72,6 @@ def test_modules_go_along(folder, command, options):
 
 
 def test_room_is_asked_for_what_goes_along(folder, monkeypatch):
-    from prunecli.tensors import transaction
-
     (SOURCE / "2_Dense" / "extra.bin").write_bytes(b"x" * 3_000_000)
     usage = type("Usage", (), {"free": transaction.SPARE_BYTES + 2_000_000})
     monkeypatch.setattr(transaction.shutil, "disk_usage", lambda _path: usage)

@@ -1,7 +1,3 @@
-"""`prunecli share-attention` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -69,10 +65,7 @@ def test_json_of_a_dry_run(model, tmp_path):
 
 def test_layers_share_with_those_of_their_window(models):
     result = done(models["gemma2"], "-o", "out")
-    assert (
-        "Layers share with layers of their own window alone (full_attention, sliding_attention)."
-        in result.err
-    )
+    assert "layers of their own window alone (full_attention, sliding_attention)." in result.err
     names = [f"model.layers.{n}.self_attn" for n in range(3)]
     assert list(owners("out").values()) == [names[0], names[1], names[0]]
 

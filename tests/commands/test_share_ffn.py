@@ -1,7 +1,3 @@
-"""`prunecli share-ffn` from the command line to the written directory, and every refusal."""
-
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

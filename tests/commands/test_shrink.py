@@ -1,5 +1,3 @@
-"""`prunecli shrink` from the command line to the written directory, and every refusal."""
-
 import json
 from functools import partial
 from pathlib import Path
@@ -164,9 +162,8 @@ def test_a_mixture_is_tried_however_short_the_time(model):
     document = results.read("shrunk.shrink.json")
     assert isinstance(document, Shrunk)
     assert "whole" in [one.stage for one in document.tried]
-    assert (
-        len({str(one.shares) for one in document.tried}) <= 4
-    )  # one point of each of three curves, one mixture
+    # One point of each of three curves, one mixture.
+    assert len({str(one.shares) for one in document.tried}) <= 4
 
 
 def test_bytes_are_a_target(model):

@@ -1,7 +1,5 @@
 """Calls of `prunecli trim-vocabulary`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every method of reduction must do; a test file per method derives from `MethodContract` and fills it in."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prunecli.errors import PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -69,8 +68,6 @@ class Method:
 
     def original(self, source: Path) -> Any:
         """The model to compare with, in float32; where the method casts, of the rounded parameters."""
-        import torch
-
         model = load(source)
         if self.cast is not None:
             dtype = {"F16": torch.float16, "BF16": torch.bfloat16}[self.cast]
@@ -88,8 +85,6 @@ class MethodContract(Method):
     """A reduced model is the masked original; it opens from its own files alone."""
 
     def test_reduced_logits_equal_those_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
         original = self.original(source)
         whole = logits_of(original)
         with open_model(source) as opened:
@@ -108,8 +103,6 @@ class CachedGeneration(Method):
     """Step by step too, with a cache, it is the masked original."""
 
     def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
         written(source, self.reduce, tmp_path / "out")
         original, reduced = self.original(source), load(tmp_path / "out")
         whole = generated(original)
@@ -202,7 +195,6 @@ class WrittenFiles(Method):
 
 
 def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
-    """Decide and write."""
     with open_model(source) as opened:
         apply(opened, decide(opened), output, **options)
     return output
@@ -241,16 +233,12 @@ def logits_of(model: Any, inputs: Mapping[str, Any] | None = None) -> Any:
 
     The length is the target's where the model has a decoder beside its encoder.
     """
-    import torch
-
     with torch.no_grad():
         return model(**(batch_for(model.config) if inputs is None else inputs)).logits.float()
 
 
 def batch_for(config: Any) -> dict[str, Any]:
     """A fixed random batch with padding."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(4, config.vocab_size, (3, 9), generator=generator)
     target = torch.randint(4, config.vocab_size, (3, 6), generator=generator)
@@ -263,8 +251,6 @@ def batch_for(config: Any) -> dict[str, Any]:
 
 def generated(model: Any) -> Any:
     """Logits `[batch, 6, vocabulary]` of six greedy steps with a cache, after padded sources of two lengths."""
-    import torch
-
     generator = torch.Generator().manual_seed(1)
     source = torch.randint(4, model.config.vocab_size, (2, 7), generator=generator)
     mask = torch.ones_like(source)

@@ -4,8 +4,6 @@ Every test below runs on each family of `tests.families.records`, and on further
 other classes).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.architectures.records import Attention, Stack, TensorSpec
@@ -106,35 +106,35 @@ def all_specs(family: Architecture) -> Iterator[TensorSpec]:
 
 @pytest.mark.parametrize("case", CASES)
 class TestDeclaredTensors:
-    def test_are_those_of_the_stock_model(self, case: str) -> None:
+    def test_are_those_of_the_stock_model(self, case):
         config = CASES[case]
         assert resolve(family_of(config), config, Structure()).shapes == stock_shapes(config)
 
-    def test_aliases_are_tied_in_the_stock_model(self, case: str) -> None:
+    def test_aliases_are_tied_in_the_stock_model(self, case):
         config, model = CASES[case], stock(case)
         held = model.state_dict()
         for alias, name in tied_in(config).items():
             if alias in held:  # a class without that task head lacks it
                 assert model.get_parameter(alias) is model.get_parameter(name), alias
 
-    def test_every_alias_of_the_stock_model_is_declared(self, case: str) -> None:
+    def test_every_alias_of_the_stock_model_is_declared(self, case):
         model = stock(case)
         assert set(model.all_tied_weights_keys) <= set(family_of(CASES[case]).tied)
 
-    def test_every_buffer_of_the_stock_model_is_declared(self, case: str) -> None:
+    def test_every_buffer_of_the_stock_model_is_declared(self, case):
         model = stock(case)
         stored = model.state_dict()
         computed = [name for name, _ in model.named_buffers() if name not in stored]
         assert [name for name in computed if not is_buffer(name, family_of(CASES[case]))] == []
 
-    def test_declared_buffers_are_not_stored(self, case: str) -> None:
+    def test_declared_buffers_are_not_stored(self, case):
         """Or are frozen parameters, which the model computes where they are not."""
         model = stock(case)
         stored = set(model.state_dict()) - set(model._keys_to_ignore_on_save or ())
         stored -= {name for name, held in model.named_parameters() if not held.requires_grad}
         assert [name for name in stored if is_buffer(name, family_of(CASES[case]))] == []
 
-    def test_heads_divide_their_axes(self, case: str) -> None:
+    def test_heads_divide_their_axes(self, case):
         config, family = CASES[case], family_of(CASES[case])
         for _, attention in stacks_and_attentions(family):
             heads = Sizes(family, config).count(attention.heads)
@@ -144,7 +144,7 @@ class TestDeclaredTensors:
                     share = heads * sum(Sizes(family, config).count(width) for width in spec.heads.blocks)
                     assert Sizes(family, config).count(spec.shape[spec.heads.axis]) % share == 0
 
-    def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case: str) -> None:
+    def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case):
         config, family = CASES[case], family_of(CASES[case])
         before = stock_shapes(config)
         wider = {**config, **{stack.ffn.width: 200 for stack in family.stacks}}
@@ -173,7 +173,7 @@ class TestDeclaredTensors:
                 }
         assert declared == grown
 
-    def test_the_norm_of_an_ffn_is_one_of_the_layers(self, case: str) -> None:
+    def test_the_norm_of_an_ffn_is_one_of_the_layers(self, case):
         model = stock(case)
         for stack in family_of(CASES[case]).stacks:
             layer = stack.layers.format(layer=0)
@@ -190,11 +190,9 @@ def test_every_family_has_a_record_in_the_tests():
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 class TestDefaults:
-    def test_attributes_are_the_defaults_of_transformers(self, model_type: str) -> None:
-        from transformers import AutoConfig
-
+    def test_attributes_are_the_defaults_of_transformers(self, model_type):
         family = FAMILIES[model_type]
-        made = AutoConfig.for_model(model_type)
+        made = transformers.AutoConfig.for_model(model_type)
         for key, default in family.attributes.items():
             value = getattr(made, key, None)
             if isinstance(default, str) and value != default:  # it follows from other keys
@@ -202,16 +200,14 @@ class TestDefaults:
             else:
                 assert (type(value), value) == (type(default), default), key
 
-    def test_every_size_has_a_default(self, model_type: str) -> None:
+    def test_every_size_has_a_default(self, model_type):
         family = FAMILIES[model_type]
         axes = {axis for spec in all_specs(family) for axis in spec.shape} - {"expert_count"}
         axes |= {stack.depth for stack in family.stacks} | {stack.ffn.width for stack in family.stacks}
         axes |= {attention.heads for _, attention in stacks_and_attentions(family)}
         assert all(Sizes(family, {}).count(axis) > 0 for axis in axes)
 
-    def test_the_classes_are_of_transformers(self, model_type: str) -> None:
-        import transformers
-
+    def test_the_classes_are_of_transformers(self, model_type):
         family = FAMILIES[model_type]
         found = getattr(transformers, family.model_class)
         assert found.config_class.model_type == model_type
@@ -227,7 +223,7 @@ class TestDefaults:
 
 @pytest.mark.parametrize("case", VARIANTS)
 class TestCheckpoints:
-    def test_what_the_stock_class_stores_fits(self, case: str, tmp_path: Path) -> None:
+    def test_what_the_stock_class_stores_fits(self, case, tmp_path):
         model_type, changes = VARIANTS[case]
         checkpoint = open_model(tiny_family(tmp_path / "model", model_type, **changes))
         checkpoint.check()
@@ -235,10 +231,7 @@ class TestCheckpoints:
         other = {name for name in checkpoint.tensors if checkpoint.layout.part(name) == "other"}
         assert other <= {name for name in checkpoint.tensors if name.startswith(family.extras)}
 
-    def test_zeroed_inputs_of_a_head_are_the_zeros_of_its_output(self, case: str, tmp_path: Path) -> None:
-        import torch
-        import transformers
-
+    def test_zeroed_inputs_of_a_head_are_the_zeros_of_its_output(self, case, tmp_path):
         model_type, changes = VARIANTS[case]
         config, family = CASES[case], family_of(CASES[case])
         stock = getattr(transformers, config["architectures"][0])
@@ -267,63 +260,56 @@ class TestCheckpoints:
             assert [head for head in range(heads) if outputs[head] == 0] == [2]
 
 
-class TestOlderCheckpoints:
-    """Names as they are on the hub, beside those that transformers writes today."""
+def older(directory: Path, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]) -> Path:
+    config = config_of(tiny_family(directory, model_type))
+    state = random_state(config)
+    found = {}
+    for name, values in state.items():
+        for old, new in rename.items():
+            name = name.replace(old, new)
+        found[name] = values
+    found |= {name: np.ones(shape, np.float32) for name, shape in more.items()}
+    write_weights(directory, found)
+    return directory
 
-    def stored(
-        self, directory: Path, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]
-    ) -> Path:
-        config = config_of(tiny_family(directory, model_type))
-        state = random_state(config)
-        found = {}
-        for name, values in state.items():
-            for old, new in rename.items():
-                name = name.replace(old, new)
-            found[name] = values
-        found |= {name: np.ones(shape, np.float32) for name, shape in more.items()}
-        write_weights(directory, found)
-        return directory
 
-    @pytest.mark.parametrize(
-        ("model_type", "rename", "more"),
-        [
-            ("gpt2", {"transformer.": ""}, {"h.0.attn.bias": (1, 1, 8, 8), "h.1.attn.masked_bias": ()}),
-            (
-                "bert",
-                {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
-                {"bert.embeddings.position_ids": (1, 66), "cls.seq_relationship.weight": (2, 32)},
-            ),
-            ("bert", {"bert.": ""}, {"pooler.dense.weight": (32, 32)}),
-            ("roberta", {}, {"roberta.embeddings.position_ids": (1, 66)}),
-            ("bart", {"model.": ""}, {"encoder.version": (1,)}),
-            ("marian", {}, {"model.encoder.embed_positions.weight": (64, 32)}),
-            ("pegasus", {}, {"model.decoder.embed_positions.weight": (64, 32)}),
-            ("m2m_100", {}, {"model.decoder.embed_positions.weights": (66, 32)}),
-            ("t5", {}, {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (8, 4)}),
-            ("distilbert", {"distilbert.": "", "LayerNorm.weight": "LayerNorm.gamma"}, {}),
-            ("opt", {"model.": ""}, {"decoder.version": (1,)}),
-            ("gemma3_text", {"model.": "language_model.model."}, {}),
-            ("gemma3_text", {"model.": "model.language_model."}, {}),
-            ("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}),
-        ],
-    )
-    def test_are_read(
-        self, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]], tmp_path: Path
-    ) -> None:
-        checkpoint = open_model(self.stored(tmp_path / "old", model_type, rename, more))
+@pytest.mark.parametrize(
+    ("model_type", "rename", "more"),
+    [
+        ("gpt2", {"transformer.": ""}, {"h.0.attn.bias": (1, 1, 8, 8), "h.1.attn.masked_bias": ()}),
+        (
+            "bert",
+            {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+            {"bert.embeddings.position_ids": (1, 66), "cls.seq_relationship.weight": (2, 32)},
+        ),
+        ("bert", {"bert.": ""}, {"pooler.dense.weight": (32, 32)}),
+        ("roberta", {}, {"roberta.embeddings.position_ids": (1, 66)}),
+        ("bart", {"model.": ""}, {"encoder.version": (1,)}),
+        ("marian", {}, {"model.encoder.embed_positions.weight": (64, 32)}),
+        ("pegasus", {}, {"model.decoder.embed_positions.weight": (64, 32)}),
+        ("m2m_100", {}, {"model.decoder.embed_positions.weights": (66, 32)}),
+        ("t5", {}, {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (8, 4)}),
+        ("distilbert", {"distilbert.": "", "LayerNorm.weight": "LayerNorm.gamma"}, {}),
+        ("opt", {"model.": ""}, {"decoder.version": (1,)}),
+        ("gemma3_text", {"model.": "language_model.model."}, {}),
+        ("gemma3_text", {"model.": "model.language_model."}, {}),
+        ("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}),
+    ],
+)
+def test_older_checkpoints_are_read(model_type, rename, more, tmp_path):
+    checkpoint = open_model(older(tmp_path / "old", model_type, rename, more))
+    checkpoint.check()
+    expected = set(resolve(FAMILIES[model_type], checkpoint.config, Structure()).shapes)
+    extras = {name for name in checkpoint.tensors if name.startswith(FAMILIES[model_type].extras)}
+    assert set(checkpoint.tensors) == expected | extras
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5", "gpt2", "llama"])
+def test_a_tensor_that_no_class_of_the_family_has_is_refused(model_type, tmp_path):
+    more = {"model.adapter.weight": (4, 4)}
+    checkpoint = open_model(older(tmp_path / "odd", model_type, {}, more))
+    with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
         checkpoint.check()
-        expected = set(resolve(FAMILIES[model_type], checkpoint.config, Structure()).shapes)
-        extras = {name for name in checkpoint.tensors if name.startswith(FAMILIES[model_type].extras)}
-        assert set(checkpoint.tensors) == expected | extras
-
-    @pytest.mark.parametrize("model_type", ["bart", "t5", "gpt2", "llama"])
-    def test_a_tensor_that_no_class_of_the_family_has_is_refused(
-        self, model_type: str, tmp_path: Path
-    ) -> None:
-        more = {"model.adapter.weight": (4, 4)}
-        checkpoint = open_model(self.stored(tmp_path / "odd", model_type, {}, more))
-        with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
-            checkpoint.check()
 
 
 def test_a_head_count_that_does_not_divide_the_width_is_refused():

@@ -1,12 +1,10 @@
 """Channels of the residual stream: what is left computes what the model does over these channels alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from prunecli.errors import UnsupportedModelError
@@ -81,8 +79,6 @@ def test_widths_that_say_more_are_refused(model_type, reason, tmp_path):
 
 
 def test_tensors_that_the_class_does_not_have_are_refused(tmp_path):
-    from safetensors.torch import save_file
-
     cutting.saved("granite", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "model.further.weight": torch.ones(48)}, tmp_path / "model.safetensors")

@@ -1,7 +1,5 @@
 """`prune-experts --constant-experts`: the full model, the outputs of experts that go replaced by their mean."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
@@ -25,7 +24,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, done, refused
 from tests.contracts.test_mixtures import logits, save_tiny, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.tiny import config_of, write_plain_tokenizer
@@ -34,6 +33,9 @@ FAMILIES = ("mixtral", "deepseek_v3")
 """Experts with other names on disk; correction biases and groups."""
 PROSE = ("the hen and a hat", "a", "the hat is in the inn", "no hen")
 CODE = ("if x: return y, else no", "x - 1")
+
+TEXTS = ("--lines", "--text", "prose=prose", "--text", "code=code")
+MEASURED = (*TEXTS, "--mean-outputs", "--context", 8, "--batch-tokens", 32)
 
 collect = partial(call, collect_gates)
 prune = partial(call, prune_experts)
@@ -55,9 +57,7 @@ def measured(folder: Path, model_type: str) -> Path:
         return source
     save_tiny(source, model_type)
     write_plain_tokenizer(source)
-    texts = ("--lines", "--text", "prose=prose", "--text", "code=code")
-    result = collect(source, *texts, "--mean-outputs", "--context", 8, "--batch-tokens", 32)
-    assert result.status == 0, result.err
+    done(collect_gates, source, *MEASURED)
     shutil.copytree(folder, kept)
     return source
 
@@ -114,8 +114,6 @@ def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) ->
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_full_model_with_means(model_type, folder):
-    from transformers import AutoModelForCausalLM
-
     source = measured(folder, model_type)
     by_hand = [outputs_by_hand(source, model_type, lines) for lines in (PROSE, CODE)]
     _, stored = read_outputs(folder / "gates.outputs.safetensors")
@@ -127,8 +125,9 @@ def test_the_full_model_with_means(model_type, folder):
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     (folder / "ids.json").write_text(json.dumps({"kept": kept}))
-    result = prune(source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out")
-    assert result.status == 0, result.err
+    done(
+        prune_experts, source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out"
+    )
     step = config_of(folder / "out")["prunecli"]["history"][-1]
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
@@ -157,19 +156,8 @@ def test_the_full_model_with_means(model_type, folder):
 
 def test_as_vllm_reads_it(folder):
     source = measured(folder, "mixtral")
-    result = prune(
-        source,
-        "--ratio",
-        0.5,
-        "--strategy",
-        "global-threshold",
-        "--min",
-        2,
-        "--constant-experts",
-        "-o",
-        "out",
-    )
-    assert result.status == 0, result.err
+    options = ("--ratio", 0.5, "--strategy", "global-threshold", "--min", 2, "--constant-experts")
+    done(prune_experts, source, *options, "-o", "out")
     config = config_of(folder / "out")
     before, after = (load_file(folder / name / "model.safetensors") for name in ("full", "out"))
     assert config["architectures"] == ["MixtralForCausalLM"]
@@ -179,11 +167,8 @@ def test_as_vllm_reads_it(folder):
         gone = config["approximate_experts"].get(str(layer), [])
         prefix = f"model.layers.{layer}.block_sparse_moe.experts"
         for expert in range(8):
-            own = {
-                name.removeprefix(f"{prefix}.{expert}.")
-                for name in after
-                if name.startswith(f"{prefix}.{expert}.")
-            }
+            beginning = f"{prefix}.{expert}."
+            own = {name.removeprefix(beginning) for name in after if name.startswith(beginning)}
             assert own == ({"approx_value"} if expert in gone else {"w1.weight", "w2.weight", "w3.weight"})
             if expert in gone:
                 assert after[f"{prefix}.{expert}.approx_value"].shape == (32,)
@@ -194,31 +179,19 @@ def test_as_vllm_reads_it(folder):
 
 def test_it_is_evaluated_and_changed_no_more(folder):
     measured(folder, "qwen3_moe")
-    assert prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out").status == 0
-    result = call(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
-    assert result.status == 0, result.err
+    done(prune_experts, "full", "--ratio", 0.5, "--constant-experts", "-o", "out")
+    done(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
     refused(collect("out", "--text", "prose=prose", "-o", "again.json"), "constants stand for experts", 1)
-    refused(
-        prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"), "constants stand for experts", 1
-    )
-    refused(prune("out", "--metric", "aimer", "-o", "again"), "constants stand for experts", 1)
+    for command, *arguments in (
+        (prune_experts, "--metric", "random", "--ratio", 0.25),
+        (prune_experts, "--metric", "aimer"),
+        (finetune, "--text", "prose", "--steps", 1),
+        (prune_layers, "--keep", "0,1"),
+    ):
+        refused(call(command, "out", *arguments, "-o", "again"), "constants stand for experts", 1)
     assert "## Constants" in (folder / "out" / "README.md").read_text()
-    refused(
-        call(finetune, "out", "--text", "prose", "--steps", 1, "-o", "again"),
-        "constants stand for experts",
-        1,
-    )
-    refused(call(prune_layers, "out", "--keep", "0,1", "-o", "again"), "constants stand for experts", 1)
     with pytest.raises(ValueError, match="copy the directory"):
         load_model("out", device="cpu").save_pretrained("copy")
-
-
-def without_statistics(folder: Path) -> None:
-    (folder / "gates.json").unlink()
-
-
-def without_outputs(folder: Path) -> None:
-    (folder / "gates.outputs.safetensors").unlink()
 
 
 def of_another_run(folder: Path) -> None:
@@ -234,8 +207,8 @@ def cut_off(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (without_statistics, "gates.json: no such file"),
-        (without_outputs, "no such file"),
+        (lambda folder: (folder / "gates.json").unlink(), "gates.json: no such file"),
+        (lambda folder: (folder / "gates.outputs.safetensors").unlink(), "no such file"),
         (of_another_run, "is of another run"),
         (cut_off, "is damaged"),
     ],
@@ -256,20 +229,7 @@ def test_stacked_experts_are_refused(folder):
 
 def test_layer_by_layer_to_the_last_bit(folder):
     measured(folder, "deepseek_v3")
-    again = (
-        "--lines",
-        "--mean-outputs",
-        "--context",
-        8,
-        "--batch-tokens",
-        32,
-        "--memory",
-        "4GiB",
-        "-o",
-        "layers.json",
-    )
-    result = collect("full", "--text", "prose=prose", "--text", "code=code", *again)
-    assert result.status == 0, result.err
+    done(collect_gates, "full", *MEASURED, "--memory", "4GiB", "-o", "layers.json")
     one, other = (read_outputs(folder / f"{name}.outputs.safetensors")[1] for name in ("gates", "layers"))
     assert one.keys() == other.keys()
     for key, values in one.items():

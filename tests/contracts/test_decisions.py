@@ -1,7 +1,3 @@
-"""Every pruning command tells by what it chose, and what stays is exactly what it tells of."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Factorised embeddings: what they compute, how they are stored, opened, saved and cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.embeddings.factorize import Factors, rewrite_embeddings
@@ -34,7 +33,6 @@ from tests.contracts.method_contract import (
 )
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
-from tests.families.family import Family
 from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
@@ -96,7 +94,7 @@ class Factorising(Method):
     keeps_order = False
 
     @pytest.fixture(autouse=True)
-    def _case(self, family: Family, tmp_path: Path) -> None:
+    def _case(self, family, tmp_path):
         self.family, self.path, self.folder = family, tmp_path / "source", tmp_path / "factors"
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
@@ -138,146 +136,123 @@ class TestFiles(Factorising, WrittenFiles):
     pass
 
 
-class TestEverySide:
-    @once_a_layout
-    @pytest.mark.parametrize("side", ["input", "output"])
-    def test_computes_with_the_rows_that_it_stands_for(
-        self, case: str, family: Family, source: Path, made: Made, side: str
-    ) -> None:
-        out = made(case, side=side)
-        assert not torch.allclose(logits(out), logits(source), atol=1e-3)
-        torch.testing.assert_close(
-            logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
-        )
-
-    @both_sides_of_every_layout
-    def test_saves_what_it_was_made_of(self, case: str, made: Made, tmp_path: Path, side: str) -> None:
-        out = made(case, side=side)
-        model = load(out)
-        expected = logits_of(model)
-        model.tie_weights()
-        assert torch.equal(logits_of(model), expected)
-        model.save_pretrained(tmp_path / "saved")
-        one, two = weights(out), weights(tmp_path / "saved")
-        assert one.keys() <= two.keys()
-        assert two.keys() - one.keys() <= COMPUTED
-        assert all(np.array_equal(one[name], two[name]) for name in one)
-        assert torch.equal(logits(tmp_path / "saved"), expected)
-
-
-class TestVariants:
-    """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
-
-    @pytest.fixture(
-        params=[
-            {"shared_blocks": True},
-            {"reduction": False, "expand_dim": None},
-            {"map_dim": "model", "expand_dim": 40},
-            {"kind": "group-linear", "shared_blocks": True, "reduction": False, "expand_dim": None},
-            {"kind": "hgt-residual", "reduction": False, "expand_dim": None},
-        ],
-        ids=["shared", "no-reduction", "n-is-m", "shared-to-the-end", "residual-to-the-end"],
+@once_a_layout
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_computes_with_the_rows_that_it_stands_for(case, family, source, made, side):
+    out = made(case, side=side)
+    assert not torch.allclose(logits(out), logits(source), atol=1e-3)
+    torch.testing.assert_close(
+        logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
     )
-    def options(self, request: pytest.FixtureRequest, source: Path) -> dict[str, Any]:
-        with open_model(source) as opened:
-            width = opened.layout.require_tables().model_dim
-        return {name: width if value == "model" else value for name, value in request.param.items()}
-
-    @pytest.mark.parametrize("case", ["bart"])
-    def test_compute_with_the_rows_that_they_stand_for(
-        self, family: Family, source: Path, tmp_path: Path, options: dict[str, Any]
-    ) -> None:
-        out = factorised(source, tmp_path / "out", side="both", **options)
-        expected = logits_of(replaced(load(source), family, out))
-        torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
-        with open_model(out) as made:
-            made.check()
 
 
-class TestCaching:
-    @a_unit_of_every_layout
-    def test_changes_no_logits(self, case: str, made: Made, source: Path, tmp_path: Path, side: str) -> None:
-        out = made(case, side=side)
-        later = cached(out, tmp_path / "later")
-        torch.testing.assert_close(logits(later), logits(out), rtol=1e-4, atol=1e-5)
-        at_once = factorised(source, tmp_path / "at-once", side=side, cache=True)
-        one, two = weights(later), weights(at_once)
-        assert one.keys() == two.keys()
-        for name, value in one.items():
-            np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
-
-    @once_a_layout
-    def test_of_the_input_alone_is_a_stock_model(self, family: Family, source: Path, tmp_path: Path) -> None:
-        out = factorised(source, tmp_path / "out", side="input", cache=True)
-        found = config_of(out)
-        assert found["prunecli"]["embedding"]["input"]["cached"]
-        if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
-            assert shim_classes(found)
-            return
-        import transformers
-
-        assert found["model_type"] == config_of(source)["model_type"]
-        stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
-        torch.testing.assert_close(logits_of(stock), logits(out))
-
-    @once_a_layout
-    def test_can_be_factorised_again(self, source: Path, tmp_path: Path) -> None:
-        once = factorised(source, tmp_path / "once", side="input", cache=True)
-        again = factorised(once, tmp_path / "again", side="input", map_dim=2)
-        assert config_of(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
-        assert torch.isfinite(logits(again)).all()
+@both_sides_of_every_layout
+def test_saves_what_it_was_made_of(case, made, tmp_path, side):
+    out = made(case, side=side)
+    model = load(out)
+    expected = logits_of(model)
+    model.tie_weights()
+    assert torch.equal(logits_of(model), expected)
+    model.save_pretrained(tmp_path / "saved")
+    one, two = weights(out), weights(tmp_path / "saved")
+    assert one.keys() <= two.keys()
+    assert two.keys() - one.keys() <= COMPUTED
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert torch.equal(logits(tmp_path / "saved"), expected)
 
 
-class TestOpening:
-    @once_a_layout
-    def test_with_transformers(self, case: str, made: Made) -> None:
-        import transformers
-
-        out = made(case, side="both")
-        auto = headed_class(config_of(out))
-        theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
-        assert torch.equal(logits_of(theirs), logits(out))
-        assert shim_classes(config_of(out))
-        with pytest.raises(ValueError, match="trust_remote_code"):
-            getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
-
-
-class TestPadding:
-    def zeroed(self, directory: Path) -> Path:
-        source = tiny_family(directory / "plain", "m2m_100")
-        held = weights(source)
-        held["model.shared.weight"][1] = 0
-        return write_copy(source, directory / "source", held)
-
-    def test_a_row_of_zeros_stays_one(self, tmp_path: Path) -> None:
-        out = factorised(self.zeroed(tmp_path), tmp_path / "out")
-        assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
-        unit = load(out).get_input_embeddings()
-        assert not unit(torch.tensor([1])).any()
-        assert unit(torch.tensor([0, 2])).any()
-        assert not weights(cached(out, tmp_path / "cached"))["model.shared.weight"][1].any()
+@pytest.mark.parametrize("case", ["bart"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shared_blocks": True},
+        {"reduction": False, "expand_dim": None},
+        {"map_dim": 32, "expand_dim": 40},  # as wide as the model
+        {"kind": "group-linear", "shared_blocks": True, "reduction": False, "expand_dim": None},
+        {"kind": "hgt-residual", "reduction": False, "expand_dim": None},
+    ],
+    ids=str,
+)
+def test_variants_compute_with_the_rows_that_they_stand_for(family, source, tmp_path, options):
+    """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
+    out = factorised(source, tmp_path / "out", side="both", **options)
+    expected = logits_of(replaced(load(source), family, out))
+    torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
+    with open_model(out) as made:
+        made.check()
 
 
-class TestOtherMethods:
-    @both_sides_of_every_layout
-    def test_tokens_are_cut_from_the_map_table(
-        self, case: str, made: Made, tmp_path: Path, side: str
-    ) -> None:
-        kept = [*range(5), *range(8, 40)]
+@a_unit_of_every_layout
+def test_caching_changes_no_logits(case, made, source, tmp_path, side):
+    out = made(case, side=side)
+    later = cached(out, tmp_path / "later")
+    torch.testing.assert_close(logits(later), logits(out), rtol=1e-4, atol=1e-5)
+    at_once = factorised(source, tmp_path / "at-once", side=side, cache=True)
+    one, two = weights(later), weights(at_once)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
 
-        def fewer(opened: Checkpoint) -> Rewrite:
-            return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
 
-        out = made(case, side=side)
-        less = written(out, fewer, tmp_path / "less")
-        whole, part = load(out), load(less)
-        ids = torch.tensor([[0, 5, 6, 20, 2]])
-        old = torch.tensor(kept)[ids]
-        targets = {"decoder_input_ids": old} if whole.config.is_encoder_decoder else {}
-        with torch.no_grad():
-            expected = whole(input_ids=old, **targets).logits[..., kept]
-            targets = dict.fromkeys(targets, ids)
-            torch.testing.assert_close(part(input_ids=ids, **targets).logits, expected)
+@once_a_layout
+def test_caching_the_input_alone_gives_a_stock_model(family, source, tmp_path):
+    out = factorised(source, tmp_path / "out", side="input", cache=True)
+    found = config_of(out)
+    assert found["prunecli"]["embedding"]["input"]["cached"]
+    if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
+        assert shim_classes(found)
+        return
+    assert found["model_type"] == config_of(source)["model_type"]
+    stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
+    torch.testing.assert_close(logits_of(stock), logits(out))
+
+
+@once_a_layout
+def test_a_cached_one_can_be_factorised_again(source, tmp_path):
+    once = factorised(source, tmp_path / "once", side="input", cache=True)
+    again = factorised(once, tmp_path / "again", side="input", map_dim=2)
+    assert config_of(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
+    assert torch.isfinite(logits(again)).all()
+
+
+@once_a_layout
+def test_it_opens_with_transformers(case, made):
+    out = made(case, side="both")
+    auto = getattr(transformers, headed_class(config_of(out)))
+    assert torch.equal(logits_of(auto.from_pretrained(out, trust_remote_code=True)), logits(out))
+    assert shim_classes(config_of(out))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        auto.from_pretrained(out, trust_remote_code=False)
+
+
+def test_a_row_of_zeros_stays_one(tmp_path):
+    source = tiny_family(tmp_path / "plain", "m2m_100")
+    held = weights(source)
+    held["model.shared.weight"][1] = 0
+    out = factorised(write_copy(source, tmp_path / "source", held), tmp_path / "out")
+    assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
+    unit = load(out).get_input_embeddings()
+    assert not unit(torch.tensor([1])).any()
+    assert unit(torch.tensor([0, 2])).any()
+    assert not weights(cached(out, tmp_path / "cached"))["model.shared.weight"][1].any()
+
+
+@both_sides_of_every_layout
+def test_tokens_are_cut_from_the_map_table(case, made, tmp_path, side):
+    kept = [*range(5), *range(8, 40)]
+
+    def fewer(opened: Checkpoint) -> Rewrite:
+        return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
+
+    out = made(case, side=side)
+    whole, part = load(out), load(written(out, fewer, tmp_path / "less"))
+    ids = torch.tensor([[0, 5, 6, 20, 2]])
+    old = torch.tensor(kept)[ids]
+    targets = {"decoder_input_ids": old} if whole.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        expected = whole(input_ids=old, **targets).logits[..., kept]
+        targets = dict.fromkeys(targets, ids)
+        torch.testing.assert_close(part(input_ids=ids, **targets).logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -338,15 +313,6 @@ def test_the_output_layer_has_no_rows_to_cache(tmp_path):
         pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"),
     ):
         decided(opened, side="output", cache=True)
-
-
-def test_a_damaged_structure(tmp_path):
-    source = tiny_family(tmp_path / "source", "bart")
-    mark = {"version": 1, "embedding": {"input": {"kind": "projective", "map_dim": True}}}
-    write_copy(source, tmp_path / "odd", weights(source), prunecli=mark)
-    with pytest.raises(CheckpointError) as caught:
-        load(tmp_path / "odd")
-    assert str(tmp_path / "odd") in str(caught.value)
 
 
 def test_a_value_that_is_not_finite(tmp_path):

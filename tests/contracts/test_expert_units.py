@@ -1,7 +1,5 @@
 """Hidden units of experts: a result with fewer computes what the original does whose units are zero."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,8 +16,10 @@ from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from tests.commands.calls import call
+from tests.commands.calls import done
 from tests.contracts.test_mixtures import save_tiny, stock_class
+from tests.families import tiny_family
+from tests.reference.expert_units import squared_activations
 from tests.tiny import config_of, write_plain_tokenizer
 
 SHARED = {"deepseek_v3": {"n_shared_experts": 2}, "qwen2_moe": {"shared_expert_intermediate_size": 40}}
@@ -46,8 +46,6 @@ def test_norms_are_those_of_each_expert(tmp_path):
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "qwen2_moe"])
 def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
-    from tests.reference.expert_units import squared_activations
-
     source = save_tiny(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
@@ -98,8 +96,6 @@ def test_one_number_for_all(tmp_path):
 
 
 def test_a_dense_model_has_none(tmp_path):
-    from tests.families import tiny_family
-
     with (
         open_model(tiny_family(tmp_path / "dense", "llama")) as checkpoint,
         pytest.raises(UnsupportedModelError, match=r"no key of config\.json counts hidden units of experts"),
@@ -112,8 +108,7 @@ def test_the_command(tmp_path):
     write_plain_tokenizer(source)
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g h\n" * 40)
-    found = call(prune_ffn, source, "--experts", "--text", text, "--ratio", "0.5", "-o", tmp_path / "out")
-    assert found.status == 0, found.err
+    found = done(prune_ffn, source, "--experts", "--text", text, "--ratio", "0.5", "-o", tmp_path / "out")
     assert "model.layers.0.mlp.experts" in found.out
     assert ".experts.0 " not in found.out
     assert config_of(tmp_path / "out")["moe_intermediate_size"] == 8

@@ -1,7 +1,3 @@
-"""Expert pruning keeps the contract of methods."""
-
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +9,10 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
+from prunecli.modules.loading import sparse_ffns
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import MethodContract, WrittenFiles
+from tests.gates import choose_among
 from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
 
@@ -48,9 +46,6 @@ class TestExpertPruning(MethodContract, WrittenFiles):
         return pruned(source, ExpertOptions(metric="random", ratio=0.95))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        from prunecli.modules.loading import sparse_ffns
-        from tests.gates import choose_among
-
         for layer, module in sparse_ffns(model).items():
             choose_among(module, rewrite.structure.units(layer, "expert", module.num_experts).kept)
 

@@ -1,17 +1,15 @@
-"""Head pruning keeps the contract of methods, in every declared family."""
-
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.rewrite import Rewrite
+from prunecli.modules.hooks import masked_heads
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     WRITTEN,
@@ -66,15 +64,11 @@ class HeadPruning(Method):
         return decided(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        from prunecli.modules.hooks import masked_heads
-
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
 
 
 def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any]:
     """xi_h of 2.3 for every attention that `rewrite` changes."""
-    import torch
-
     kept = kept_ids(rewrite.structure, "head")
     return {
         layer.name: torch.tensor([float(head in kept[layer.name]) for head in layer.heads])
@@ -121,11 +115,7 @@ class TestEveryLayout(HeadPruning, InSteps):
 
 @pytest.mark.parametrize("case", ["bart", "gpt2"])
 class TestKinds(HeadPruning):
-    def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        from prunecli.modules.hooks import masked_heads
-
+    def test_a_kind_without_any_head(self, source, tmp_path):
         with open_model(source) as opened:
             layers = opened.layout.attentions
         original = self.original(source)

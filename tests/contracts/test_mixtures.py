@@ -1,7 +1,5 @@
 """Expert pruning of mixture-of-experts language models: the stock class opens the result, which is the masked model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.prune import prune_experts
@@ -19,7 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.commands.calls import call
+from tests.commands.calls import done
 from tests.families import tiny
 from tests.families.cutting import some_experts, without_experts
 from tests.families.mixtures import EXPERTS, TINY
@@ -33,8 +32,6 @@ def stock_class(model_type: str) -> Any:
 
 def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
     """A tiny model of the stock class with random weights, biases of its routers too."""
-    from transformers import CONFIG_MAPPING
-
     torch.manual_seed(7)
     if model_type in TINY:
         config = CONFIG_MAPPING[model_type](**{**TINY[model_type], **changes})
@@ -122,8 +119,6 @@ UNEVEN = {
 
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
 def test_layers_with_numbers_of_their_own(model_type, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     source, output, again = (
         save_tiny(tmp_path / "source", model_type),
         tmp_path / "pruned",
@@ -163,13 +158,11 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("the hen and a hat in the inn\n" * 20)
     found = []
     for name, *options in (("whole.json",), ("layers.json", "--memory", "4GiB")):
-        result = call(collect_gates, output, "--text", "one=text", *options, "-o", name)
-        assert result.status == 0, result.err
+        done(collect_gates, output, "--text", "one=text", *options, "-o", name)
         found.append(json.loads((tmp_path / name).read_text()))
         del found[-1]["command"]
     assert found[0] == found[1]
-    result = call(prune_experts, output, "--gates", "whole.json", "--experts-per-layer", 2, "-o", "even")
-    assert result.status == 0, result.err
+    done(prune_experts, output, "--gates", "whole.json", "--experts-per-layer", 2, "-o", "even")
     config = config_of(tmp_path / "even")
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)

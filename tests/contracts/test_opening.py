@@ -1,7 +1,5 @@
 """Results through transformers: each Auto class gives the class that the tensors allow, or refuses and says why."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import re

@@ -1,7 +1,5 @@
 """Quantised checkpoints: moved without being decoded, measured as what they stand for, else refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -27,15 +25,15 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from tests.commands.calls import call
+from tests.commands.calls import call, done
 from tests.families import tiny_family
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.selections import kept_experts
-from tests.stock_mixtures import tiny_mixture
-from tests.tiny import change_config, config_of, write_plain_tokenizer
+from tests.stock_mixtures import save_mixture
+from tests.tiny import change_config, config_of
 
 Pair = tuple[Path, Path]
 """A quantised checkpoint, and the plain one that it stands for."""
@@ -49,9 +47,8 @@ def dense(folder: Path, scheme: str) -> Pair:
 
 
 def mixture(folder: Path, model_type: str, scheme: str, which: Callable[[str], bool], **sizes: int) -> Pair:
-    tiny_mixture(model_type, hidden_size=32, **sizes).save_pretrained(folder / "source")
-    write_plain_tokenizer(folder / "source")
-    quantise(folder / "source", folder / "stored", folder / "plain", scheme, which)
+    source = save_mixture(folder / "source", model_type, hidden_size=32, **sizes)
+    quantise(source, folder / "stored", folder / "plain", scheme, which)
     return folder / "stored", folder / "plain"
 
 
@@ -147,8 +144,7 @@ def test_layers_go_and_tokens_go(scheme, tmp_path):
     settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
     change_config(pair[0], quantization_config=settings)
     for path in pair:
-        shallow = call(prune_layers, path, "--remove", "decoder:1", "--output", f"{path}-shallow")
-        assert shallow.status == 0, shallow.err
+        done(prune_layers, path, "--remove", "decoder:1", "--output", f"{path}-shallow")
     assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
     assert settings_of(tmp_path / "stored-shallow")["modules_to_not_convert"] == [
         "lm_head",
@@ -194,7 +190,7 @@ def test_what_would_compute_with_them_is_refused(command, arguments, tmp_path):
 def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):
     path = tiny_family(tmp_path / "source", "llama")
     change_config(path, quantization_config={"quant_method": "other"})
-    assert call(prune_layers, path, "--remove", "decoder:1", "--output", tmp_path / "shallow").status == 0
+    done(prune_layers, path, "--remove", "decoder:1", "--output", tmp_path / "shallow")
     result = call(prune_ffn, path, "--metric", "random", "--ratio", "0.5", "--output", tmp_path / "out")
     assert result.status == 1
     assert "quantised (other), in a way that prunecli does not know" in result.err
@@ -202,8 +198,7 @@ def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):
 
 def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_path):
     stored, plain = mixture(tmp_path / "one", "qwen3_moe", "fp8", is_projection)
-    tiny_mixture("qwen3_moe", hidden_size=32, seed=1).save_pretrained(tmp_path / "other")
-    write_plain_tokenizer(tmp_path / "other")
+    save_mixture(tmp_path / "other", "qwen3_moe", hidden_size=32, seed=1)
     collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
     original = collect(tmp_path / "one" / "source").statistics
     options = ExpertOptions(gates=original, ratio=0.25)

@@ -1,11 +1,11 @@
 """Vocabulary trimming: a stock checkpoint of the same logits, of fewer tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from prunecli.architectures import FAMILIES
 from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
@@ -69,8 +69,6 @@ def kept_ids(source: Path, output: Path) -> list[int]:
 
 def logits(model: Any, tokenizer: Any, line: str) -> Any:
     """Logits of a sentence, and of its beginning as the decoder's input if there is a decoder."""
-    import torch
-
     ids = torch.tensor([tokenizer(line)["input_ids"]])
     targets = {"decoder_input_ids": ids[:, :-1]} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
@@ -79,8 +77,6 @@ def logits(model: Any, tokenizer: Any, line: str) -> Any:
 
 def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
     """Compare the logits of the kept tokens with the original's."""
-    import torch
-
     before, after = load(source), load(output)
     tokenizers = load_tokenizer(source), load_tokenizer(output)
     kept = kept_ids(source, output)
@@ -116,8 +112,6 @@ class Trimming(Method):
 
     def masked_logits(self, model: Any, rewrite: Rewrite) -> Any:
         """Logits of the kept tokens, for the same tokens; all logits of a classifier."""
-        import torch
-
         with open_model(self.path) as source:
             apply(source, rewrite, self.folder)
         kept = torch.tensor(kept_ids(self.path, self.folder))
@@ -139,9 +133,6 @@ class TestFiles(Trimming, WrittenFiles):
 
 @once_a_layout
 def test_plain_transformers_opens_the_result(source, tmp_path):
-    import torch
-    import transformers
-
     out = trimmed(source, tmp_path / "out", LINES)
     config = config_of(out)
     assert config["model_type"] == config_of(source)["model_type"]

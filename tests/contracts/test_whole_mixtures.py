@@ -1,7 +1,5 @@
 """Mixtures, all of whose parts are found: tokens go, and what runs the model finds its parts."""
 
-from __future__ import annotations
-
 import pytest
 
 from prunecli.commands.compare import compare_models
@@ -11,7 +9,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
-from tests.commands.calls import call
+from tests.commands.calls import done
 from tests.contracts.test_mixtures import save_tiny
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
 from tests.families import cutting
@@ -46,8 +44,7 @@ def test_what_runs_the_model_finds_its_parts(source, tmp_path):
         ),
         (compare_models, source, output, "-o", tmp_path / "similarity.json"),
     ):
-        result = call(command, *arguments, "--text", text)
-        assert result.status == 0, result.err
+        done(command, *arguments, "--text", text)
 
 
 def test_norms_over_all_heads_keep_them(tmp_path):

@@ -1,7 +1,5 @@
 """Width pruning keeps the contract of methods, in every declared family; one width everywhere is a stock model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -10,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
@@ -111,10 +111,7 @@ class TestFiles(WidthPruning, WrittenFiles):
 
 @pytest.mark.parametrize("case", own_layouts(LAYOUTS))
 class TestEveryLayout(WidthPruning, InSteps):
-    def test_one_width_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
-        import torch
-        import transformers
-
+    def test_one_width_is_a_stock_model(self, case, source, tmp_path):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
         original = self.original(source)

@@ -1,7 +1,5 @@
 """The generator makes the bundled text; word order is as documented."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,3 @@
-"""The bundled text: three disjoint splits in six languages, one sentence in all of them a line."""
-
-from __future__ import annotations
-
 import pytest
 
 from prunecli.demo import DATA, LANGUAGES

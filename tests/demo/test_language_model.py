@@ -1,12 +1,11 @@
 """The demo's language model: a stock directory that knows both domains; the script that trains it."""
 
-from __future__ import annotations
-
 import json
 import math
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prunecli.demo import LM_CHECKPOINT, LM_DATA, LM_TEXTS
 from tools.demo import language_model
@@ -31,8 +30,6 @@ def test_the_directory_is_small_and_complete():
 
 @pytest.mark.parametrize("name", LM_TEXTS)
 def test_stock_transformers_opens_it_and_finds_held_out_text_likely(name):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model, information = AutoModelForCausalLM.from_pretrained(
         LM_CHECKPOINT, dtype=torch.float32, output_loading_info=True
     )

@@ -1,7 +1,3 @@
-"""The artificial languages: regular sound changes, no two word forms alike, types as documented."""
-
-from __future__ import annotations
-
 import pytest
 
 from tools.demo.languages import BY_CODE, LANGUAGES, concepts, proto_lexicon, sound_changes, word_forms

@@ -1,7 +1,5 @@
 """The bundled programs are those that the generator makes, and print what stands behind them."""
 
-from __future__ import annotations
-
 from prunecli.demo import DATA, LM_DATA, LM_TEXTS
 from tools.demo.programs import HELD_OUT, PROSE, main
 

@@ -1,7 +1,5 @@
 """The training script writes a directory that loads, with the bundled sizes and tokenizer."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """Losses of texts, without the scores that evaluate computes from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import Runner
@@ -29,34 +26,16 @@ class TextLosses:
         return float(self.nats.sum() / self.tokens.sum())
 
 
-def lm_losses(
-    runner: Runner,
-    tokenizer: Any,
-    texts: Sequence[str],
-    batch_tokens: int,
-    *,
-    context: int | None = None,
-    stride: int | None = None,
-    progress: Progress = silent,
-) -> TextLosses:
+def lm_losses(runner: Runner, tokenizer: Any, texts: Sequence[str], batch_tokens: int) -> TextLosses:
     """Losses of a causal language model, summed over the windows of each text."""
-    windows = lm_windows(tokenizer, runner.model, texts, context=context, stride=stride)
+    windows = lm_windows(tokenizer, runner.model, texts)
     batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(batch_tokens)
-    both = measure_losses(runner, batches, len(windows), "reading", progress)
+    both = measure_losses(runner, batches, len(windows), "reading")
     owners = [window.text for window in windows]
     return TextLosses(*(np.bincount(owners, values, len(texts)) for values in both))
 
 
-def mlm_losses(
-    runner: Runner,
-    tokenizer: Any,
-    texts: Sequence[str],
-    batch_tokens: int,
-    *,
-    context: int | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> TextLosses:
+def mlm_losses(runner: Runner, tokenizer: Any, texts: Sequence[str], batch_tokens: int) -> TextLosses:
     """Losses of a masked language model on hidden tokens."""
-    batches = mlm_examples(tokenizer, runner.model, texts, context=context, seed=seed).batches(batch_tokens)
-    return TextLosses(*measure_losses(runner, batches, len(texts), "reading", progress))
+    batches = mlm_examples(tokenizer, runner.model, texts).batches(batch_tokens)
+    return TextLosses(*measure_losses(runner, batches, len(texts), "reading"))

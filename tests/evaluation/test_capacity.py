@@ -1,7 +1,5 @@
 """What fits of mixture-of-experts language models: against the files that prune-experts writes."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

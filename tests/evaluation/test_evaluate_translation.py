@@ -117,17 +117,21 @@ def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp
     assert said[1].endswith("; `max_sentences` and `pairs` take fewer.")
 
 
-def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    scripted = module.translate
+def interrupted(scripted):
+    """A translator that is stopped before the last pair."""
 
-    def interrupted(model, *rest):
+    def translate(model, *rest):
         if (model, rest[2]) == ("pruned", PAIRS[1]):
             raise KeyboardInterrupt
         return scripted(model, *rest)
 
+    return translate
+
+
+def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr(module, "translate", interrupted)
+        patch.setattr(module, "translate", interrupted(module.translate))
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert not output.exists()
@@ -141,12 +145,7 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
 
 def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
     """Less memory was free the first time: the second would choose another type, and translate everything anew."""
-    scripted, said = module.translate, []
-
-    def interrupted(model, *rest):
-        if (model, rest[2]) == ("pruned", PAIRS[1]):
-            raise KeyboardInterrupt
-        return scripted(model, *rest)
+    said = []
 
     def computed_in(dtype):
         return lambda asked, *_, **__: (getattr(torch, dtype if asked == "auto" else asked),)
@@ -154,7 +153,7 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "candidates", computed_in("bfloat16"))
-        patch.setattr(module, "translate", interrupted)
+        patch.setattr(module, "translate", interrupted(module.translate))
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     good_and_bad.clear()
@@ -168,24 +167,21 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    def interrupted(*_arguments, **_options):
+    def stopped(*_arguments, **_options):
         raise KeyboardInterrupt
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.evaluation.tasks.write_json", interrupted)
+        patch.setattr("prunecli.evaluation.tasks.write_json", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
-    wider = EvaluationOptions(beam=3, batch_tokens=64, max_new_tokens=6, device="cpu", samples=20)
-    evaluate(checkpoints, DATA, wider, output)
+    evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(beam=3)), output)
     assert len(good_and_bad) == 8
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = EvaluationOptions(
-        beam=2, batch_tokens=64, max_new_tokens=6, samples=0, hypotheses=tmp_path / "hyps"
-    )
+    options = OPTIONS.model_copy(update=dict(samples=0, hypotheses=tmp_path / "hyps"))
     evaluate(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])

@@ -1,7 +1,5 @@
 """What rewriting commands say of the quality of their result: before and after, on a little text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +30,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A working directory with texts."""
     monkeypatch.chdir(tmp_path)
     for name in ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn"):
         Path(name).write_text("".join(f"{line}\n" for line in LINES))

@@ -1,12 +1,16 @@
+import os
 import random
 import stat
 import sys
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pandas as pd
 import pytest
 import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
@@ -17,9 +21,13 @@ from prunecli.evaluation.scoring import (
     grouped_means,
     is_over_generated,
     make_metrics,
+    mcnemar_test,
+    paired_bootstrap,
+    paired_t_test,
     score,
     spm_file,
 )
+from tests.reference.bootstrap import paired_p_value
 from tests.reference.group_means import mean_of
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")
@@ -62,8 +70,6 @@ def test_spbleu_is_bleu_over_pieces(spm):
 
     def pieces(text):
         return " ".join(processor.encode(text, out_type=str))
-
-    from sacrebleu.metrics import BLEU
 
     expected = BLEU(tokenize="none").corpus_score(
         [pieces(output.text) for output in OUTPUTS], [[pieces(text) for text in REFERENCES]]
@@ -160,14 +166,11 @@ def drawn(pairs):
     return pd.DataFrame(rows, columns=NAMES, index=pd.MultiIndex.from_tuples(pairs))
 
 
-def plain(scores):
-    return {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
-
-
 @pytest.mark.parametrize("left_out", [0, 3])
 def test_means_against_their_definition(left_out):
     scores = drawn(list(permutations(LANGUAGES, 2))[left_out:])
-    found, pairs, everything = grouped_means(scores, GROUPS), plain(scores), set(LANGUAGES)
+    pairs = {f"{source}-{target}": dict(row) for (source, target), row in scores.iterrows()}
+    found, everything = grouped_means(scores, GROUPS), set(LANGUAGES)
     for name in NAMES:
         for language, mean in found["by_source"].items():
             assert mean[name] == pytest.approx(mean_of(pairs, name, {language}, everything), abs=1e-4)
@@ -190,3 +193,52 @@ def test_one_source_or_target_says_nothing_without_groups(pairs):
 def test_a_program_that_fails_says_why():
     with pytest.raises(PruneError, match="comet-score --model nobody/nothing: KeyError: no such model"):
         comet_scores("nobody/nothing", ["s"], ["a"], {"full": ["a"]})
+
+
+# Significance.
+
+
+SEVERAL = tuple(f"the {noun} number {i} sat on a mat" for i, noun in enumerate(("cat", "dog", "hen") * 4))
+GOOD = tuple(text.replace("mat", "hat") if i % 4 == 0 else text for i, text in enumerate(SEVERAL))
+FAIR = tuple(text.replace("sat on", "is at") if i % 3 == 0 else text for i, text in enumerate(SEVERAL))
+BAD = tuple(text[::-1] for text in SEVERAL)
+
+
+def test_p_values_are_those_of_the_slow_statement():
+    seed = 12345
+    metrics = make_metrics(None)
+    found = paired_bootstrap([GOOD, FAIR, BAD], SEVERAL, metrics, samples=40, seed=seed)
+    for system, result in zip((FAIR, BAD), found[1:], strict=True):
+        for name, metric in metrics.items():
+            expected = paired_p_value(metric, GOOD, system, SEVERAL, 40, seed)
+            assert result[name]["p_value"] == pytest.approx(expected)
+
+
+def test_the_same_seed_gives_the_same_and_the_environment_is_left_alone(monkeypatch):
+    monkeypatch.setenv("SACREBLEU_SEED", "none")
+    metrics = make_metrics(None)
+    runs = [paired_bootstrap([GOOD, FAIR], SEVERAL, metrics, samples=30, seed=7) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert os.environ["SACREBLEU_SEED"] == "none"
+    monkeypatch.delenv("SACREBLEU_SEED")
+    assert paired_bootstrap([GOOD, FAIR], SEVERAL, metrics, samples=30, seed=7) == runs[0]
+    assert "SACREBLEU_SEED" not in os.environ
+
+
+def test_t_test_of_a_textbook_sample():
+    # Student's own sleep data (Biometrika, 1908): t = 4.0621, p = 0.002833.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    assert paired_t_test(first, second) == pytest.approx(0.002833, abs=1e-6)
+    assert paired_t_test(second, first) == pytest.approx(0.002833, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=10))
+def test_mcnemar_counts_all_outcomes(pairs):
+    """Count the 2^n ways in which n examples could have fallen to the models: those at least as uneven."""
+    differing = [a for a, b in pairs if a != b]
+    distance = abs(sum(differing) - len(differing) / 2)
+    outcomes = list(product((0, 1), repeat=len(differing)))
+    uneven = sum(abs(sum(outcome) - len(differing) / 2) >= distance for outcome in outcomes)
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    assert mcnemar_test(first, second) == pytest.approx(uneven / len(outcomes))

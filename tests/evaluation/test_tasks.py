@@ -1,7 +1,3 @@
-"""`evaluate --task embedding`: vectors beside transformers' own, and what they are worth."""
-
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -11,15 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from transformers import AutoModel, AutoTokenizer
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
-from prunecli.evaluation.tasks import (
-    class_scores,
-    perplexity,
-)
+from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.losses import measure_losses
 from prunecli.running.runner import InMemory
@@ -63,12 +58,6 @@ def text(folder):
     return read_plain([folder / "text.txt"])
 
 
-@pytest.fixture(scope="module")
-def labelled(folder):
-    (folder / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
-    return read_labelled(folder / "text.tsv")
-
-
 def _open(path):
     return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
@@ -101,7 +90,9 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
 
 
-def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
+def test_classifiers_side_by_side(classifiers, tmp_path):
+    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
+    labelled = read_labelled(tmp_path / "text.tsv")
     payload = evaluate(
         classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
     ).to_json()
@@ -194,8 +185,6 @@ def texts_in(path: Path, lines: list[str]) -> Path:
 
 def vectors_of(directory: Path, texts: list[str]) -> np.ndarray:
     """One text after another by transformers, the mean of its tokens."""
-    from transformers import AutoModel, AutoTokenizer
-
     model, tokenizer = AutoModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
     found = []
     for text in texts:
@@ -229,8 +218,6 @@ def test_cosine_to_the_first(models, tmp_path):
 
 
 def test_scored_pairs(models, tmp_path):
-    from scipy.stats import spearmanr
-
     scores = [3.5, 0, 1.25, 5]
     rows = [f"{score}\t{a}\t{b}" for score, a, b in zip(scores, TEXTS[:4], TEXTS[2:], strict=True)]
     path = plain(models["one"])

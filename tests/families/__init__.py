@@ -1,7 +1,5 @@
 """Real tiny checkpoints of every declared family (`records.py`), written in milliseconds. See also `tests.tiny`."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cut the tiny models of found families, write the table of docs/reference/families.md: `python -m tests.families`."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

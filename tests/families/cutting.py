@@ -1,7 +1,5 @@
 """Tiny models of found families, cut along their axes by prunecli and compared with themselves masked."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,7 +36,6 @@ KINDS: tuple[Kind, ...] = ("layer", "unit", "head", "channel")
 
 
 def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
-    """A tiny model, written to `directory`."""
     model = tiny.build(model_type, head=head)
     model.save_pretrained(directory)
     return model

@@ -1,7 +1,5 @@
 """Tiny configs of the mixture-of-experts language models, one for each family: as its stock class is made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Lists of families, tiny checkpoints (`tests.families`), layouts and masks are all derived from the records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

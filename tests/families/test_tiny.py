@@ -1,27 +1,12 @@
 """Tiny models by rule: those of some kinds; `python -m tests.families` builds all."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from tests.families import cutting, tiny
 
-KINDS = (
-    "bamba",
-    "bert",
-    "deepseek_v3",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "mamba",
-    "qwen3_moe",
-    "t5",
-    "t5gemma",
-)
 
-
-@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("model_type", ["bamba", "bert", "gemma3_text", "gpt2", "mamba", "qwen3_moe", "t5"])
 def test_a_tiny_model_of_each_kind_has_varied_finite_logits(model_type):
     model = tiny.build(model_type)
     logits = cutting.logits(model, tiny.inputs(model))

@@ -4,8 +4,6 @@ The rules read the fields of transformers' own config classes: each size becomes
 entry for every layer keeps the first layer of each kind. `OVERRIDES` holds what the rules get wrong.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """On a real card: commands find what they find on a CPU, and training can be repeated bit by bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of a sparse FFN on a GPU, where torch's grouped product may be taken."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

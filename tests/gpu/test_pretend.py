@@ -1,7 +1,5 @@
 """The pretended GPU refuses and counts what a real one does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

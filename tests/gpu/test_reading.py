@@ -1,7 +1,5 @@
 """Weights on their way to a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

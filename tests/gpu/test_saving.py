@@ -1,7 +1,5 @@
 """Weights on their way from a GPU to a file."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import load_file
 

@@ -1,7 +1,5 @@
 """A model that one GPU does not hold: its layers over two, and what each command makes of it, as on a CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,11 +20,11 @@ from prunecli.modules.devices import devices_of
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, done, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
-from tests.stock_mixtures import tiny_mixture
-from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+from tests.stock_mixtures import save_mixture
+from tests.tiny import tiny_nllb_moe
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "3")
@@ -52,11 +50,9 @@ def models(tmp_path_factory):
     tiny_nllb_moe(folder / "moe", experts=4, d_model=32, ffn=256, layers=4)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 4, "decoder_layers": 4}
     tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
-    made = call(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
-    assert made.status == 0, made.err
+    done(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
     tiny_family(folder / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
-    tiny_mixture("mixtral", num_hidden_layers=4).save_pretrained(folder / "mixtral")
-    write_plain_tokenizer(folder / "mixtral")
+    save_mixture(folder / "mixtral", "mixtral", num_hidden_layers=4)
     (folder / "text").mkdir()
     for split in ("val", "test", "train"):
         for language in ("eng_Latn", "fra_Latn"):
@@ -115,8 +111,7 @@ def test_commands_say_so_and_find_the_same(name, models, tmp_path, monkeypatch):
         cards = two_cards(models / arguments[0], capability=capability)
         dtype = () if name in REWRITING else ("--compute-dtype", "float32")
         with cards if device == "auto" else nullcontext():
-            made = call(command, *arguments, *dtype, "--device", device, "-o", output)
-        assert made.status == 0, made.err
+            made = done(command, *arguments, *dtype, "--device", device, "-o", output)
         assert ("its layers are spread over cuda:0 and cuda:1." in made.err) is (device == "auto")
         found.append(json.loads((output / "config.json" if name in REWRITING else output).read_text()))
     assert_alike(*found)
@@ -141,32 +136,10 @@ def assert_alike(one: Any, other: Any) -> None:
 
 def test_speed_names_all_cards(models, tmp_path, monkeypatch):
     monkeypatch.chdir(models)
-    options = (
-        "--data",
-        "text",
-        "--pairs",
-        "eng_Latn-fra_Latn",
-        "--beam",
-        "1",
-        "--max-new-tokens",
-        "2",
-        "--runs",
-        "1",
-        "--sentences",
-        "1",
-    )
+    text = ("--data=text", "--pairs=eng_Latn-fra_Latn", "--sentences=1", "--max-new-tokens=2")
+    options = ("--beam=1", "--runs=1", "--compute-dtype=fp32", "--no-memory")
     with two_cards(models / "moe"):
-        made = call(
-            bench_latency,
-            "moe",
-            *options,
-            "--compute-dtype",
-            "fp32",
-            "--no-memory",
-            "-o",
-            tmp_path / "speed.json",
-        )
-    assert made.status == 0, made.err
+        done(bench_latency, "moe", *text, *options, "-o", tmp_path / "speed.json")
     result = json.loads((tmp_path / "speed.json").read_text())
     names = ["cuda:0 (pretended GPU)", "cuda:1 (pretended GPU)"]
     assert result["device"] == ", ".join(names)

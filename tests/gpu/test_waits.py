@@ -1,7 +1,5 @@
 """How often the host waits for a GPU, at most: after each wait the device idles until its next kernel is started."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import nullcontext
 

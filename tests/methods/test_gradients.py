@@ -1,7 +1,5 @@
 """One score for all axes, against masks that are tensors in the graph."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch.nn import functional
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.gradients import gradient_fields, gradient_sums
 from prunecli.model.axes import Kind
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.modules import stock_experts
@@ -36,6 +34,7 @@ from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 
 LINES = ("the hen then", "ten tins on it", "a hen")
+PAIR = ("eng_Latn", "fra_Latn")
 CPU = choose_devices("cpu")
 OUTPUTS: dict[str, dict[Kind, str]] = {
     "llama": {"head": ".o_proj", "unit": ".down_proj"},
@@ -57,6 +56,19 @@ def made(case: str, folder: Path) -> Path:
     return folder
 
 
+def opened(case: str, folder: Path) -> tuple[Path, Checkpoint, Any]:
+    path = made(case, folder / "model")
+    return path, open_model(path), load_model(path, dtype="float32", device="cpu")
+
+
+def lines(texts: tuple[str, ...] = LINES) -> Dataset:
+    return Dataset("lm", PlainText((Path("text"),), texts))
+
+
+def pairs(texts: tuple[str, ...] = LINES) -> Dataset:
+    return Dataset("translation", ParallelText("val", dict.fromkeys(PAIR, texts)), (PAIR,))
+
+
 def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any) -> dict[Kind, Scores]:
     fields = gradient_fields(checkpoint, runner, data, {kind: axes_of(checkpoint, kind) for kind in kinds})
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
@@ -71,17 +83,11 @@ def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", OUTPUTS)
 def test_scores_are_the_gradients_of_masks(case, tmp_path):
-    path = made(case, tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
+    path, checkpoint, model = opened(case, tmp_path)
     is_pair = case == "nllb-moe"
     kinds = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
     kinds += ["expert"] if "moe" in case else []
-    if is_pair:
-        languages = ("eng_Latn", "fra_Latn")
-        text = ParallelText("val", dict.fromkeys(languages, LINES))
-        data = Dataset("translation", text, (languages,))
-    else:
-        data = Dataset("lm", PlainText((Path("text"),), LINES))
+    data = pairs() if is_pair else lines()
     scores = score_units(checkpoint, InMemory(model), data, kinds)
     assert {*scores} == {*kinds}
     axes = {axis.name: axis for kind in kinds for axis in axes_of(checkpoint, kind)}
@@ -110,7 +116,7 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
 
         def loss(run, line=line):
             if is_pair:
-                tokenizer.src_lang, tokenizer.tgt_lang = languages
+                tokenizer.src_lang, tokenizer.tgt_lang = PAIR
                 rows = tokenizer(line, text_target=line, return_tensors="pt")
                 logits = run(**rows).logits[0]
                 return functional.cross_entropy(logits, rows["labels"][0])
@@ -131,10 +137,8 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
 @pytest.mark.parametrize("shared_out", [False, True])
 def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, tmp_path, monkeypatch):
     monkeypatch.setattr(stock_experts, "shares_out", lambda *_: shared_out)  # to threads, as large ones are
-    path = made("qwen3_moe", tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("lm", PlainText((Path("text"),), LINES))
-    scores = score_units(checkpoint, InMemory(model), data, ["unit"])["unit"].means()
+    path, checkpoint, model = opened("qwen3_moe", tmp_path)
+    scores = score_units(checkpoint, InMemory(model), lines(), ["unit"])["unit"].means()
     plain, total, tokens = load_model(path, dtype="float32", device="cpu"), 0.0, 0
     plain.set_experts_implementation("eager")
     modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
@@ -155,11 +159,7 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gpt_neox", "nllb-moe", "qwen3_moe"])
 def test_layer_by_layer_scores_are_the_same(case, tmp_path):
     path = made(case, tmp_path / "model")
-    checkpoint, is_pair = open_model(path), case == "nllb-moe"
-    languages = ("eng_Latn", "fra_Latn")
-    pairs = ParallelText("val", dict.fromkeys(languages, LINES))
-    lines = Dataset("lm", PlainText((Path("text"),), LINES))
-    data = Dataset("translation", pairs, (languages,)) if is_pair else lines
+    checkpoint, data = open_model(path), pairs() if case == "nllb-moe" else lines()
     kinds = ("head", "unit", "layer")
     wanted, found = (
         score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
@@ -187,12 +187,10 @@ def slope(model: Any, ids: torch.Tensor, scale: Callable[[Any, float], None]) ->
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
     """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
-    path = made(case, tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
+    path, checkpoint, model = opened(case, tmp_path)
     names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
     every = axes_of(checkpoint, "unit")
-    batches = task_batches(load_tokenizer(path), model, data, 1, None)
+    batches = task_batches(load_tokenizer(path), model, lines(LINES[:1]), 1, None)
     scores = gradient_sums(InMemory(model), checkpoint, every, batches)
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
@@ -210,11 +208,9 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
 def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
-    path = made(case, tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("lm", PlainText((Path("text"),), LINES))
-    alone = score_units(checkpoint, InMemory(model), data, ["channel"])["channel"]
-    beside = score_units(checkpoint, InMemory(model), data, ["channel", "layer"])["channel"]
+    path, checkpoint, model = opened(case, tmp_path)
+    alone = score_units(checkpoint, InMemory(model), lines(), ["channel"])["channel"]
+    beside = score_units(checkpoint, InMemory(model), lines(), ["channel", "layer"])["channel"]
     outputs = []
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "model.norm")):
@@ -232,10 +228,8 @@ def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
 @pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text"])
 def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
     """By differences of the loss: an expert's part is linear in its output weights."""
-    path = made(case, tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
-    scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
+    path, checkpoint, model = opened(case, tmp_path)
+    scores = score_units(checkpoint, InMemory(model), lines(LINES[:1]), ("expert",))["expert"].values
     names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
     for layer in checkpoint.mixtures:
         own = scores[f"{layer.name}.experts"]
@@ -255,8 +249,7 @@ def test_experts_that_are_modules_of_their_own(tmp_path):
     path = made("switch_transformers", tmp_path / "model")
     change_config(path, decoder_start_token_id=0)
     checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    languages = ("eng_Latn", "fra_Latn")
-    data = Dataset("translation", ParallelText("val", dict.fromkeys(languages, LINES[:1])), (languages,))
+    data = pairs(LINES[:1])
     scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
     ((batch,),) = task_batches(load_tokenizer(path), model, data, 1, None).values()
     for layer in checkpoint.mixtures:
@@ -273,8 +266,6 @@ def test_experts_that_are_modules_of_their_own(tmp_path):
 
 def test_units_that_no_gradient_reaches_are_refused(tmp_path):
     """Reformer's layers compute their gradients themselves."""
-    path = made("reformer", tmp_path / "model")
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = Dataset("lm", PlainText((Path("text"),), LINES[:1]))
+    _, checkpoint, model = opened("reformer", tmp_path)
     with pytest.raises(UnsupportedModelError, match="heads cannot be scored: no gradient reaches them"):
-        score_units(checkpoint, InMemory(model), data, ["head"])
+        score_units(checkpoint, InMemory(model), lines(LINES[:1]), ["head"])

@@ -1,7 +1,5 @@
 """What layers keep while they decode, against the tensors that transformers' own classes have kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

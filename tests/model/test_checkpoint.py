@@ -1,9 +1,6 @@
-"""The lazy reader: what it opens, that its bytes are the stored ones, what it refuses."""
-
-from __future__ import annotations
-
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,179 +40,173 @@ def weights(directory: Path, tensors: dict[str, np.ndarray], **options: Any) -> 
     return directory
 
 
-class TestReading:
-    @pytest.mark.parametrize("form", FORMS, ids=str)
-    def test_names_types_shapes_and_bytes_are_the_stored_ones(
-        self, tmp_path: Path, form: dict[str, Any]
-    ) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", **form)
-        stored = random_tensors(config_of(directory), dtype=form.get("dtype", "F32"))
-        with open_model(directory) as checkpoint:
-            assert set(checkpoint.tensors) == set(stored)
-            for name, expected in stored.items():
-                info, values = checkpoint.tensors[name], checkpoint.read(name)
-                assert (info.name, info.shape, info.nbytes) == (name, expected.shape, expected.nbytes)
-                assert values.dtype == expected.dtype
-                assert values.tobytes() == expected.tobytes()
-            assert checkpoint.total_bytes == sum(tensor.nbytes for tensor in stored.values())
-            assert len(checkpoint.files) == form.get("shards", 1)
-
-    def test_a_range_of_bytes(self, tiny: Path) -> None:
-        name = "model.shared.weight"
-        with open_model(tiny) as checkpoint:
-            whole = checkpoint.read(name).tobytes()
-            buffer = bytearray(64)
-            assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
-            assert bytes(buffer[:20]) == whole[10:30]
-            assert bytes(checkpoint.read_range(name, 5, 5, buffer)) == b""
-            with pytest.raises(ValueError, match="were asked for"):
-                checkpoint.read_range(name, 0, len(whole) + 1, bytearray(len(whole) + 1))
-
-    def test_side_files_are_all_but_weights_config_and_readme(self, sharded: Path) -> None:
-        for name in (
-            "README.md",
-            "modeling.py",
-            "chat_template.jinja",
-            "training_args.bin",
-            ".gitattributes",
-        ):
-            (sharded / name).write_text("x")
-        (sharded / ".git").mkdir()
-        found = open_model(sharded).side_files
-        names = {path.name for path in found.carried}
-        assert found.left_out == ("training_args.bin",)
-        assert names == {
-            "chat_template.jinja",
-            "generation_config.json",
-            "modeling.py",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        }
-
-    def test_no_torch_on_the_way_to_safetensors(self, tiny: Path) -> None:
-        import subprocess
-
-        code = (
-            "import sys; from prunecli.model.checkpoint import open_model\n"
-            "checkpoint = open_model(sys.argv[1]); checkpoint.fingerprint\n"
-            "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
-        )
-        assert subprocess.run([sys.executable, "-c", code, str(tiny)], check=False).returncode == 0
-
-
-class TestFamilies:
-    def test_an_undeclared_family_opens_but_is_not_treated(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "other-kind"})
-        checkpoint = open_model(directory)
-        assert checkpoint.architecture is None
-        assert "model.shared.weight" in checkpoint.tensors
-        with pytest.raises(UnsupportedModelError, match=r'"other-kind" is unknown here'):
-            checkpoint.require_architecture()
-
-    @pytest.mark.parametrize("pickled", [False, True])
-    def test_equal_aliases_and_buffers_are_left_out(self, tiny: Path, pickled: bool) -> None:
-        stored = random_tensors(config_of(tiny))
-        extra = {
-            "lm_head.weight": stored["model.shared.weight"],
-            "model.decoder.embed_tokens.weight": stored["model.shared.weight"],
-            "model.encoder.embed_positions.weights": np.zeros((4, 16), np.float32),
-        }
-        assert set(open_model(weights(tiny, {**extra, **stored}, pickled=pickled)).tensors) == set(stored)
-
-    def test_an_alias_with_other_values_is_kept(self, tiny: Path) -> None:
-        stored = random_tensors(config_of(tiny))
-        other = {**stored, "lm_head.weight": stored["model.shared.weight"] + 1}
-        assert set(open_model(weights(tiny, other)).tensors) == set(other)
-
-    def test_a_lone_alias_gets_the_stored_name(self, tiny: Path) -> None:
-        stored = random_tensors(config_of(tiny))
-        renamed = {name.replace("model.shared", "lm_head"): value for name, value in stored.items()}
-        checkpoint = open_model(weights(tiny, renamed))
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_names_types_shapes_and_bytes_are_the_stored_ones(tmp_path, form):
+    directory = tiny_nllb_moe(tmp_path / "model", **form)
+    stored = random_tensors(config_of(directory), dtype=form.get("dtype", "F32"))
+    with open_model(directory) as checkpoint:
         assert set(checkpoint.tensors) == set(stored)
-        assert np.array_equal(checkpoint.read("model.shared.weight"), stored["model.shared.weight"])
-
-    def test_names_of_the_base_model_get_their_prefix(self, tiny: Path) -> None:
-        stored = random_tensors(config_of(tiny))
-        bare = {name.removeprefix("model."): value for name, value in stored.items()}
-        bare["decoder.embed_tokens.weight"] = bare["shared.weight"]
-        checkpoint = open_model(weights(tiny, bare))
-        assert set(checkpoint.tensors) == set(stored)
-        assert (
-            checkpoint.read("model.encoder.layer_norm.bias").tobytes()
-            == bare["encoder.layer_norm.bias"].tobytes()
-        )
+        for name, expected in stored.items():
+            info, values = checkpoint.tensors[name], checkpoint.read(name)
+            assert (info.name, info.shape, info.nbytes) == (name, expected.shape, expected.nbytes)
+            assert values.dtype == expected.dtype
+            assert values.tobytes() == expected.tobytes()
+        assert checkpoint.total_bytes == sum(tensor.nbytes for tensor in stored.values())
+        assert len(checkpoint.files) == form.get("shards", 1)
 
 
-class TestDirectories:
-    @pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a": 2}', "\udcff"])
-    def test_a_damaged_config(self, tiny: Path, text: str) -> None:
-        (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(CheckpointError, match=r"config\.json"):
-            open_model(tiny)
+def test_a_range_of_bytes(tiny):
+    name = "model.shared.weight"
+    with open_model(tiny) as checkpoint:
+        whole = checkpoint.read(name).tobytes()
+        buffer = bytearray(64)
+        assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
+        assert bytes(buffer[:20]) == whole[10:30]
+        assert bytes(checkpoint.read_range(name, 5, 5, buffer)) == b""
+        with pytest.raises(ValueError, match="were asked for"):
+            checkpoint.read_range(name, 0, len(whole) + 1, bytearray(len(whole) + 1))
 
-    def test_a_damaged_structure(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", config={"prunecli": {"experts": 3}})
-        with pytest.raises(CheckpointError, match=r"config\.json"):
-            open_model(directory)
 
-    def test_no_weights(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model")
-        (directory / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match="holds no weights"):
-            open_model(directory)
-
-    def test_a_missing_shard(self, sharded: Path) -> None:
-        (sharded / "model-00002-of-00003.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors: missing \(1 of 3"):
-            open_model(sharded)
-
-    @pytest.mark.parametrize(
-        ("name", "shard", "said"),
-        [
-            ("model.ghost.weight", "model-00001-of-00003.safetensors", "weight is not in model-00001"),
-            ("a\x1b[2J\nb", "model-00001-of-00003.safetensors", "is no name of a tensor"),
-            *(
-                ("model.shared.weight", shard, "outside of its directory")
-                for shard in ("../other.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\c.bin", "")
-            ),
-        ],
+def test_no_torch_on_the_way_to_safetensors(tiny):
+    code = (
+        "import sys; from prunecli.model.checkpoint import open_model\n"
+        "checkpoint = open_model(sys.argv[1]); checkpoint.fingerprint\n"
+        "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
-    def test_an_index_that_names_what_cannot_be(
-        self, sharded: Path, name: str, shard: str, said: str
-    ) -> None:
-        path = sharded / "model.safetensors.index.json"
-        index = json.loads(path.read_text())
-        index["weight_map"][name] = shard
-        write_json(path, index)
-        with pytest.raises(CheckpointError, match=said) as caught:
-            open_model(sharded)
-        assert caught.value.message.isprintable()
+    assert subprocess.run([sys.executable, "-c", code, str(tiny)], check=False).returncode == 0
 
-    @pytest.mark.parametrize(
-        "value", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}], ids=str
-    )
-    def test_an_index_of_another_form(self, sharded: Path, value: dict[str, Any]) -> None:
-        write_json(sharded / "model.safetensors.index.json", value)
-        with pytest.raises(CheckpointError, match="holds no weight_map"):
-            open_model(sharded)
 
-    def test_linked_shards_as_in_a_download_cache(self, sharded: Path, tmp_path: Path) -> None:
-        blobs = tmp_path / "blobs"
-        blobs.mkdir()
-        for path in sharded.glob("*.safetensors"):
-            shutil.move(path, blobs / path.name)
-            path.symlink_to(blobs / path.name)
-        assert len(open_model(sharded).files) == 3
+def test_an_undeclared_family_opens_but_is_not_treated(tmp_path):
+    directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "other-kind"})
+    checkpoint = open_model(directory)
+    assert checkpoint.architecture is None
+    assert "model.shared.weight" in checkpoint.tensors
+    with pytest.raises(UnsupportedModelError, match=r'"other-kind" is unknown here'):
+        checkpoint.require_architecture()
 
-    def test_a_file_that_vanishes_before_it_is_read(self, tiny: Path) -> None:
-        checkpoint = open_model(tiny)
-        (tiny / "model.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: .*No such file"):
-            checkpoint.read("model.shared.weight")
 
-    def test_a_file_that_shrinks_while_it_is_open(self, tiny: Path) -> None:
-        checkpoint = open_model(tiny)
-        path = tiny / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-2000])
-        with pytest.raises(CheckpointError, match="truncated while it was read"):
-            checkpoint.read(list(checkpoint.tensors)[-1])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_equal_aliases_and_buffers_are_left_out(tiny, pickled):
+    stored = random_tensors(config_of(tiny))
+    extra = {
+        "lm_head.weight": stored["model.shared.weight"],
+        "model.decoder.embed_tokens.weight": stored["model.shared.weight"],
+        "model.encoder.embed_positions.weights": np.zeros((4, 16), np.float32),
+    }
+    assert set(open_model(weights(tiny, {**extra, **stored}, pickled=pickled)).tensors) == set(stored)
+
+
+def test_an_alias_with_other_values_is_kept(tiny):
+    stored = random_tensors(config_of(tiny))
+    other = {**stored, "lm_head.weight": stored["model.shared.weight"] + 1}
+    assert set(open_model(weights(tiny, other)).tensors) == set(other)
+
+
+def test_a_lone_alias_gets_the_stored_name(tiny):
+    stored = random_tensors(config_of(tiny))
+    renamed = {name.replace("model.shared", "lm_head"): value for name, value in stored.items()}
+    checkpoint = open_model(weights(tiny, renamed))
+    assert set(checkpoint.tensors) == set(stored)
+    assert np.array_equal(checkpoint.read("model.shared.weight"), stored["model.shared.weight"])
+
+
+def test_every_fault_of_tensors_is_named(tiny):
+    tensors = random_tensors(config_of(tiny))
+    del tensors["model.encoder.layer_norm.bias"]
+    tensors["model.stray.weight"] = np.zeros(3, np.float32)
+    tensors["model.decoder.layer_norm.bias"] = np.zeros(3, np.float32)
+    with pytest.raises(CheckpointError) as caught:
+        open_model(weights(tiny, tensors)).check()
+    assert "1 missing (model.encoder.layer_norm.bias)" in caught.value.message
+    assert "1 unexpected (model.stray.weight)" in caught.value.message
+    assert "1 misshapen (model.decoder.layer_norm.bias [3] instead of [16])" in caught.value.message
+
+
+def test_names_of_the_base_model_get_their_prefix(tiny):
+    stored = random_tensors(config_of(tiny))
+    bare = {name.removeprefix("model."): value for name, value in stored.items()}
+    bare["decoder.embed_tokens.weight"] = bare["shared.weight"]
+    checkpoint = open_model(weights(tiny, bare))
+    assert set(checkpoint.tensors) == set(stored)
+    found = checkpoint.read("model.encoder.layer_norm.bias")
+    assert found.tobytes() == bare["encoder.layer_norm.bias"].tobytes()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a": 2}', "\udcff"])
+def test_a_damaged_config(tiny, text):
+    (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        open_model(tiny)
+
+
+def test_a_damaged_structure(tmp_path):
+    directory = tiny_nllb_moe(tmp_path / "model", config={"prunecli": {"experts": 3}})
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        open_model(directory)
+
+
+def test_no_weights(tmp_path):
+    directory = tiny_nllb_moe(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        open_model(directory)
+
+
+def test_a_missing_shard(sharded):
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors: missing \(1 of 3"):
+        open_model(sharded)
+
+
+@pytest.mark.parametrize(
+    ("name", "shard", "said"),
+    [
+        ("model.ghost.weight", "model-00001-of-00003.safetensors", "weight is not in model-00001"),
+        ("a\x1b[2J\nb", "model-00001-of-00003.safetensors", "is no name of a tensor"),
+        *(
+            ("model.shared.weight", shard, "outside of its directory")
+            for shard in ("../other.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\c.bin", "")
+        ),
+    ],
+)
+def test_an_index_that_names_what_cannot_be(sharded, name, shard, said):
+    path = sharded / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][name] = shard
+    write_json(path, index)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        open_model(sharded)
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}], ids=str
+)
+def test_an_index_of_another_form(sharded, value):
+    write_json(sharded / "model.safetensors.index.json", value)
+    with pytest.raises(CheckpointError, match="holds no weight_map"):
+        open_model(sharded)
+
+
+def test_linked_shards_as_in_a_download_cache(sharded, tmp_path):
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for path in sharded.glob("*.safetensors"):
+        shutil.move(path, blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    assert len(open_model(sharded).files) == 3
+
+
+def test_a_file_that_vanishes_before_it_is_read(tiny):
+    checkpoint = open_model(tiny)
+    (tiny / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*No such file"):
+        checkpoint.read("model.shared.weight")
+
+
+def test_a_file_that_shrinks_while_it_is_open(tiny):
+    checkpoint = open_model(tiny)
+    path = tiny / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(CheckpointError, match="truncated while it was read"):
+        checkpoint.read(list(checkpoint.tensors)[-1])

@@ -1,7 +1,5 @@
 """Models in other forms: GGUF files are decoded, adapters are merged into their base models."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.model import conversion
@@ -81,8 +80,6 @@ def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path):
             name: values.tolist() for name, values in tensors.items()
         }
         assert checkpoint.fingerprint == other.fingerprint
-    from transformers import AutoTokenizer
-
     assert AutoTokenizer.from_pretrained(directory).tokenize("the") == ["t", "he"]
     assert conversion.checkpoint_directory(file.parent) != directory  # another name, another conversion
     assert directory.parent.parent == tmp_path
@@ -108,8 +105,6 @@ def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path):
 def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     """Write an adapter whose updates are not zero; returns the weights of the base with the updates added."""
     peft = pytest.importorskip("peft")
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(base)
     config = peft.LoraConfig(

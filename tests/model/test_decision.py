@@ -1,7 +1,5 @@
 """Ranks, cut-offs and margins, beside those found by counting; what was chosen is what they say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,3 @@
-"""Dimensions of DeFINE units: parameters over many shapes, published widths by hand, refusals."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

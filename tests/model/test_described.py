@@ -1,7 +1,5 @@
 """Models of the hub that are described without their weights."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

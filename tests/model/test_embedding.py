@@ -1,7 +1,5 @@
 """Where each family's tokens come in and go out, as transformers has it; what a structure makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,7 +32,7 @@ CLASSES = [
 
 @pytest.mark.parametrize(("model_type", "model_class"), CLASSES)
 class TestStockClasses:
-    def test_have_these_modules(self, model_type: str, model_class: str) -> None:
+    def test_have_these_modules(self, model_type, model_class):
         family = FAMILIES[model_type]
         config = tiny_config_of(model_type, architectures=[model_class])
         tables = resolve(family, config, Structure()).tables
@@ -48,7 +46,7 @@ class TestStockClasses:
         assert tuple(model.get_submodule(tables.output).weight.shape) == shape
         assert tables.tensors == {}
 
-    def test_may_be_apart(self, model_type: str, model_class: str) -> None:
+    def test_may_be_apart(self, model_type, model_class):
         """`tie_word_embeddings` false parts the output's table alone, where the family says so."""
         embedding = FAMILIES[model_type].embedding
         assert embedding is not None
@@ -102,6 +100,7 @@ def test_dimensions_that_cannot_be(change, message):
     [
         {"input": {"map_dim": 4}},
         {"input": {"kind": "define", "map_dim": "4"}},
+        {"input": {"kind": "projective", "map_dim": True}},
         {"input": {"kind": "define", "map_dim": 4, "wings": 2}},
         {"middle": {}},
         {"input": 5},

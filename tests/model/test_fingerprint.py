@@ -1,7 +1,3 @@
-"""The fingerprint: equal for the forms of one model, different for different models."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the history of checkpoints says of the languages that they were pruned for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

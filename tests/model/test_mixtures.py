@@ -1,7 +1,5 @@
 """Mixtures of experts, found by the names of their tensors; what no record declares is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Glm4MoeForCausalLM
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.methods.experts.plan import plan_experts, rewrite_constant
@@ -24,6 +23,7 @@ from tests.selections import kept_experts
 from tests.tiny import config_of, write_json
 
 Tensors = dict[str, Tensor]
+ROUTER = "model.layers.2.mlp.gate.weight"
 EXPERT = "model.layers.2.mlp.experts.5"
 
 
@@ -56,62 +56,42 @@ def same(_tensors: Tensors) -> None:
     pass
 
 
-def narrow_router(tensors: Tensors) -> None:
-    tensors["model.layers.2.mlp.gate.weight"] = torch.zeros(7, 32)
+def put(name: str, *shape: int) -> Any:
+    return lambda tensors: tensors.update({name: torch.zeros(shape)})
 
 
-def without_router(tensors: Tensors) -> None:
-    del tensors["model.layers.2.mlp.gate.weight"]
-
-
-def without_experts(tensors: Tensors) -> None:
-    for name in [name for name in tensors if name.startswith("model.layers.2.mlp.experts.")]:
-        del tensors[name]
-
-
-def without_expert(tensors: Tensors) -> None:
-    for name in [name for name in tensors if name.startswith(f"{EXPERT}.")]:
-        del tensors[name]
-
-
-def one_scale(tensors: Tensors) -> None:
-    tensors[f"{EXPERT}.up_proj.weight_scale_inv"] = torch.ones(1, 1)
-
-
-def another_width(tensors: Tensors) -> None:
-    tensors[f"{EXPERT}.up_proj.weight"] = torch.zeros(20, 32)
-
-
-def unknown_bias(tensors: Tensors) -> None:
-    tensors["model.layers.2.mlp.balance"] = torch.zeros(8)
-
-
-def expert_elsewhere(tensors: Tensors) -> None:
-    tensors["model.tower.layers.0.experts.0.weight"] = torch.zeros(3)
+def without(beginning: str) -> Any:
+    return lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith(beginning)]
 
 
 def quantised_router(tensors: Tensors) -> None:
-    name = "model.layers.2.mlp.gate.weight"
-    tensors[name] = tensors[name].to(torch.uint8)
+    tensors[ROUTER] = tensors[ROUTER].to(torch.uint8)
 
 
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (narrow_router, {}, r"gate.weight has the shape \[7, 32\], the layer has 8 experts"),
-        (without_router, {}, "layers.2.mlp has experts but no router"),
-        (without_experts, {}, "layers.2.mlp has a router .* but no experts"),
-        (without_expert, {}, r"layers.2.mlp lacks expert 5 \(its last is 7\)"),
-        (one_scale, {}, "expert 5 of model.layers.2.mlp has other tensors .*weight_scale_inv"),
-        (another_width, {}, "up_proj.weight of expert 5 .* has the shape"),
-        (unknown_bias, {}, r"balance \[8\] has an entry for each of 8 experts"),
-        (expert_elsewhere, {}, "tower.layers.0.experts.0.weight is of an expert"),
+        (put(ROUTER, 7, 32), {}, r"gate.weight has the shape \[7, 32\], the layer has 8 experts"),
+        (without(ROUTER), {}, "layers.2.mlp has experts but no router"),
+        (without("model.layers.2.mlp.experts."), {}, "layers.2.mlp has a router .* but no experts"),
+        (without(f"{EXPERT}."), {}, r"layers.2.mlp lacks expert 5 \(its last is 7\)"),
+        (
+            put(f"{EXPERT}.up_proj.weight_scale_inv", 1, 1),
+            {},
+            "expert 5 of .* has other tensors .*_scale_inv",
+        ),
+        (put(f"{EXPERT}.up_proj.weight", 20, 32), {}, "up_proj.weight of expert 5 .* has the shape"),
+        (put("model.layers.2.mlp.balance", 8), {}, r"balance \[8\] has an entry for each of 8 experts"),
+        (
+            put("model.tower.layers.0.experts.0.weight", 3),
+            {},
+            "tower.layers.0.experts.0.weight is of an expert",
+        ),
         (quantised_router, {}, "gate.weight is quantised"),
         (same, {"num_experts": 6}, '"num_local_experts" is 8, "num_experts" is 6'),
         (same, {"num_local_experts": 16}, "holds 8 experts, config.json says 16"),
         (same, {"num_local_experts": "8"}, "\"num_local_experts\" is '8', not a count"),
     ],
-    ids=lambda value: getattr(value, "__name__", None) or ("-" if isinstance(value, dict) else None),
 )
 def test_what_cannot_be_is_refused(saved, tmp_path, change, config, message):
     path = changed(saved("qwen3_moe"), tmp_path / "odd", change, config)
@@ -214,8 +194,6 @@ def with_predicting_layer(tensors: Tensors) -> None:
 
 
 def test_layers_that_predict_further_tokens_can_be_dropped(saved, tmp_path):
-    from transformers import Glm4MoeForCausalLM
-
     config = {"num_nextn_predict_layers": 1}
     path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1)

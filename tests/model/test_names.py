@@ -1,10 +1,7 @@
-"""Groups of tensors by module, and names of older types."""
-
-from __future__ import annotations
-
 from prunecli.model.checkpoint import open_model
 from prunecli.model.names import by_module
 from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
 from tests.contracts.method_contract import logits
 from tests.selections import kept_heads
 from tests.tiny import config_of, tiny_nllb_moe, write_json
@@ -27,8 +24,6 @@ def test_results_of_older_types_have_the_name_of_today(tmp_path):
     config = config_of(source)
     write_json(source / "config.json", {**config, "model_type": "nllb_moe"})
     assert (logits(source) == wanted).all()
-    from prunecli.selection.cut import cut
-
     with open_model(source) as opened:
         rewrite = cut(opened, kept_heads({}))
         apply(opened, rewrite, tmp_path / "out")

@@ -1,9 +1,9 @@
 """The file that opens a result through transformers: its options, and where it must not go."""
 
-from __future__ import annotations
-
+import sys
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -20,8 +20,6 @@ exec(
 @pytest.fixture
 def asked(monkeypatch):
     """Arguments that the shim calls `load_model` with; the hub is out of reach."""
-    import huggingface_hub
-
     seen = {}
 
     def no_hub(*arguments, **options):
@@ -72,8 +70,6 @@ def test_what_it_cannot_do_is_refused(tmp_path, asked, options):
 
 
 def test_the_hub_is_asked_for_what_is_no_directory(monkeypatch, tmp_path, asked):
-    import huggingface_hub
-
     seen = {}
     monkeypatch.setattr(
         huggingface_hub,
@@ -86,11 +82,7 @@ def test_the_hub_is_asked_for_what_is_no_directory(monkeypatch, tmp_path, asked)
 
 
 def test_without_prunecli_it_is_named_and_no_index_is(tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "prunecli", None)
-    with pytest.raises(
-        ImportError, match=r"needs the Python package prunecli\. Install it from its repository"
-    ) as caught:
+    with pytest.raises(ImportError, match=r"needs the Python package prunecli.*its repository") as caught:
         SPACE["PrunecliModel"].from_pretrained(tmp_path)
     assert "pip install" not in str(caught.value)

@@ -1,8 +1,3 @@
-"""The FFNs of a checkpoint, as found from its record, config and structure."""
-
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,22 +81,22 @@ def test_description(structure, says):
     assert describe_parts(tuple(layers_of("bart", structure).values()), structure.widths) == says
 
 
-# The attentions of a checkpoint, as found from its record, config and structure.
-
-
-def with_structure(directory: Path, structure: Structure, **changes: Any) -> Path:
-    change_config(directory, **{KEY: structure.to_json(), **changes})
-    return directory
-
-
-@pytest.mark.parametrize("heads", [(2,), (0, 0)])
-def test_heads_that_cannot_be(tmp_path, heads):
-    name = "model.encoder.layers.0.self_attn"
-    structure = Structure(axes_of("head", {name: heads}, 2))
-    with (
-        open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
-        pytest.raises(
-            CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
+@pytest.mark.parametrize(
+    ("kind", "name", "ids", "of", "said"),
+    [
+        (
+            "head",
+            "model.encoder.layers.0.self_attn",
+            (2,),
+            2,
+            "names heads .* of model.*self_attn, which had 2",
         ),
-    ):
-        checkpoint.layout.attentions
+        ("head", "model.encoder.layers.0.self_attn", (0, 0), 2, "names heads .*, which had 2"),
+        ("expert", "model.encoder.layers.1.ffn", (1, 1), 8, "names 2 of 8 as kept"),
+        ("expert", "model.encoder.layers.1.ffn", (1, 8), 8, "names 2 of 8 as kept"),
+    ],
+)
+def test_units_that_cannot_be(tmp_path, kind, name, ids, of, said):
+    change_config(tiny_nllb_moe(tmp_path), **{KEY: Structure(axes_of(kind, {name: ids}, of)).to_json()})
+    with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=said):
+        checkpoint.layout.attentions if kind == "head" else checkpoint.require_mixtures()

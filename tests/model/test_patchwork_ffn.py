@@ -1,7 +1,5 @@
 """Shared, removed and resized FFNs are saved and copied as they are stored; layers without heads."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

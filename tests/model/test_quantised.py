@@ -1,7 +1,5 @@
 """Which tensors are one quantised weight; what does not fit together is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of the hub that are read by ranges: what crosses the wire, and what a rewrite of them gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from huggingface_hub import hf_hub_download
 
 from prunecli.errors import HubError, UsageError
 from prunecli.methods.experts.plan import plan_experts
@@ -205,8 +204,6 @@ def kept_records(directory):
 
 @pytest.mark.parametrize("changed", ["nothing", "cache", "note"])
 def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
-    from huggingface_hub import hf_hub_download
-
     monkeypatch.setattr(writer, "NOTE_BYTES", 20_000)
     said = []
     end = Ending(0.7, raising(SystemExit(143)))

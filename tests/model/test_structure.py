@@ -1,10 +1,7 @@
 """`Structure` as JSON, of this version and older ones, and the form of a history, on which every reader relies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,10 +16,6 @@ STEP = {
     "source": {"path": "full", "fingerprint": "sha256:1"},
     "statistics": FILE,
 }
-
-
-def read(*steps: Any) -> Structure:
-    return Structure.from_json({"version": 1, "history": list(steps)})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +36,7 @@ def read(*steps: Any) -> Structure:
 )
 def test_a_step_of_another_form_is_damage(step):
     with pytest.raises(CheckpointError, match="is damaged"):
-        read(STEP, step)
+        Structure.from_json({"version": 1, "history": [STEP, step]})
 
 
 UNITS = KeptUnits((0, 2), 4)

@@ -1,7 +1,5 @@
 """The class that a checkpoint runs in: `evaluate` of families that no record declares, and without `architectures`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import transformers
 from prunecli.commands.evaluate import evaluate
 from prunecli.modules.loading import load_model
 from prunecli.running.windows import lm_windows
-from tests.commands.calls import call
+from tests.commands.calls import done
 from tests.tiny import config_of, write_json, write_plain_tokenizer
 
 LINES = ("the hen and a hat", "a", "the hen that is on the hat in the inn is a hen")
@@ -81,8 +79,7 @@ def loss_of(model: Path, task: str) -> float:
     text = model.parent / "text.jsonl"
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     output = ("--json", "--force", "-o", model.parent / "out.json", "--device", "cpu")
-    result = call(evaluate, model, "--task", task, "--text", text, *output)
-    assert result.status == 0, result.err
+    result = done(evaluate, model, "--task", task, "--text", text, *output)
     return float(json.loads(result.out)["results"][0]["scores"]["loss"])
 
 

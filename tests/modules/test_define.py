@@ -1,7 +1,5 @@
 """The DeFINE unit against its slow restatement; what it stores and counts; the output side."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given, settings

@@ -1,14 +1,14 @@
 """Quantised weights read as plain ones, against matrices made value by value and against transformers."""
 
-from __future__ import annotations
-
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -68,8 +68,6 @@ def test_every_scheme(scheme, tmp_path):
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(DENSE), st.data())
 def test_any_range_is_that_of_the_whole(scheme, data):
-    import tempfile
-
     made, method, beginning, name = make(scheme)
     whole = made.values.reshape(-1)
     start = data.draw(st.integers(0, whole.numel()))
@@ -144,8 +142,6 @@ def is_expert(name: str) -> bool:
     [("gpt_oss", "mxfp4", {"intermediate_size": 32}), ("deepseek_v3", "fp8", {"moe_intermediate_size": 32})],
 )
 def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
-    import transformers
-
     if scheme == "mxfp4":
         pytest.importorskip("transformers", minversion="5.23")  # earlier ones decode it to bfloat16
     model = tiny_mixture(model_type, hidden_size=32, **sizes)

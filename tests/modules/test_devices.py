@@ -1,7 +1,3 @@
-"""Devices that cannot be used, or are full: what is said, and that no other one takes their place."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -56,9 +52,7 @@ def test_a_card_without_kernels_is_refused_by_name(card):
 
 def test_other_reasons_are_said_too(card):
     failing(card, RuntimeError("CUDA error: device is busy.\nMore of it"))
-    with pytest.raises(
-        UsageError, match=r"`device=auto`: torch cannot use it here \(CUDA error: device is busy\)"
-    ):
+    with pytest.raises(UsageError, match=r"`device=auto`: torch cannot use it .*device is busy"):
         choose_device("auto")
 
 

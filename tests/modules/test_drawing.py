@@ -1,7 +1,5 @@
 """Random weights of a reduced model are those that its stock class draws, and there are as many as after reducing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

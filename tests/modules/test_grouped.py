@@ -3,8 +3,6 @@
 A run layer by layer gives an expert the rows of one batch after another, and must make the sums of a whole layer.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.modules import grouped
-from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads
+from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, in_threads, pays
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertWeights, outputs_of
 
@@ -97,3 +95,44 @@ def test_torch_multiplies_groups_only_where_it_is_fast(capability, dtype, width,
     weight = torch.empty(4, 32, width, dtype=dtype, device="meta")
     assert has_grouped_kernel(cast(torch.Tensor, tokens), weight) is fast
     assert not has_grouped_kernel(torch.empty(2, width, dtype=dtype), weight)
+
+
+three_threads = pytest.mark.parametrize("several", [3], indirect=True)
+
+
+@three_threads
+def test_each_item_once_without_gradients_each_thread_alone(several):
+    seen = []
+    in_threads(lambda item: seen.append((item, torch.get_num_threads(), torch.is_grad_enabled())), range(50))
+    assert sorted(seen) == [(item, 1, False) for item in range(50)]
+
+
+@three_threads
+def test_a_failure_reaches_the_caller_and_stops_the_rest(several):
+    begun = []
+
+    def fail(item):
+        begun.append(item)
+        raise ValueError("at the first item")
+
+    with pytest.raises(ValueError, match="at the first item"):
+        in_threads(fail, range(1000))
+    assert len(begun) <= 3  # at most one for each thread
+    in_threads(begun.append, [1])  # the pool lives on
+
+
+@three_threads
+@pytest.mark.parametrize(
+    ("experts", "rows", "per_expert", "worth"),
+    [
+        (32, 1, grouped.MIN_WEIGHT_BYTES // 32, True),
+        (32, grouped.MIN_PRODUCTS >> 10, 32, True),
+        (32, 1, grouped.MIN_WEIGHT_BYTES // 32 - 1, False),
+        (grouped.MIN_EXPERTS - 1, grouped.MIN_PRODUCTS, 1 << 20, False),
+    ],
+)
+def test_threads_pay_for_enough_work(experts, rows, per_expert, worth, several):
+    sizes = [0, *[rows] * experts, 0]
+    assert pays(sizes, per_expert, 1) == worth
+    torch.set_num_threads(1)
+    assert not pays(sizes, per_expert, 1)

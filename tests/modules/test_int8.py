@@ -1,7 +1,5 @@
 """Linear layers in int8 against their rounding restated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -23,16 +21,13 @@ if not int8.multiplies_bytes():
     pytest.skip("this processor has no products of bytes", allow_module_level=True)
 
 
-def drawn(rows: int, inputs: int, outputs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=generator) * 10 ** torch.randn(rows, 1, generator=generator)
-    return x, torch.randn(outputs, inputs, generator=generator)
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 3), (5, 33, 70), (17, 64, 5)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_equals_the_rounding_restated(shape, biased):
-    x, weight = drawn(*shape, seed=sum(shape))
+    rows, inputs, outputs = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(rows, inputs, generator=generator) * 10 ** torch.randn(rows, 1, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator)
     x[-1], weight[-1] = 0, 0  # nothing to divide by
     bias = torch.arange(len(weight)).float() if biased else None
     with torch.inference_mode():

@@ -1,7 +1,3 @@
-"""`load_model`: the right module in the right place, the right numbers in the right type."""
-
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers import ElectraConfig, ElectraModel
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
@@ -60,14 +57,6 @@ def test_every_tensor_is_in_its_place(source):
     assert not any(value.is_meta for value in [*model.parameters(), *model.buffers()])
 
 
-def test_embeddings_are_tied_three_ways(source):
-    model = load_model(source, device="cpu")
-    shared = model.model.shared.weight
-    assert model.lm_head.weight is shared
-    assert model.model.encoder.embed_tokens.weight is shared
-    assert model.model.decoder.embed_tokens.weight is shared
-
-
 def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
     """A DistilBERT holds those of its teacher, though its config.json says that they are sinusoids."""
     path = tiny_family(tmp_path / "model", "distilbert")
@@ -96,12 +85,6 @@ def test_types_on_a_cpu(tmp_path, monkeypatch, stored, asked, got):
     )
     assert isinstance(model.model.encoder.layers[1].ffn, SparseFFN)
     assert torch.isfinite(logits(model)).all()
-
-
-def test_a_missing_layer_is_refused(source):
-    change_config(source, encoder_layers=5)
-    with pytest.raises(CheckpointError, match="missing"):
-        load_model(source, device="cpu")
 
 
 def test_loading_never_holds_a_second_copy(tmp_path):
@@ -136,6 +119,7 @@ def tiny(directory: Path, **changes: Any) -> Path:
         ("encoder_layers", -1),
         ("encoder_layers", 2.5),
         ("encoder_layers", 2),
+        ("encoder_layers", 5),
         ("encoder_layers", 0),
         ("encoder_sparse_step", 3),
         ("decoder_sparse_step", 0),
@@ -175,8 +159,6 @@ SIZES: dict[str, int] = {
 
 
 def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
-    from transformers import ElectraConfig, ElectraModel
-
     config = ElectraConfig(**SIZES)
     stock = ElectraModel(config).eval()
     stock.save_pretrained(tmp_path / "other")
@@ -201,8 +183,6 @@ def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
     ],
 )
 def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, change, said):
-    from transformers import ElectraConfig, ElectraModel
-
     ElectraModel(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "other")
     change_config(tmp_path / "other", **change)
     with pytest.raises(CheckpointError, match=said):
@@ -218,15 +198,15 @@ def test_a_broken_generation_config(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("case", "absent", "same"),
+    ("absent", "same"),
     [
-        ("bert-untied", "cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ("bert-untied", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ],
 )
-def test_what_transformers_4_stored_once(tmp_path, case, absent, same):
+def test_what_transformers_4_stored_once(tmp_path, absent, same):
     """Transformers 5 would open it with values that it draws."""
-    path = tiny_family(tmp_path / "in", case)
+    path = tiny_family(tmp_path / "in", "bert-untied")
     tensors = load_file(path / "model.safetensors")
     del tensors[absent]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

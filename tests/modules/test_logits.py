@@ -1,13 +1,12 @@
 """Blocks of positions: the same losses and gradients as the whole batch's logits, of every family and of odd heads."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
@@ -114,8 +113,6 @@ class _Table(nn.Module):
         self.table = nn.Embedding(60, 8)
 
     def forward(self, input_ids: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutput
-
         return BaseModelOutput(last_hidden_state=self.table(input_ids))
 
 

@@ -1,7 +1,3 @@
-"""What the machine says it has."""
-
-from __future__ import annotations
-
 import platform
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """A text's vector from its tokens' hidden states, beside a loop over texts and tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,12 +1,11 @@
 """`save_pretrained` of a loaded model writes what every way of opening it reads back bit by bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -49,8 +48,6 @@ def test_saved_opens_with_the_same_logits(opened, tmp_path):
 
 
 def test_saved_opens_with_transformers(opened, tmp_path):
-    from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
-
     path, model = opened
     out = tmp_path / "out"
     model.save_pretrained(out)

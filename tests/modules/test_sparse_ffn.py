@@ -1,7 +1,5 @@
 """The sparse FFN against equations 1 and 2, restated slowly in tests/reference/routing.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Experts of stock classes run by prunecli: the same outputs, and norms as brute force has them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a stock class holds goes back to the names and layout of the files that it was read from, to the last bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

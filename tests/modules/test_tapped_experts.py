@@ -1,7 +1,5 @@
 """Experts of classes that let nobody run them, observed: against one token and one expert at a time."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

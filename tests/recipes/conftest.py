@@ -1,7 +1,5 @@
 """Where recipes are read and run: a folder with text and a checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 
 

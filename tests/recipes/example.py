@@ -1,7 +1,5 @@
 """Commands that do nothing, and recipes of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prunecli.options import Option, Options, argument, option

@@ -1,7 +1,3 @@
-"""Running recipes: what is up to date, what is replaced."""
-
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

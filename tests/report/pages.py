@@ -1,7 +1,5 @@
 """A strict reader of pages: what it accepts is well-formed, accessible and self-contained."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

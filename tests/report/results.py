@@ -1,7 +1,5 @@
 """Small result files written by hand, with values that a test can look for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 FINGERPRINTS = ("sha256:aaaa", "sha256:bbbb")

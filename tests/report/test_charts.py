@@ -1,5 +1,3 @@
-"""Charts: their data, axes and colours, as Altair declares them."""
-
 import pandas as pd
 import pytest
 

@@ -1,5 +1,3 @@
-"""What is found in a directory, and what is named as damaged."""
-
 import json
 import re
 

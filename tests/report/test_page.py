@@ -1,7 +1,5 @@
 """The page: its sections from results written by hand and from real tiny checkpoints."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -186,10 +184,7 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
     assert "90 % smaller, -40.0 chrF++" in found.text
     assert "50 % smaller" not in found.text
     assert "95 % smaller" not in found.text
-    assert (
-        "gone: 90% of the outputs run on as if the model repeats itself. Remove less, or finetune."
-        in found.text
-    )
+    assert "gone: 90% of the outputs run on as if the model repeats itself." in found.text
     assert found.text.count("noisy") == 3  # the headline and both tables
 
 
@@ -271,10 +266,7 @@ def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
         "without": results.heads()["sum"],
     }
     found = page(tmp_path, heads=payload)
-    assert (
-        "What the score loses without the head; translation, 10 examples; loss, 2 with all heads"
-        in found.text
-    )
+    assert "without the head; translation, 10 examples; loss, 2 with all heads" in found.text
     assert heads(found, "encoder self-attention")["0", "0"] == 10.5  # the loss rises from 2 to 12.5
     assert heads(found, "cross-attention")["1", "0"] == -2
     write_json(tmp_path / "heads.json", payload | {"method": "all-but-one", "only": payload["without"]})
@@ -294,9 +286,8 @@ def test_parts_history_and_families_of_checkpoints(tmp_path):
     for text in ("prune-experts --languages a,b --quick --ratio 0.5", "finetune --steps 10 --teacher base"):
         assert any(text in node for node in found.nodes), text
     assert "--spare" not in found.text
-    assert (
-        "lost: share-ffn" in found.nodes
-    )  # an ancestor that no longer exists has the name its child read it under
+    # An ancestor that no longer exists has the name its child read it under.
+    assert "lost: share-ffn" in found.nodes
     assert len(found.nodes) == 5
     with open_model(base) as opened:
         total = sum(info.numel for info in opened.tensors.values())

@@ -1,7 +1,5 @@
 """The page of the demo in a real browser: every chart is drawn, nothing is wider than the screen."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 import time
@@ -14,7 +12,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import report_page
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import call
+from tests.commands.calls import done
 from tests.commands.gates import write_gates
 from tests.commands.heads import scored
 from tests.report import results
@@ -34,11 +32,8 @@ def page(tmp_path_factory):
         models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
     fewer, smaller = str(folder / "fewer-experts"), str(folder / "fewer-experts-and-heads")
     ranked = ("--metric", "random", "--ratio", "0.5", "-o", fewer)
-    assert call(prune_experts, str(folder / "demo"), *ranked).status == 0
-    assert (
-        call(prune_heads, fewer, "--scores", str(folder / "heads.json"), "--count", "9", "-o", smaller).status
-        == 0
-    )
+    done(prune_experts, folder / "demo", *ranked)
+    done(prune_heads, fewer, "--scores", folder / "heads.json", "--count", "9", "-o", smaller)
     write_json(folder / "evaluation.json", results.evaluation(models))
     write_json(folder / "latency.json", results.latency((1, 4, 16)))
     write_json(folder / "latency-1.json", results.latency())

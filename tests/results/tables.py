@@ -1,7 +1,5 @@
 """Written tables, read again; documents with one value changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,3 @@
-"""prunecli_decisions.json: small, and the same decision again."""
-
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b64encode
@@ -16,12 +12,6 @@ from prunecli.results.decisions import FILE, Written, document
 JSON = TypeAdapter(Written)
 
 
-def read_again(decision: Decision) -> tuple[Decision, int]:
-    """The decision as it is read, and the characters that it was written in."""
-    text = json.dumps(JSON.dump_python(decision, context=FILE), separators=(",", ":"))
-    return JSON.validate_python(json.loads(text)), len(text)
-
-
 def test_many_units_are_rounded_and_the_choice_is_not():
     generator = np.random.default_rng(0)
     places = []
@@ -30,8 +20,9 @@ def test_many_units_are_rounded_and_the_choice_is_not():
         kept = np.argsort(-values)[:6000]
         places.append(Ranked.of((f"layers.{layer}.mlp", "decoder", layer), range(8192), kept, values))
     decision = Decision("unit", tuple(places), "norms")
-    again, size = read_again(decision)
-    assert size < 16 * 9 * 8192  # bytes a unit
+    text = json.dumps(JSON.dump_python(decision, context=FILE), separators=(",", ":"))
+    again = JSON.validate_python(json.loads(text))
+    assert len(text) < 16 * 9 * 8192  # bytes a unit
     for old, new in zip(decision.places, again.places, strict=True):
         np.testing.assert_array_equal(new.kept, old.kept)
         large = np.asarray(old.values) > 1e-3 * np.max(np.asarray(old.values))

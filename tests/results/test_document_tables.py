@@ -1,5 +1,3 @@
-"""Tables as CSV, Markdown and LaTeX, and how a score differs from another."""
-
 import pandas as pd
 import pytest
 

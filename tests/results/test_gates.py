@@ -1,7 +1,3 @@
-"""gates.json: written, read back, merged, summed by granularity, refused where it is damaged."""
-
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Sequence
@@ -64,11 +60,6 @@ def text_statistics(texts: Sequence[str], **changes: Any) -> GateStatistics:
     )
 
 
-def write(path: Path, given: GateStatistics) -> Path:
-    write_json(path, {"format": given.format, **given.to_json()}, force=True)
-    return path
-
-
 def same(one: GateSums, other: GateSums) -> bool:
     return one.keys() == other.keys() and all(
         np.array_equal(getattr(one, name), getattr(other, name)) for name in one
@@ -83,7 +74,8 @@ def same(one: GateSums, other: GateSums) -> bool:
     ],
 )
 def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path):
-    path = write(tmp_path / "gates.json", given)
+    path = tmp_path / "gates.json"
+    write_json(path, {"format": given.format, **given.to_json()})
     read = read_gates(path)
     assert changed(read, entries={}) == changed(given, entries={})
     assert all(same(read.entries[name], given.entries[name]) for name in given.entries)

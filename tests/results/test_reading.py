@@ -1,5 +1,3 @@
-"""`results.read`: every format as frames, and what it refuses."""
-
 import json
 
 import pytest

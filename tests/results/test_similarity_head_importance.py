@@ -1,7 +1,5 @@
 """Importance of heads on two texts: correlations as restated, and the scatter plot."""
 
-from __future__ import annotations
-
 import pytest
 
 from prunecli.errors import StatisticsError

@@ -1,7 +1,5 @@
 """Scores of units: what is written is read, sums add up, and what no run could give is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -227,7 +225,6 @@ def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
 
 
 def scored(path: Path, kind: Any = "head") -> Scores:
-    """Scores of the checkpoint in a directory."""
     method = {"head": "gradient", "unit": "activation", "layer": "cosine"}[kind]
     with open_model(path) as checkpoint:
         return scores_of_all(checkpoint, kind, np.random.default_rng(0), method=method)

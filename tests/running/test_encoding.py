@@ -1,7 +1,3 @@
-"""Examples are what the tokenizer and the model make of the text."""
-
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import permutations, product
 from pathlib import Path
@@ -311,9 +307,7 @@ def test_tokens_of_the_generation_config_that_a_search_fails_over(searching, key
 def test_negative_ids_in_config_json(make, key, value):
     tokenizer, model = make("m2m_100")
     setattr(model.config, key, value)
-    with pytest.raises(
-        CheckpointError, match=f"config.json: {key} is {value}; the model has the tokens 0 to"
-    ):
+    with pytest.raises(CheckpointError, match=f"{key} is {value}; the model has the tokens 0 to"):
         translation_examples(tokenizer, model, TEXT, [PAIR])
 
 

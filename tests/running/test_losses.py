@@ -1,7 +1,5 @@
 """Losses of batches against one example at a time (tests/reference/losses.py)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -52,12 +50,6 @@ def made(tmp_path_factory):
     return make
 
 
-def lm_batches(tokenizer, model, texts, batch_tokens):
-    return window_examples(lm_windows(tokenizer, model, texts), padding_id(model, tokenizer)).batches(
-        batch_tokens
-    )
-
-
 def _losses(model, batches):
     found = {}
     with torch.no_grad():
@@ -94,7 +86,8 @@ def test_translation(made, family):
 @pytest.mark.parametrize(("family", "prefix"), [("gpt2", [2]), ("llama", [])])
 def test_causal_language_model(made, family, prefix):
     model, tokenizer = made(family)
-    found = _the_same_however_batched(model, lambda n: lm_batches(tokenizer, model, LINES, n))
+    examples = window_examples(lm_windows(tokenizer, model, LINES), padding_id(model, tokenizer))
+    found = _the_same_however_batched(model, examples.batches)
     for index, line in enumerate(LINES):
         ids = prefix + tokenizer(line)["input_ids"]
         assert found[index] == pytest.approx(causal_nll(model, ids, len(ids) - 1) / (len(ids) - 1), abs=1e-5)
@@ -174,6 +167,5 @@ def test_padding_where_model_and_tokenizer_have_none():
     config = SimpleNamespace(get_text_config=lambda: text)
     tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     assert padding_id(SimpleNamespace(config=config), tokenizer) == 7
-    assert (
-        padding_id(SimpleNamespace(config=config), SimpleNamespace(pad_token_id=None, eos_token_id=None)) == 0
-    )
+    tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=None)
+    assert padding_id(SimpleNamespace(config=config), tokenizer) == 0

@@ -1,7 +1,3 @@
-"""Windows of texts for causal language models."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

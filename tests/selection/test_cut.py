@@ -1,10 +1,7 @@
 """Which tensors a smaller checkpoint is made of, compared with what its structure asks for; nothing is written here."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +12,6 @@ from prunecli.model.axes import Carrier
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import resolve
-from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.selection import Selection
@@ -107,11 +103,6 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
             assert (at_once / name).read_bytes() == (other / name).read_bytes()
 
 
-def made_of(model: Path, axis: str, ids: Collection[int]) -> Rewrite:
-    with open_model(model) as checkpoint:
-        return cut(checkpoint, Selection({axis: ids}))
-
-
 @given(
     held=st.integers(1, 6),
     blocks=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
@@ -149,5 +140,5 @@ def test_ranges_take_the_kept_units_of_every_block(held, blocks, width, data):
 )
 def test_what_cannot_be_kept_is_refused(axis, ids, message, model):
     assert kind_of(axis) in ("head", "expert", "layer", "token")
-    with pytest.raises(UsageError, match=message):
-        made_of(model, axis, ids)
+    with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
+        cut(checkpoint, Selection({axis: ids}))

@@ -1,7 +1,5 @@
 """Which units stay: against a slow restatement, and by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -18,14 +16,7 @@ from prunecli.methods.experts.options import SCOPES
 from prunecli.methods.heads.plan import normalized
 from prunecli.methods.options import parse_balance
 from prunecli.model.axes import Axis
-from prunecli.selection.select import (
-    Budget,
-    held_in,
-    released_threshold,
-    select,
-    shares,
-    threshold,
-)
+from prunecli.selection.select import Budget, held_in, released_threshold, select, shares, threshold
 from prunecli.selection.selection import decision_of
 from tests.reference import expert_selection, released_statistics
 from tests.reference import heads as reference
@@ -35,13 +26,10 @@ models = st.dictionaries(
 )
 
 
-def axes_with(model: Mapping[str, Sequence[float]]) -> list[Axis]:
-    return [Axis(name, "head", tuple(range(len(own))), len(own)) for name, own in model.items()]
-
-
 def kept(model: Mapping[str, Sequence[float]], **budget: Any) -> dict[str, tuple[int, ...]]:
     values = {name: np.array(own, np.float64) for name, own in model.items()}
-    return select(axes_with(model), values, Budget(**{"scope": "model", **budget}))
+    axes = [Axis(name, "head", tuple(range(len(own))), len(own)) for name, own in model.items()]
+    return select(axes, values, Budget(**{"scope": "model", **budget}))
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
@@ -118,13 +106,8 @@ def test_places_are_compared_together_alone_or_by_group():
     first, second = decision_of(
         axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, Budget(scope="model")
     ).places
-    assert (first.name, first.side, first.layer, first.attention, first.cut) == (
-        "m.0.heads",
-        "encoder",
-        0,
-        "encoder",
-        "heads",
-    )
+    assert (first.name, first.side, first.layer) == ("m.0.heads", "encoder", 0)
+    assert (first.attention, first.cut) == ("encoder", "heads")
     assert first.ids.tolist() == [0, 2]
     assert first.kept.tolist() == [False, True]
     assert first.values is not None
@@ -151,11 +134,6 @@ def model(encoder: int, decoder: int, width: int) -> list[Axis]:
         for side, layers in (("encoder", encoder), ("decoder", decoder))
         for n in range(layers)
     ]
-
-
-def random_metric(axes: list[Axis]) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(0)
-    return {axis.name: generator.random(len(axis.ids)) + 1e-3 for axis in axes}
 
 
 def keeping(axes: list[Axis], keep: int, strategy: str = "per-layer", **more: Any) -> Budget:
@@ -187,13 +165,8 @@ NLLB = model(6, 6, 128)
         (0.8, "3:1", 36, 12),  # the published choice: 288 of 1536
         (0.75, "1:1", 32, 32),  # 4.3: 384 of 1536
         (0.75, "5:3", 40, 24),  # 4.3: unbalanced
-        (0.75, "3:1", 48, 16),
-        (0.75, "2:1", 42, 21),
-        (0.5, "1:1", 64, 64),
-        (0.5, "3:1", 96, 32),
         (0.25, "3:1", 128, 64),  # 3:1 would be 144 : 48; the encoder has 128
         (0.25, "1:3", 64, 128),
-        (0.0, "3:1", 128, 128),
         (0.98, "3:1", 3, 2),  # 30 stay: 3 x 1 would leave the decoder below the router's 2
     ],
 )
@@ -368,5 +341,6 @@ def test_ties_are_broken_the_same_way_for_every_count():
     ],
 )
 def test_impossible_budgets_are_refused(budget, message):
+    values = {axis.name: np.arange(128.0) for axis in NLLB}
     with pytest.raises(UsageError, match=message):
-        select(NLLB, random_metric(NLLB), replace(budget, balance=Fraction(1)))
+        select(NLLB, values, replace(budget, balance=Fraction(1)))

@@ -1,7 +1,5 @@
 """The search over mixtures, with costs that are known formulas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

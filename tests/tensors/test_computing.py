@@ -1,7 +1,5 @@
 """Computed tensors against numpy on whole arrays, in blocks of any size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -183,10 +181,6 @@ def test_expressions_that_cannot_be(tmp_path, expression, dtype, fault):
         check_expressions(opened, [Output("out", dtype, (13, 7), expression)])
 
 
-def _broken(value: float) -> dict[str, np.ndarray]:
-    return {"a": np.full((2, 2), value, np.float32), "b": np.ones((2, 2), np.float32)}
-
-
 @pytest.mark.parametrize(
     ("value", "wanted", "message"),
     [
@@ -196,7 +190,8 @@ def _broken(value: float) -> dict[str, np.ndarray]:
     ],
 )
 def test_values_that_no_output_can_hold(tmp_path, value, wanted, message):
-    source = checkpoint(tmp_path / "in", _broken(value))
+    tensors = {"a": np.full((2, 2), value, np.float32), "b": np.ones((2, 2), np.float32)}
+    source = checkpoint(tmp_path / "in", tensors)
     output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), (1.0, 1.0)))
     with pytest.raises(CheckpointError, match=f"in: out {message}"):
         written(source, [output], tmp_path / "out")

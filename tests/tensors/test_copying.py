@@ -1,7 +1,5 @@
 """Moves of bytes between files: as they are and cast, in parts, from files that end early."""
 
-from __future__ import annotations
-
 import errno
 import os
 

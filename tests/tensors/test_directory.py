@@ -1,16 +1,16 @@
 """Damaged .safetensors headers: each is refused by name, as the safetensors library refuses it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import struct
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
@@ -50,7 +50,7 @@ class TestHeaders:
             ({"dtype": 3}, "not of the safetensors form"),
         ],
     )
-    def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    def test_entries(self, tmp_path, change, says):
         path = self.write(tmp_path, json.dumps({"a": {**ENTRY, **change}}).encode())
         with pytest.raises(CheckpointError, match=says) as caught:
             open_model(tmp_path)
@@ -58,7 +58,7 @@ class TestHeaders:
         with pytest.raises(SafetensorError):
             safe_open(path, "np")
 
-    def test_overlapping_tensors(self, tmp_path: Path) -> None:
+    def test_overlapping_tensors(self, tmp_path):
         other = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
         self.write(tmp_path, json.dumps({"a": ENTRY, "b": other}).encode())
         with pytest.raises(CheckpointError, match="b overlaps a"):
@@ -67,27 +67,27 @@ class TestHeaders:
     @pytest.mark.parametrize(
         "header", ['"a": ENTRY, "a": ENTRY', '"a:b": ENTRY, "a:b": ENTRY', '"a": {"dtype": "F16", INNER}']
     )
-    def test_a_name_that_occurs_twice(self, tmp_path: Path, header: str) -> None:
+    def test_a_name_that_occurs_twice(self, tmp_path, header):
         entry = json.dumps(ENTRY)
         self.write(tmp_path, f"{{{header}}}".replace("ENTRY", entry).replace("INNER", entry[1:-1]).encode())
         with pytest.raises(CheckpointError, match="occurs twice"):
             open_model(tmp_path)
 
     @pytest.mark.parametrize("length", [10**12, 2**63])
-    def test_an_absurd_header_size(self, tmp_path: Path, length: int) -> None:
+    def test_an_absurd_header_size(self, tmp_path, length):
         self.write(tmp_path, b"{}", length=length)
         with pytest.raises(CheckpointError, match="its header would be"):
             open_model(tmp_path)
 
     @pytest.mark.parametrize("header", [b"[]", b"\xff\xfe", b"[" * 100_000])
-    def test_a_header_that_is_no_object(self, tmp_path: Path, header: bytes) -> None:
+    def test_a_header_that_is_no_object(self, tmp_path, header):
         self.write(tmp_path, header)
         with pytest.raises(CheckpointError, match="its header"):
             open_model(tmp_path)
 
     @settings(max_examples=60)
     @given(cut=st.integers(0, 60_000))
-    def test_every_truncation_is_refused(self, tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    def test_every_truncation_is_refused(self, tmp_path_factory, cut):
         directory = tmp_path_factory.mktemp("cut")
         data = _tiny_bytes()
         (directory / "model.safetensors").write_bytes(data[: cut % len(data)])
@@ -98,16 +98,12 @@ class TestHeaders:
 
 @lru_cache
 def _tiny_bytes() -> bytes:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as directory:
         return (tiny_nllb_moe(directory, experts=2, layers=2) / "model.safetensors").read_bytes()
 
 
 class TestPickled:
     def save(self, directory: Path, payload: Any, **options: Any) -> Path:
-        import torch
-
         directory.mkdir()
         torch.save(payload, directory / "pytorch_model.bin", **options)
         write_json(directory / "config.json", {"model_type": "some"})
@@ -116,9 +112,7 @@ class TestPickled:
     @pytest.mark.parametrize(
         "options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"]
     )
-    def test_views_shared_storages_and_strides(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        import torch
-
+    def test_views_shared_storages_and_strides(self, tmp_path, options):
         base = torch.arange(24.0).reshape(4, 6)
         tensors = {
             "base": base,
@@ -139,11 +133,7 @@ class TestPickled:
                 assert values.shape == tuple(tensor.shape)
                 assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
 
-    def test_a_torch_that_tells_no_offsets_without_values(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        import torch
-
+    def test_a_torch_that_tells_no_offsets_without_values(self, tmp_path, monkeypatch):
         load = torch.load
 
         def older(path: Path, **options: Any) -> Any:
@@ -159,19 +149,17 @@ class TestPickled:
             assert checkpoint.read("a").tolist() == [0, 1, 2, 3, 4, 5]
             assert checkpoint.read("b").tolist() == [[4, 5, 6, 7]]
 
-    def test_a_file_that_would_run_code_is_refused(self, tmp_path: Path) -> None:
-        import torch
-
+    def test_a_file_that_would_run_code_is_refused(self, tmp_path):
         directory = self.save(tmp_path / "model", {"layer": torch.nn.Linear(1, 1)})
         with pytest.raises(CheckpointError, match="not a plain file of tensors"):
             open_model(directory)
 
     @pytest.mark.parametrize("payload", [[1, 2], {"step": 3}, {}], ids=str)
-    def test_other_payloads_are_refused(self, tmp_path: Path, payload: Any) -> None:
+    def test_other_payloads_are_refused(self, tmp_path, payload):
         with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
             open_model(self.save(tmp_path / "model", payload))
 
-    def test_damaged_bytes_are_refused_or_read_as_other_values(self, tmp_path: Path) -> None:
+    def test_damaged_bytes_are_refused_or_read_as_other_values(self, tmp_path):
         directory = tiny_nllb_moe(tmp_path / "model", pickled=True, experts=2, layers=1)
         path, generator = directory / "pytorch_model.bin", np.random.default_rng(0)
         data = path.read_bytes()
@@ -184,7 +172,7 @@ class TestPickled:
                 checkpoint.read("model.shared.weight")
 
     @pytest.mark.parametrize("kept", [0, 3, 40, 1000, -30])
-    def test_a_truncated_file_is_refused(self, tmp_path: Path, kept: int) -> None:
+    def test_a_truncated_file_is_refused(self, tmp_path, kept):
         directory = tiny_nllb_moe(tmp_path / "model", pickled=True)
         path = directory / "pytorch_model.bin"
         path.write_bytes(path.read_bytes()[:kept])

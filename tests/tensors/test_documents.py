@@ -1,7 +1,3 @@
-"""The JSON documents: whole or absent, finite, and refused by name when damaged."""
-
-from __future__ import annotations
-
 import json
 from contextvars import copy_context
 from pathlib import Path

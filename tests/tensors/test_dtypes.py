@@ -1,7 +1,5 @@
 """Types and sizes as people write them; casts against exact fractions, what is not finite refused."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,9 +1,3 @@
-"""JSON that is read strictly, or so that damage counts as absence."""
-
-from __future__ import annotations
-
-import shutil
-
 import pytest
 
 from prunecli.errors import CheckpointError, DataError, StatisticsError
@@ -91,17 +85,11 @@ def test_a_pointer_is_named(name, read, error, tmp_path):
     assert "git lfs pull" in str(caught.value.remedy)
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", shards=2)
-
-
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"]
 )
-def test_a_pointer_in_a_checkpoint_is_named(sharded, name, tmp_path):
-    made = tmp_path / "made"
-    shutil.copytree(sharded, made)
+def test_a_pointer_in_a_checkpoint_is_named(name, tmp_path):
+    made = tiny_nllb_moe(tmp_path, shards=2)
     (made / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the file"):
         open_model(made)

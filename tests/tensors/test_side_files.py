@@ -1,7 +1,3 @@
-"""Folders and files beside the weights: what belongs to the model, and what is left out by name."""
-
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -19,8 +15,8 @@ from tests.sentence_model import sentence_model
 from tests.tiny import config_of, write_json
 
 
-def put(directory: Path, *names: str) -> None:
-    for name in names:
+def put(directory: Path, names: str) -> None:
+    for name in names.split():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(f"content of {name}")
 
@@ -45,7 +41,7 @@ def plain(tmp_path):
 
 def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_path):
     directory = sentence_model(tmp_path / "model")
-    put(directory, "2_Dense/.cache/x", "2_Dense/onnx/model.onnx", "2_Dense/model.onnx")
+    put(directory, "2_Dense/.cache/x 2_Dense/onnx/model.onnx 2_Dense/model.onnx")
     carried, left_out = found(directory)
     assert {
         "modules.json",
@@ -61,80 +57,39 @@ def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_pat
 
 def test_other_formats_of_the_weights_are_left_out_by_name(plain):
     directory, before = plain
+    put(directory, "README.md .cache/huggingface/x .git/config .gitattributes adapter_config.json")
+    put(directory, "adapter_model.safetensors coreml/text-generation/model.mlpackage/Manifest.json")
+    put(directory, "flax_model.msgpack model-Q4_K_M.gguf onnx/config.json onnx/model_quantized.onnx")
+    put(directory, "openvino/openvino_model.xml original/params.json original/consolidated.00.pth")
     put(
         directory,
-        "onnx/config.json",
-        "onnx/model_quantized.onnx",
-        "openvino/openvino_model.xml",
-        "original/params.json",
-        "original/consolidated.00.pth",
-        "coreml/text-generation/model.mlpackage/Manifest.json",
-        "model-Q4_K_M.gguf",
-        "tf_model.h5",
-        "flax_model.msgpack",
-        "rust_model.ot",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "adapter_model.safetensors",
-        "adapter_config.json",
-        ".cache/huggingface/x",
-        ".git/config",
-        ".gitattributes",
+        "pytorch_model.bin pytorch_model.bin.index.json rust_model.ot tf_model.h5 training_args.bin",
     )
-    assert added(directory, before) == (
-        set(),
-        (
-            "adapter_config.json",
-            "adapter_model.safetensors",
-            "coreml/",
-            "flax_model.msgpack",
-            "model-Q4_K_M.gguf",
-            "onnx/",
-            "openvino/",
-            "original/",
-            "pytorch_model.bin",
-            "rust_model.ot",
-            "tf_model.h5",
-        ),
+    carried, left_out = added(directory, before)
+    assert not carried
+    assert " ".join(left_out) == (
+        "adapter_config.json adapter_model.safetensors coreml/ flax_model.msgpack model-Q4_K_M.gguf onnx/ openvino/ "
+        "original/ pytorch_model.bin rust_model.ot tf_model.h5 training_args.bin"
     )
 
 
-def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(plain, monkeypatch):
+def test_other_files_travel_and_folders_where_they_hold_neither_weights_nor_a_training(plain, monkeypatch):
     directory, before = plain
-    along = {
-        "additional_chat_templates/rag.jinja",
-        "assets/deep/figure.png",
-        "processor/preprocessor_config.json",
-    }
-    put(directory, *along)
-    put(
-        directory,
-        "checkpoint-500/optimizer.pt",
-        "checkpoint-501/trainer_state.json",
-        "runs/Jan01/events.out.tfevents.1",
-        "logs/log.txt",
-        "speech-lora/adapter_model.safetensors",
-        "out.training/state.json",
-        "__pycache__/modeling.cpython-311.pyc",
-    )
-    names = (
-        "__pycache__/",
-        "checkpoint-500/",
-        "checkpoint-501/",
-        "logs/",
-        "out.training/",
-        "runs/",
-        "speech-lora/",
-    )
-    assert added(directory, before) == (along, names)
+    along = "assets/deep/figure.png chat_template.jinja modeling.py processor/preprocessor_config.json"
+    put(directory, along)
+    put(directory, "checkpoint-500/optimizer.pt checkpoint-501/trainer_state.json logs/log.txt")
+    put(directory, "runs/Jan01/events.out.tfevents.1 speech-lora/adapter_model.safetensors")
+    put(directory, "out.training/state.json __pycache__/modeling.cpython-311.pyc")
+    names = "__pycache__/ checkpoint-500/ checkpoint-501/ logs/ out.training/ runs/ speech-lora/"
+    assert added(directory, before) == ({*along.split()}, tuple(names.split()))
     monkeypatch.setattr(sorting, "LARGEST_FOLDER_BYTES", 60)
-    put(directory, "data/a.txt", "data/b.txt", "data/c.txt")
-    assert added(directory, before) == (along, tuple(sorted({*names, "data/"})))
+    put(directory, "data/a.txt data/b.txt data/c.txt")
+    assert added(directory, before) == ({*along.split()}, tuple(sorted([*names.split(), "data/"])))
 
 
 def test_links_to_files_are_followed_and_links_to_folders_are_not(plain):
     directory, before = plain
-    put(directory.parent, "elsewhere/notes.txt", "blob")
+    put(directory.parent, "elsewhere/notes.txt blob")
     (directory / "linked.txt").symlink_to("../blob")
     (directory / "broken.txt").symlink_to("nowhere")
     (directory / "outside").symlink_to("../elsewhere")
@@ -173,9 +128,7 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path, has_config
     directory = sentence_model(tmp_path / "model", transformer="0_Transformer")
     if has_config:
         (directory / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(
-        CheckpointError, match=r"the transformer lies in 0_Transformer, as modules\.json says"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"the transformer lies in 0_Transformer, as modules") as caught:
         open_model(directory)
     assert caught.value.remedy is not None
     assert caught.value.remedy.startswith(

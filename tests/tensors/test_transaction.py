@@ -1,7 +1,5 @@
 """A result appears whole or not at all, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -150,7 +148,6 @@ def test_a_rename_that_fails_gives_the_old_result_back(tmp_path, monkeypatch):
 
 
 def left_by_a_killed_process(target: Path) -> Path:
-    """The hidden directory of a writer that was killed."""
     code = "import os, signal, sys; from pathlib import Path; from prunecli.tensors.transaction import new_directory\n"
     code += "with new_directory(Path(sys.argv[1]), force=False, needed_bytes=0): os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", code, str(target)], check=False)

@@ -1,7 +1,5 @@
 """The store for unfinished work: what it takes up again, and what it takes no word for."""
 
-from __future__ import annotations
-
 import pytest
 
 from prunecli.tensors.unfinished import NAME, Journal, Store

@@ -1,7 +1,5 @@
 """Which text is read: what its options may name together, and the demo's where they name none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

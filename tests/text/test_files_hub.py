@@ -1,7 +1,5 @@
 """Data sets of the hub as text, by a stand-in for the package that streams them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,25 +70,14 @@ def test_another_form_is_refused_where_it_is_typed(written):
 
 def test_no_more_is_read_than_tokens_can_need(stand):
     documents = read_hub_data("hf://a/b:train", max_tokens=2)
-    assert documents == (
-        "row 0",
-        "row 1",
-        "row 2",
-        "row 3",
-        "row 4",
-        "row 5",
-        "row 6",
-    )  # 35 of 2 x 16 characters
+    assert documents == tuple(f"row {number}" for number in range(7))  # 35 of 2 x 16 characters
     assert stand.read == 7
 
 
 def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand):
     one, other = read_hub_data("hf://a/b:train[:2]:turns")
-    assert (
-        one
-        == other
-        == ({"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool": "x"})
-    )
+    answer = {"role": "assistant", "content": None, "tool": "x"}
+    assert one == other == ({"role": "user", "content": "hi"}, answer)
 
 
 def test_names_are_the_data_sets_and_files_stand_beside_it(stand, tmp_path):

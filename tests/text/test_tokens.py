@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,13 +8,8 @@ from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("tokens") / "model")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    return load_tokenizer(checkpoint)
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(tiny_nllb_moe(tmp_path_factory.mktemp("tokens")))
 
 
 def test_language_token_first_and_end_token_last(tokenizer):
@@ -79,9 +72,7 @@ def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)
-    with pytest.raises(
-        CheckpointError, match=r"the tokenizer is missing: none of tokenizer\.json, vocab\*,"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
         load_tokenizer(tmp_path)
     assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
 

@@ -1,7 +1,5 @@
 """Small trainings for the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,7 +96,6 @@ def dying(start):
 
 
 def staged(trained):
-    """The trained tensors' bytes."""
     return (trained.staged / "model.safetensors").read_bytes()
 
 

@@ -1,7 +1,3 @@
-"""The text of a run, and its batches: every example once, within the budget, the same for all processes."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,3 @@
-"""A whole run: what is learnt, how it goes on after an interrupt, what it refuses."""
-
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -277,12 +273,11 @@ def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
 
 
 def test_time_ends_a_run(model, tmp_path):
-    trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
+    made = options(steps=None, minutes=1e-9, eval_every=50)
+    trained = train(model, tmp_path / "state", made)
     assert trained.log["steps"] == 1
     assert [row["step"] for row in trained.log["validation"]] == [0, 1]
-    assert (
-        train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50)).log == trained.log
-    )
+    assert train(model, tmp_path / "state", made).log == trained.log
 
 
 def test_a_directory_of_something_else_is_left_alone(model, tmp_path):

@@ -1,7 +1,5 @@
 """Models without a head learn their teacher's hidden states or vectors: the measures, runs, what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from prunecli.training.loss import HiddenDistance, make_lesson
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from prunecli.training.watch import Validation
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, done, refused
 from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
@@ -56,10 +54,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_pruned_sentence_encoder_recovers(folder):
-    assert call(prune_heads, "model", "--metric", "random", "--ratio", 0.5, "-o", "pruned").status == 0
+    done(prune_heads, "model", "--metric", "random", "--ratio", 0.5, "-o", "pruned")
     before, count = expected_distance(Path("pruned"), Path("model"))
-    result = call(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
-    assert result.status == 0, result.err
+    result = done(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
     figures = json.loads(result.out)
     assert figures["stock"]["is_stock"] is False
     assert figures["stock"]["reason"].startswith("heads were removed")
@@ -77,7 +74,6 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     ("options", "message"),
     [
         (("--distill", 0.5), "--distill goes with models that have a head"),
-        (("--temperature", 1), "--temperature goes with models that have a head"),
         (("--label-smoothing", 0), "--label-smoothing goes with models that have a head"),
         (
             ("--task", "embedding", "--distill", 0.5),
@@ -138,11 +134,10 @@ def test_vectors_and_hidden_states(folder):
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
     plain(Path("model"))
     few = ("--text", "valid.txt", "--min-count", 2)
-    assert call(trim_vocabulary, "model", *few, "-o", "trimmed").status == 0
-    assert call(prune_heads, "trimmed", "--metric", "random", "--ratio", 0.5, "-o", "pruned").status == 0
+    done(trim_vocabulary, "model", *few, "-o", "trimmed")
+    done(prune_heads, "trimmed", "--metric", "random", "--ratio", 0.5, "-o", "pruned")
     run = (*VECTORS, "--valid-text", "valid.txt", "--eval-every", 20, "--steps", 60, "--json")
-    result = call(finetune, "pruned", *run, "-o", "out")
-    assert result.status == 0, result.err
+    result = done(finetune, "pruned", *run, "-o", "out")
     assert "model has another vocabulary: it reads each text in its own tokens" in result.err
     figures = json.loads(result.out)
     assert figures["best"]["loss"] < figures["training"][0]["loss"] / 2

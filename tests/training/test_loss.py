@@ -1,7 +1,5 @@
 """The objective equals its formula, token by token."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -177,7 +175,6 @@ def test_the_other_tokens_share_what_is_left(seed, positions, vocabulary, data, 
 
 @pytest.fixture
 def models(tmp_path):
-    """Student and teacher."""
     return [
         tiny_family(tmp_path / name, "llama", seed=seed) for name, seed in (("student", 0), ("teacher", 1))
     ]

@@ -1,7 +1,3 @@
-"""What learns, what drops out, what is kept in the course of a training."""
-
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Two processes that know of each other do what one does with twice the batches of an update."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

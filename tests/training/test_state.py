@@ -1,7 +1,5 @@
 """The state of a training on a disk that is too small, or full by the time that the training writes to it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -16,7 +14,6 @@ from prunecli.processes import ALONE
 from prunecli.text.choice import TextChoice
 from prunecli.training import finetune as finetuning
 from prunecli.training import trainer
-from prunecli.training import trainer as training
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.state import WORKSPACE, fixed_order, repeatable
 from prunecli.training.trainer import training_arguments
@@ -108,9 +105,7 @@ def test_a_result_that_cannot_be_written_is_written_by_the_next_run(run, tmp_pat
     run("whole")
     with monkeypatch.context() as patched:
         patched.setattr(finetuning, "apply", failing_from(1, finetuning.apply, FULL))
-        with pytest.raises(
-            OutputError, match=r"the disk is full.*; the trained weights are stored in"
-        ) as caught:
+        with pytest.raises(OutputError, match=r"the disk is full.*; the trained weights are") as caught:
             run()
     assert "with `force`: it only writes" not in str(caught.value)
     assert run()[-1] == "The training had ended before; writing its result."
@@ -158,9 +153,7 @@ def test_the_batch_beforehand_leaves_nothing_behind(tmp_path, monkeypatch):
     made = []
     for name in ("without", "with"):
         if name == "with":
-            monkeypatch.setattr(
-                training, "repeatable", lambda _device, *probe_and_all: repeatable(CARD, *probe_and_all)
-            )
+            monkeypatch.setattr(trainer, "repeatable", lambda _device, *more: repeatable(CARD, *more))
         trained = train(path, tmp_path / name, options(steps=3, warmup=1, dropout=0.3), translation(20, 5))
         with open_model(trained.staged) as found:
             made.append({tensor: found.read(tensor) for tensor in found.tensors})

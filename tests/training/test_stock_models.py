@@ -1,12 +1,12 @@
 """Mixture-of-experts language models are trained in their stock classes; results are what those classes open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from prunecli.commands.prune import prune_experts
@@ -21,7 +21,7 @@ from prunecli.training.start import Start
 from tests.commands.calls import raising
 from tests.families import tiny
 from tests.families.mixtures import TINY
-from tests.stock_mixtures import tiny_mixture
+from tests.stock_mixtures import save_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
 from tests.training.runs import changed, language_model, options, text_file, train, written
 
@@ -30,10 +30,8 @@ SPECIALS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 """Of `write_plain_tokenizer`."""
 
 
-def saved(folder, model_type, **config):
-    tiny_mixture(model_type, **{**SPECIALS, **config}).save_pretrained(folder)
-    write_plain_tokenizer(folder)
-    return folder
+def saved(folder, model_type):
+    return save_mixture(folder, model_type, **SPECIALS)
 
 
 def stock(model_type, folder):
@@ -133,8 +131,6 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
 
 
 def test_a_model_of_text_and_images_learns_from_text(tmp_path):
-    import transformers
-
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
     tokens = dict(zip(("image", "video", "vision_start", "vision_end"), range(60, 64), strict=True))
     config = transformers.CONFIG_MAPPING["qwen3_5_moe"](
@@ -153,8 +149,6 @@ def test_a_model_of_text_and_images_learns_from_text(tmp_path):
 
 
 def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     source = saved(tmp_path / "model", "qwen3_next")
     beyond = {"mtp.norm.weight": torch.randn(32), "mtp.fc.weight": torch.randn(32, 64)}
     save_file({**load_file(source / WEIGHTS), **beyond}, source / WEIGHTS, metadata={"format": "pt"})
@@ -168,7 +162,5 @@ def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
 def test_quantised_weights_are_refused(tmp_path):
     source = saved(tmp_path / "model", "qwen3_moe")
     change_config(source, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
-    with pytest.raises(
-        UnsupportedModelError, match=r"its weights are quantised \(fp8\), which are not trained"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"quantised \(fp8\), which are not trained"):
         finetune(Start(source), TextChoice(files=(Path("text"),)), tmp_path / "out", options())

@@ -1,7 +1,5 @@
 """Small tables for the tests of the DeFINE fit."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The whole fit on small tables: never below the projective embedding, better with training, the same every time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """Dimensions that are left out: whatever the model's width, they make a unit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Gate statistics of language models by text, against single windows, in any batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from tests.methods.experts.test_layerwise import assert_same
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
 from tests.running.layerwise.running import CPU
-from tests.stock_mixtures import tiny_mixture, write_sentinels
+from tests.stock_mixtures import save_mixture, tiny_mixture, write_sentinels
 from tests.tiny import change_config, write_plain_tokenizer
 
 TEXTS = (
@@ -81,15 +79,10 @@ def test_sums_are_those_of_single_windows(subject):
                 )
 
 
-@pytest.fixture(scope="module")
-def restoring(tmp_path_factory):
-    """An encoder with a decoder whose experts overflow, and a tokenizer with sentinels."""
-    folder = tmp_path_factory.mktemp("restoring")
-    write_sentinels(folder)
-    return Subject(folder, "switch_transformers", vocab_size=80, expert_capacity=2)
-
-
-def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring):
+def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
+    """Experts overflow."""
+    write_sentinels(tmp_path)
+    restoring = Subject(tmp_path, "switch_transformers", vocab_size=80, expert_capacity=2)
     options = CollectOptions(batch_tokens=40, context=16)
     found = restoring.collect(options)
     assert (found.mode, found.top_k) == ("text", 1)
@@ -137,16 +130,9 @@ def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
 # Gate statistics of language models whose layers and experts stay on disk: those of a run in memory.
 
 
-def saved(folder: Path, model_type: str, **config: Any) -> Path:
-    folder.mkdir(exist_ok=True)
-    write_plain_tokenizer(folder)
-    tiny_mixture(model_type, **config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("model"), "qwen3_moe")
+    return save_mixture(tmp_path_factory.mktemp("model"), "qwen3_moe")
 
 
 def texts(options: CollectOptions) -> Texts:
@@ -168,7 +154,7 @@ def by_layer(
     "model_type", ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "granitemoehybrid", "lfm2_moe"]
 )
 def test_every_family(model_type, tmp_path):
-    saved(tmp_path, model_type)
+    save_mixture(tmp_path, model_type)
     # Where a class keeps some of its weights in float32, another type than that of the files tells; but of weights
     # that lie the other way around, products in bfloat16 depend on where in memory they are.
     dtype = "float32" if model_type == "gpt_oss" else "bfloat16"
@@ -176,7 +162,7 @@ def test_every_family(model_type, tmp_path):
 
 
 def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
-    source = saved(tmp_path, "deepseek_v3")
+    source = save_mixture(tmp_path, "deepseek_v3")
     expected = in_memory(source)
     tensors = load_file(source / "model.safetensors")
     last = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.2.")}
@@ -186,7 +172,7 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
 
 
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):
-    deeper = saved(tmp_path, "qwen3_moe")
+    deeper = save_mixture(tmp_path, "qwen3_moe")
     change_config(deeper, num_hidden_layers=4, mlp_only_layers=[1, 3])
     with open_model(deeper) as checkpoint, pytest.raises(CheckpointError, match=r"missing \(model"):
         make_model(checkpoint, CPU, torch.float32)

@@ -1,7 +1,5 @@
 """Gate statistics against a plain count over single sentences."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
@@ -41,8 +39,6 @@ MODES = [CollectOptions(mode="forced", batch_tokens=40), CollectOptions(mode="be
 
 
 class Subject:
-    """An open checkpoint with its model and tokenizer."""
-
     def __init__(self, path: Path) -> None:
         self.checkpoint: Checkpoint = open_model(path)
         self.model, self.tokenizer = load_model(path, device="cpu"), load_tokenizer(path)

@@ -1,7 +1,5 @@
 """Layer by layer, the statistics are those of a run in memory, to the last bit."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import nullcontext
 from pathlib import Path
@@ -50,10 +48,7 @@ whole = functools.cache(in_memory)
 
 
 def by_layer(
-    path: Path,
-    options: CollectOptions = OPTIONS,
-    material: Any = translated,
-    **more: Any,
+    path: Path, options: CollectOptions = OPTIONS, material: Any = translated, **more: Any
 ) -> GateStatistics:
     place = torch.device("cpu"), more.pop("dtype", torch.float32), PLENTY
     own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}

@@ -1,7 +1,5 @@
 """Sums of what experts of stock classes do, against one token and one expert at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Balance, the fewest experts that a router can pick from, and the warning about decoders."""
-
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -88,9 +84,8 @@ def test_the_parts_are_those_counted_by_hand(model):
     assert found.expert_bytes == 32 * EXPERT
     assert found.dense_bytes + found.expert_bytes == weights
     hidden = 6 * 10 * 16 * 4  # sequences x tokens x d_model x bytes
-    assert (
-        found.cache_bytes == 2 * 2 * hidden * 5
-    )  # keys and values, own and cross, 4 layers and one to reorder
+    # Keys and values, own and cross, 4 layers and one to reorder.
+    assert found.cache_bytes == 2 * 2 * hidden * 5
     assert found.activation_bytes == 2 * 10 * (4 * 16 + 32) * 4 + hidden + 6 * 64 * 3 * 4
     assert found.margin_bytes == 10**8
 

@@ -1,7 +1,5 @@
 """The decision of a plan for several languages says what a plan for one of them alone keeps."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,6 @@ from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
-from prunecli.results.gates import GateStatistics
 from prunecli.selection.selection import Selection
 from tests.gates import random_gates
 from tests.tiny import tiny_nllb_moe
@@ -27,11 +24,6 @@ def model(tmp_path):
     return tiny_nllb_moe(tmp_path / "model", experts=8, layers=4)
 
 
-def statistics(model: Path) -> GateStatistics:
-    with open_model(model) as opened:
-        return random_gates(opened, PAIRS)
-
-
 def planned(model: Path, **options: object) -> Selection:
     with open_model(model) as opened:
         return plan_experts(opened, ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
@@ -39,7 +31,8 @@ def planned(model: Path, **options: object) -> Selection:
 
 @pytest.mark.parametrize("granularity", ["language", "pair"])
 def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
-    gates = statistics(model)
+    with open_model(model) as opened:
+        gates = random_gates(opened, PAIRS)
     both = planned(
         model, gates=gates, sources=("eng", "deu"), targets=("fra", "ces"), granularity=granularity
     )
@@ -124,9 +117,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
     axes = axes_with((1, 3), (0, 2))
     path = save(tmp_path / "experts.json", [1, 3, 4, 6])
     assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
-    with pytest.raises(
-        StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn.experts, .* does not hold"
-    ):
+    with pytest.raises(StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.* does not hold"):
         read_experts(save(path, [0, 1, 4, 6]), axes)
 
 

@@ -1,7 +1,5 @@
 """Gate statistics by several processes: to the last bit those of one, whatever their number, however often begun."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

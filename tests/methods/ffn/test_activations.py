@@ -1,7 +1,5 @@
 """Mean activations of hidden units against sentences that are run one by one, by hand."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Importance layer by layer against that of the whole model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

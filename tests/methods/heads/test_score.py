@@ -1,9 +1,9 @@
-"""Head importance against |dL/dxi_h| by differences, one example at a time."""
-
-from __future__ import annotations
+"""Head importance against |dL/dxi_h| by differences, one example at a time; ablation against whole runs."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,18 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from prunecli.errors import DataError
+from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.gradients import gradient_sums
-from prunecli.methods.heads.score import ScoreOptions, score_heads
+from prunecli.methods.heads.score import (
+    HeadMask,
+    ScoreOptions,
+    batch_measurements,
+    masks_of,
+    measure_masked,
+    score_heads,
+    translation_measurements,
+)
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
@@ -23,6 +33,7 @@ from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.encoding import padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
+from prunecli.running.losses import example_losses
 from prunecli.running.runner import InMemory, Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
@@ -219,3 +230,107 @@ def test_the_cosine_without_each_head(embedding_subject):
                     [whole[number] @ embedding_subject.unit(number) for number in range(len(TEXTS))]
                 )
             assert found[layer.name][head] == pytest.approx(want, abs=1e-5)
+
+
+# Ablation with shared parts against whole runs of a model whose head's weights are zeroed.
+
+DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=6)
+
+
+ablated = pytest.mark.parametrize("subject", ["bart", "gpt2", "bert"], indirect=True)
+
+
+def zeroed(subject: Subject, mask: HeadMask) -> Any:
+    """The output projection's part of the one head that `mask` removes is zero within the block."""
+    projection: Any = output_projections(subject.model, subject.layers)[mask[0]]
+    axis = 0 if type(projection).__name__ == "Conv1D" else 1
+    return reference.scaled_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis, 0.0)
+
+
+def single_losses(subject: Subject) -> list[float]:
+    with torch.inference_mode():
+        found = {
+            batch.indices[0]: float(example_losses(subject.model, batch)[0]) for batch in subject.batches(1)
+        }
+    return [found[index] for index in sorted(found)]
+
+
+@ablated
+def test_losses_without_each_head(subject):
+    masks = masks_of(subject.layers, "ablation")
+    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
+    examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
+    assert examples == [("val", index) for index in range(len(LINES))]
+    np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
+    for mask, losses in list(zip(masks, found, strict=True))[::5]:
+        with zeroed(subject, mask):
+            np.testing.assert_allclose(losses, single_losses(subject), rtol=1e-4, err_msg=mask[0])
+        assert losses != base
+    np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
+
+
+@ablated
+def test_nothing_stays_behind(subject):
+    before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
+    broken = subject.batches(1000)[0]
+    measurements = batch_measurements(subject.model, {"val": [broken]}, "loss")
+    with torch.no_grad():
+        kept = subject.model.get_input_embeddings().weight.clone()
+        subject.model.get_input_embeddings().weight.fill_(float("nan"))
+        with pytest.raises(DataError, match="val, example"):
+            measure_masked(
+                subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation")[:1]
+            )
+        subject.model.get_input_embeddings().weight.copy_(kept)
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()] == before
+    assert not any("forward" in vars(module) for module in subject.model.modules())
+
+
+def test_translations_without_each_head(tmp_path):
+    text = ParallelText("val", {language: lines[1:4] for language, lines in TEXT.sentences.items()})
+    for model_type in ("nllb-moe", "m2m_100", "t5"):
+        subject = Subject(tmp_path / model_type, model_type)
+        masks = masks_of(subject.layers, "ablation")[::9]
+        measurements = translation_measurements(subject.model, subject.tokenizer, text, PAIR, DECODING)
+        _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
+        sources = text.sentences[PAIR[0]]
+
+        def whole(subject=subject, sources=sources):
+            made = translate(subject.model, subject.tokenizer, sources, PAIR, DECODING)
+            return [translation.text for translation in made]
+
+        assert base == whole()
+        for mask, texts in zip(masks, found, strict=True):
+            with zeroed(subject, mask):
+                assert texts == whole(), mask[0]
+
+
+def test_only_one_head_of_a_layer(tmp_path):
+    subject = Subject(tmp_path / "m", "bert")
+    masks = masks_of(subject.layers, "all-but-one")
+    assert len(masks) == 12
+    assert masks[5] == (subject.layers[1].name, (0.0, 1.0, 0.0, 0.0))
+    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
+    found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
+    weight = output_projections(subject.model, subject.layers)[masks[5][0]].weight
+    with ExitStack() as others:
+        for head in (0, 2, 3):
+            others.enter_context(reference.scaled_head(weight, 4, head, 1, 0.0))
+        np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
+
+
+def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
+    subject = Subject(tmp_path / "m", "m2m_100")
+    calls = []
+    lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
+    hooks = [
+        module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
+        for number, module in enumerate((lowest, highest))
+    ]
+    decoding = replace(DECODING, max_new_tokens=1)
+    measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
+    measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
+    for hook in hooks:
+        hook.remove()
+    assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
+    assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers

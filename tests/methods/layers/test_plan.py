@@ -1,7 +1,5 @@
 """Which layers go: against a slow restatement, and by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Linear maps in the place of layers: against least squares of numpy on what transformers' own hooks see."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

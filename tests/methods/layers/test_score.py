@@ -1,7 +1,5 @@
 """What layers do to hidden states and to the loss, against sentences that are run one by one."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any

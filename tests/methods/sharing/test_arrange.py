@@ -1,7 +1,5 @@
 """Which FFNs are merged and which go, by hand and against the algorithm of Takase and Kiyono."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest
@@ -154,9 +152,7 @@ def mixed() -> list[FfnLayer]:
 
 def test_experts_are_left_alone_only_when_told():
     for request in (asked("share"), asked("drop")):
-        with pytest.raises(
-            UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
-        ) as caught:
+        with pytest.raises(UnsupportedModelError, match="2 of the 4 FFNs of the encoder") as caught:
             arrange(mixed(), *request, {})
         assert "Add `dense_only`" in str(caught.value)
     assert members(arrange(mixed(), *asked(decoder="drop"), {})) == ["e0", "e2"]

@@ -1,7 +1,3 @@
-"""The names of Table 1, for models with two stacks and with one."""
-
-from __future__ import annotations
-
 import pytest
 
 from prunecli.errors import UsageError

@@ -1,7 +1,5 @@
 """The tensors of shared FFNs against the reference."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,10 @@ def ffns_of(held: dict[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
     }
 
 
-def first_side(case: str) -> str:
-    return "decoder" if CASES[case].task == "lm" else "encoder"
-
-
 def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:
     """FFNs of the result with one shared in the encoder, or in the only stack there is."""
-    chosen = FfnOptions(**{first_side(case): "share"}, dense_only=True, **options)
+    side = "decoder" if CASES[case].task == "lm" else "encoder"
+    chosen = FfnOptions(**{side: "share"}, dense_only=True, **options)
     return ffns_of(weights(written(source, lambda opened: made_of(opened, chosen), target)), case)
 
 

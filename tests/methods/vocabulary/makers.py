@@ -1,12 +1,15 @@
 """Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 from tests.families import tiny_family
 from tests.tiny import write_json
@@ -60,9 +63,6 @@ _GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
 
 
 def _byte_bpe() -> Any:
-    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
-    from tokenizers.models import BPE
-
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -78,9 +78,6 @@ def _byte_bpe() -> Any:
 
 def unigram(directory: Path) -> Path:
     """T5 with a Unigram tokenizer.json, two sentinels, and rows beyond the tokenizer's."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
-    from tokenizers.models import Unigram
-
     tokenizer = Tokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -130,9 +127,6 @@ _BERT_IDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
 
 def _wordpiece() -> Any:
-    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
-    from tokenizers.models import WordPiece
-
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -147,9 +141,6 @@ def _wordpiece() -> Any:
 
 def word_level(directory: Path) -> Path:
     """Llama with whole words."""
-    from tokenizers import Tokenizer, pre_tokenizers, trainers
-    from tokenizers.models import WordLevel
-
     tokenizer = Tokenizer(WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=list(SPECIALS), show_progress=False)
@@ -190,8 +181,6 @@ def marian(directory: Path) -> Path:
 
 def m2m_100(directory: Path) -> Path:
     """M2M-100 with sentencepiece.bpe.model (BPE) and vocab.json; the codes of 100 languages follow, and 8 idle rows."""
-    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
-
     data = sentencepiece_model(TEXT, "bpe", 120)
     words = [piece for piece in _pieces(data) if piece not in SPECIALS]
     vocab = {token: number for number, token in enumerate((*SPECIALS, *words))}
@@ -212,8 +201,6 @@ def m2m_100(directory: Path) -> Path:
 
 def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
     """A model file of `kind` "unigram" or "bpe"."""
-    from sentencepiece import SentencePieceTrainer
-
     made = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(text * 4),
@@ -228,8 +215,6 @@ def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
 
 
 def _pieces(data: bytes) -> list[str]:
-    from sentencepiece import SentencePieceProcessor
-
     model = SentencePieceProcessor(model_proto=data)
     return [model.id_to_piece(number) for number in range(model.get_piece_size())]
 

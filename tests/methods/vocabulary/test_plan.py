@@ -1,7 +1,5 @@
 """From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
@@ -12,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import Unigram
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.methods.vocabulary import plan as plan_module
@@ -24,7 +24,7 @@ from prunecli.methods.vocabulary.plan import (
     plan_vocabulary,
     select_tokens,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model, read_vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
@@ -125,11 +125,6 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(sources, monkeypa
 
 
 def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path):
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers.models import Unigram
-
-    from prunecli.methods.vocabulary.tokenizer import read_model
-
     data = sentencepiece_model(TEXT, "unigram", 90)
     pieces = [(piece.text, piece.score) for piece in read_model(data)[0]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0))

@@ -1,7 +1,5 @@
 """Tokenizer files from bytes to bytes and token ids in configs, by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

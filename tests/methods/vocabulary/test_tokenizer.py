@@ -1,19 +1,16 @@
 """Which tokens the kept ones need; the oracles are the libraries that cut text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.vocabulary.tokenizer import (
-    of_backend,
-    read_model,
-)
+from prunecli.methods.vocabulary.tokenizer import of_backend, read_model
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
 
@@ -30,19 +27,12 @@ def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocab, merges
 
 
-def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import BPE
-
-    return Tokenizer(BPE(vocab=vocab, merges=merges))
-
-
 @settings(max_examples=40)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe, word):
     """The closure holds the parts of each of its tokens, down to single letters."""
     vocab, merges = bpe
-    full = backend(vocab, merges)
+    full = Tokenizer(BPE(vocab=vocab, merges=merges))
     seen = set(full.encode(word).tokens)
     closure = of_backend(full).closure(seen)
     used = {token for token in closure if any(token in other for other in closure - {token})}
@@ -53,9 +43,6 @@ def test_the_closure_holds_nothing_idle(bpe, word):
 
 def test_unigram_keeps_the_least_likely_piece():
     """An unknown character costs 10 more than it."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import Unigram
-
     pieces = [("<unk>", 0.0), ("a", -2.0), ("ab", -3.0), ("xyz", -9.5), ("<0x41>", -4.0)]
     vocabulary = of_backend(Tokenizer(Unigram(pieces, unk_id=0)))
     assert vocabulary.always == {"a", "xyz", "<unk>", "<0x41>"}
@@ -63,9 +50,6 @@ def test_unigram_keeps_the_least_likely_piece():
 
 
 def test_wordpiece_keeps_letters_at_the_beginning_and_inside():
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordPiece
-
     vocab = {token: number for number, token in enumerate(["[UNK]", "a", "##b", "##bc", "ab", "##"])}
     vocabulary = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")))
     assert vocabulary.always == {"a", "##b"}

@@ -1,7 +1,5 @@
 """Batches for any family, run in memory and layer by layer."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,3 @@
-"""The arithmetic of `--memory`."""
-
-from __future__ import annotations
-
 import re
 
 import pytest

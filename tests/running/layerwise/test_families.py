@@ -1,7 +1,5 @@
 """Layer by layer, every family says what it says in memory, to the last bit."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

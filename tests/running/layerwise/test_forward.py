@@ -1,7 +1,5 @@
 """What is read, when, and what is left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients layer by layer against those of the whole model in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Blocks come in the order in which they are wanted, into buffers that are used again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What fits into a given memory, and in which groups batches go."""
 
-from __future__ import annotations
-
 import re
 import threading
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise.runner import Layerwise, RunReport
-from prunecli.running.runner import BatchCost, Group, Run
+from prunecli.running.runner import BatchCost, Group
 from prunecli.tensors.quantities import parse_size
 from tests.families import tiny_family
 from tests.running.layerwise.running import CPU, no_room
@@ -67,13 +65,8 @@ def test_too_little_memory_names_the_smallest_that_works(path):
     assert groups(layers_of(path, smallest), (300 * MIB, 10))
 
 
-def ids_through(layers: Layerwise, run: Run) -> None:
-    ids = torch.tensor([[5, 9, 12, 2]])
-    run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
-
-
 def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
-    report = RunReport()
+    report, ids = RunReport(), torch.tensor([[5, 9, 12, 2]])
     layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
     (group,) = groups(layers, (0, 1000))
     with open_model(path) as checkpoint:
@@ -81,7 +74,7 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
     resident = sum(bytes_of[place.name] for place in layers.skeleton.resident)
     for times in (1, 2):
         with layers.running(group) as run:
-            ids_through(layers, run)
+            run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
             run.keep(torch.zeros(4 * MIB))
             assert list(tmp_path.iterdir()) == [tmp_path / "model"], "the file has no name"
         expected = resident + times * (sum(bytes_of.values()) - resident)

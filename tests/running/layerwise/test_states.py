@@ -1,7 +1,5 @@
 """Tensors come back as they were put, wherever they were."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,13 +1,12 @@
 """Fetching from a hub on loopback: what is asked, what is said, what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import namedtuple
 from contextlib import contextmanager
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -154,7 +153,6 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
     ("status", "code", "message", "remedy"),
     [
         (404, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
-        (401, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
         (401, "", "no such model on .*, or a private one", "HF_TOKEN"),
         (403, "GatedRepo", "give access on request", "/org/tiny, then log in with `hf auth login`"),
         (403, "", r"gives no permission \(403\)", "hf auth login"),
@@ -236,8 +234,6 @@ def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model
 
 
 def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, monkeypatch):
-    import huggingface_hub
-
     fetch, last = huggingface_hub.hf_hub_download, "model-00003-of-00003.safetensors"
 
     def interrupted(repo, file, **options):

@@ -1,7 +1,3 @@
-"""Which files of a hub model are fetched."""
-
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Files read by ranges from a hub on loopback: what is asked, and every way in which an answer can be wrong."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -29,10 +27,6 @@ def waits(monkeypatch):
 @pytest.fixture
 def file(hub, waits):
     hub.add("org/tiny", {FILE: CONTENT})
-    return remote()
-
-
-def remote():
     return RemoteFile(HubName("org/tiny"), MAIN_COMMIT, FILE, len(CONTENT), Traffic())
 
 
