@@ -178,9 +178,9 @@ def vocabulary_size(config: Any, *, output: bool = False) -> int | None:
     """Rows of the table of the tokens that the model of `config` reads, or None where it does not say.
 
     Args:
-        output: of the tokens that it writes, which are others in a Marian with two vocabularies.
+        output: of the tokens that it writes, which may be others in Marian and FSMT.
     """
-    value = getattr(config, "decoder_vocab_size", None) if output else None
+    value = getattr(config, "decoder_vocab_size" if output else "src_vocab_size", None)
     value = getattr(config, "vocab_size", None) if value is None else value
     if value is None and hasattr(config, "get_text_config"):  # of text and images
         value = getattr(config.get_text_config(), "vocab_size", None)

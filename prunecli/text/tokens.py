@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,10 @@ def encode(
     if hasattr(tokenizer, "src_lang") and languages(tokenizer):
         language_id(tokenizer, language)
         setattr(tokenizer, "tgt_lang" if as_target else "src_lang", language)
+    if as_target and hasattr(tokenizer, "get_tgt_vocab"):  # FSMT's tokenizer takes every text for a source
+        tokenizer = copy(tokenizer)
+        tokenizer.encoder = {token: number for number, token in tokenizer.decoder.items()}
+        tokenizer.src_lang = tokenizer.tgt_lang
     if not sentences:
         return []  # which tokenizers stumble over
     key = "text_target" if as_target else "text"

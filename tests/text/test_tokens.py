@@ -35,6 +35,29 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
     assert row[-1] == tokenizer.eos_token_id
 
 
+class TwoVocabularies:
+    """A tokenizer like FSMT's, which takes every text for one of the source language."""
+
+    unk_token_id = None
+    src_lang, tgt_lang = "en", "de"
+    encoder = {"a": 0, "b": 1}
+    decoder = {0: "b", 1: "c", 2: "a"}
+
+    def get_tgt_vocab(self):
+        return self.decoder
+
+    def __call__(self, *, text=None, text_target=None):
+        assert self.src_lang == ("en" if text else "de")
+        return {"input_ids": [[self.encoder[word] for word in one] for one in text or text_target]}
+
+
+def test_a_tokenizer_with_two_vocabularies_reads_targets_by_the_second():
+    tokenizer = TwoVocabularies()
+    assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
+    assert encode(tokenizer, ["abc"], "de", as_target=True) == [[2, 0, 1]]
+    assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
+
+
 def test_text_of_unknown_tokens_warns(tokenizer):
     with pytest.warns(TextWarning, match="more than a quarter"):
         encode(tokenizer, ["the", "шляпа и коза"], "eng_Latn")
