@@ -40,7 +40,7 @@ from prunecli.report.collect import (
 )
 from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
-from prunecli.report.render import Block, Heading, Pictures, Text, Tree, render
+from prunecli.report.render import Block, Heading, Text, Tree, render
 from prunecli.results.document import Cells, Document, Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
@@ -68,7 +68,7 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 charts = [*_charts(key, score, rows, unit, lost), *charts]
                 break
         if charts:
-            yield Pictures(charts)
+            yield charts
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
         sized: list[Cells] = []
         for index, (shown, row) in enumerate(zip(main.rows, rows, strict=True)):
@@ -185,7 +185,7 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
         for entry in entries
         for part, amount in entry.inventory.parts.items()
     ]
-    yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
+    yield [bars("Bytes of weights by part", drawn, "bytes")]
     rows = [
         {"checkpoint": entry.name}
         | {part: maybe("{0.parameters:,}", entry.inventory.parts.get(part)) for part in parts}
@@ -262,7 +262,7 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
             yield Text(" ".join(summary(decision)))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
-                yield Pictures([_decision_map(decision)])
+                yield [_decision_map(decision)]
             yield cuts(decision)
 
 
@@ -299,7 +299,7 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
         yield Heading(name)
         if result.about:
             yield Text(result.about)
-        yield from map(Pictures, rows)
+        yield from rows
         yield from getattr(result, "shown", ())
 
 
@@ -315,7 +315,7 @@ def experts_section(data: ReportData) -> Iterator[Block]:
             (f"{one.side} {one.layer}", one.experts, one.original_experts) for one in entry.inventory.layers
         ]
         yield Heading(entry.name)
-        yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
+        yield [kept_units(f"Experts kept by {entry.name}", layers, "expert")]
     yield from results_section(GateStatistics, data)
 
 
@@ -335,7 +335,7 @@ def heads_section(data: ReportData) -> Iterator[Block]:
             if any(layer.original_heads for layer in own):
                 drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
         yield Heading(entry.name, level=4)
-        yield Pictures(drawn)
+        yield drawn
 
 
 def training_section(data: ReportData) -> Iterator[Block]:

@@ -79,13 +79,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures beside one another, as far as the page is wide enough."""
-
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
 class Tree:
     """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
@@ -93,17 +86,18 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | Pictures | Tree
+Block = Heading | Text | Shown | list[Picture] | Tree
+"""A block of a page; pictures of a list are beside one another, as far as the page is wide enough."""
 
 
-def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> None:
+def save_pictures(rows: Sequence[list[Picture]], path: Path, title: str) -> None:
     """Write rows of pictures to one PNG, SVG or HTML file, chosen by the suffix of `path`.
 
     The file appears whole or not at all. An HTML file works offline.
     """
     kind = path.suffix.lower()
     if kind == ".html":
-        content = render(title or path.stem, [("", [Pictures(row) for row in rows])]).encode()
+        content = render(title or path.stem, [("", rows)]).encode()
     else:
         import vl_convert
 
@@ -155,8 +149,8 @@ def render(
         picture
         for _, blocks in sections
         for block in blocks
-        if isinstance(block, Pictures)
-        for picture in block.pictures
+        if isinstance(block, list)
+        for picture in block
     ]
     script = _script() if drawn and not missing else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
