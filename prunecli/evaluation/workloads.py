@@ -26,6 +26,8 @@ from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import assemble
 from prunecli.modules.classes import model_class, stock_config
+from prunecli.modules.devices import Devices
+from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import read_pooling
 from prunecli.running.encoding import (
@@ -75,6 +77,11 @@ class Workload(ABC):
     def part(self, start: int, stop: int) -> Self:
         """Some of the examples."""
         return replace(self, rows=self.rows[start:stop])
+
+    def load(self, path: Path | str, dtype: str, device: Devices | str, room: int) -> Any:
+        """Load a model for this work; see `load_model`."""
+        load = load_for_decoding if self.decodes else load_model
+        return load(path, device=device, dtype=dtype, room=room)
 
     @property
     def longest(self) -> int:

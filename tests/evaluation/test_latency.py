@@ -46,18 +46,18 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen = []
     clock = [0.0]
-    real = latency.Turns.model
+    real = workloads.Workload.load
 
-    def model(self, label):
-        loaded = real(self, label)
-        loaded.label = label
+    def load(work, path, *rest):
+        loaded = real(work, path, *rest)
+        loaded.label = path.name
         return loaded
 
     def decode(model, sources, beam, *_, **__):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(latency.Turns, "model", model)
+    monkeypatch.setattr(workloads.Workload, "load", load)
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
@@ -185,16 +185,14 @@ class Clocked:
     def __init__(self, monkeypatch):
         self.now, self.passes = 0.0, []
         monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
-        real = latency.Turns.model
+        real = workloads.Workload.load
 
-        def model(runner, label):
-            loaded = real(runner, label)
-            if not hasattr(loaded, "is_clocked"):
-                loaded.is_clocked = True
-                loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
+        def load(*given):
+            loaded = real(*given)
+            loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
             return loaded
 
-        monkeypatch.setattr(latency.Turns, "model", model)
+        monkeypatch.setattr(workloads.Workload, "load", load)
 
     def passed(self, _model, _arguments, inputs):
         ids = inputs["input_ids"]
