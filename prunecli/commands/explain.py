@@ -60,7 +60,7 @@ def explain(options: Explain) -> None:
 
 def _overview(explained: Explained) -> None:
     for step, entry in enumerate(explained.structure.history):
-        console.out(f"Step {step + 1}, {entry.get('command', '?')}:")
+        console.out(f"Step {step + 1}, {entry['command']}:")
         if step in explained.decisions:
             show_cuts(explained.decisions[step])
         else:

@@ -38,8 +38,8 @@ def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _step(value: Mapping[str, Any]) -> dict[str, Any]:
     """A step of the history, whose parts have their form."""
     step = dict(value)
-    mappings = (step.get("arguments", {}), step.get("source", {}), *statistics_files(step))
-    if not isinstance(step.get("command", ""), str) or not all(isinstance(one, Mapping) for one in mappings):
+    mappings = (step["arguments"], step.get("source", {}), *statistics_files(step))
+    if not isinstance(step["command"], str) or not all(isinstance(one, Mapping) for one in mappings):
         raise ValueError("a step of its history has another form")
     if not all(isinstance(text, str) for text in step.get("source", {}).values()):
         raise ValueError("the source of a step of its history is not told in words")

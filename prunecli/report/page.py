@@ -259,7 +259,7 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
                     "another choice."
                 )
             seen.add(key)
-            yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
+            yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step]['command']}")
             yield Text(" ".join(summary(decision)))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield [_decision_map(decision)]

@@ -124,7 +124,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     known = [*made_of, checkpoint.fingerprint]
     since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
     changed = scores.kind == "unit" and any(
-        step.get("command") in ("prune-ffn", "share-ffn") for step in since
+        step["command"] in ("prune-ffn", "share-ffn") for step in since
     )
     if scores.fingerprint not in known or changed:
         raise StatisticsError(
