@@ -114,6 +114,8 @@ ComputeDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto"
 """Type to compute in."""
 RunningDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
 """Type to compute in, for a model that is not trained."""
+Counts: TypeAlias = tuple[Annotated[int, Field(ge=1)], ...]
+"""Numbers from 1 on."""
 Files: TypeAlias = tuple[Path, ...]
 """Files: one path or several."""
 Name: TypeAlias = Annotated[

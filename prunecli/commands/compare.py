@@ -94,7 +94,7 @@ def compare_models(options: CompareModels) -> None:
     data = measured_text(opened[names[0]], choice, "This", say, task="mlm")
     directions = data.pairs
     if options.pairs is None and options.langs is None:
-        directions = pruned_pairs(list(labels.values()), directions) or directions
+        directions = pruned_pairs(list(labels.values()), directions)
     portions = portions_of(data.text, directions)
     found = compare(opened, portions, options, console.progress())
     main, benchmarks = found[names[len(compared) - 1]], names[2:]

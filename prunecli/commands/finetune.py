@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunecli import processes
 from prunecli.commands import console
@@ -23,6 +21,7 @@ from prunecli.commands.rewriting import opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
     CheckpointPath,
+    Counts,
     StoredDtype,
     compute_option,
     hidden_option,
@@ -75,19 +74,21 @@ class Finetune(TextChoice, TrainingOptions):
     steps: int | None = option(
         None, "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
     )
-    distill: Annotated[float, Field(ge=0, le=1)] | None = training_option(
+    distill: float | None = training_option(
         None,
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
+        ge=0,
+        le=1,
     )
-    temperature: Annotated[float, Field(gt=0)] | None = training_option(
-        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True
+    temperature: float | None = training_option(
+        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0
     )
     hidden_weight: float = training_option(
         0.0, "Weight of the distance to the teacher's last hidden states.", ge=0, hidden=True
     )
-    label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = training_option(
-        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True
+    label_smoothing: float | None = training_option(
+        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
     )
     split: str = text_option("train", "Split of --data to train on.")
     valid_split: str | None = validation_option(None, "Split to validate with. Default: val, if it exists.")
@@ -116,7 +117,7 @@ class Finetune(TextChoice, TrainingOptions):
         beside=".steps",
         ge=1,
     )
-    keep_at: tuple[Annotated[int, Field(ge=1)], ...] = hidden_option(
+    keep_at: Counts = hidden_option(
         (),
         "Also write the model after these updates.",
         metavar="N,M",
@@ -129,29 +130,17 @@ class Finetune(TextChoice, TrainingOptions):
         Raises:
             UsageError: they do.
         """
-        wrong = (
-            (
-                self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None),
-                "`distill`, `temperature` and `hidden_weight` need a teacher",
-                "Name one with `teacher`.",
-            ),
-            (
-                self.lora is not None and self.train not in ("all", "experts"),
-                f"`lora` and `train={self.train}` were both given",
-                "Give one of them.",
-            ),
-            (
-                self.from_scratch is None and self.tokenizer is not None,
-                "`tokenizer` goes with `from_scratch`",
-                "A checkpoint has its own.",
-            ),
-        )
         for one, other in (("steps", "epochs"), ("checkpoint", "from_scratch")):
             if getattr(self, one) and getattr(self, other):
                 raise UsageError(f"`{one}` and `{other}` were both given", "Give one of them.")
-        for is_wrong, message, remedy in wrong:
-            if is_wrong:
-                raise UsageError(message, remedy)
+        if self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None):
+            raise UsageError(
+                "`distill`, `temperature` and `hidden_weight` need a teacher", "Name one with `teacher`."
+            )
+        if self.lora is not None and self.train not in ("all", "experts"):
+            raise UsageError(f"`lora` and `train={self.train}` were both given", "Give one of them.")
+        if self.from_scratch is None and self.tokenizer is not None:
+            raise UsageError("`tokenizer` goes with `from_scratch`", "A checkpoint has its own.")
 
     def with_defaults(self) -> Finetune:
         """Return the options with the values that stand for None."""

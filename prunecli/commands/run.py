@@ -76,7 +76,7 @@ def run(options: Run) -> None:
     if plan.left_out is not None:
         console.note(f"{label}: {plan.left_out}")
     if options.dry_run:
-        for outcome in preview(steps, read_state(state), force):
+        for outcome in preview(steps, read_state(state) or {}, force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
             console.verbatim(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
         return

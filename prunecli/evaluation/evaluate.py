@@ -356,7 +356,7 @@ def evaluate(
         data = choice.read(task, say)
         kept = data.pairs
         if task == "translation" and choice.pairs is None:
-            kept = pruned_pairs(directories, kept) or kept
+            kept = pruned_pairs(directories, kept)
         if kept != data.pairs:
             say(
                 f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."

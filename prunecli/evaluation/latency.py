@@ -89,7 +89,7 @@ def bench_latency(
     choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":
-        data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
+        data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs))
     if options.beams is None:
         beams = (BEAM,) if task == "translation" else (1,)
         options = options.model_copy(update={"beams": beams})

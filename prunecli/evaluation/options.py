@@ -15,6 +15,7 @@ from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
     ComputeDtype,
+    Counts,
     Options,
     RunningDtype,
     advanced_option,
@@ -206,10 +207,10 @@ class LatencyOptions(Options):
     """Options of `bench-latency`, apart from the checkpoints and the text."""
 
     sentences: int = text_option(8, "Sentences, examples or prompts per run.", ge=1)
-    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = option(
+    batch_sizes: Annotated[Counts, Field(min_length=1)] = option(
         (1,), "Sentences at a time; several with commas. Default: 1.", flag="--batch-size", metavar="N,…"
     )
-    beams: tuple[Annotated[int, Field(ge=1)], ...] | None = option(
+    beams: Counts | None = option(
         None, "Translation: beam size; several with commas. Default: 5.", flag="--beam", metavar="N,…"
     )
     new_tokens: int = option(

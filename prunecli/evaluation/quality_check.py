@@ -27,7 +27,7 @@ from prunecli.running.batches import task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.losses import measure_losses
-from prunecli.text.choice import Dataset, Text, TextChoice, columns
+from prunecli.text.choice import Dataset, Text, TextChoice, all_texts
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
@@ -134,12 +134,11 @@ class Measurer:
         try:
             tokenizer = load_tokenizer(path)
             if data.task == "embedding":
-                texts = [one for column in columns(data.text, data.pairs).values() for one in column]
                 vectors = text_vectors(
                     runner,
                     tokenizer,
                     read_pooling(path),
-                    texts,
+                    all_texts(data.text, data.pairs),
                     self._batch_tokens,
                     what=what,
                     progress=self.progress,
@@ -201,7 +200,7 @@ class QualityCheck:
         progress: Progress = silent,
     ) -> None:
         data, self._is_scored = _read(source, named, scored)
-        data = replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs) or data.pairs)
+        data = replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs))
         self._data = little(data, TOKENS)
         self._measurer = Measurer(source, self._data, running or RunOptions(), progress, diverges=False)
 

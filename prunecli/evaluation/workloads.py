@@ -42,7 +42,7 @@ from prunecli.running.encoding import (
 from prunecli.running.examples import TokenExamples
 from prunecli.running.losses import batch_vectors
 from prunecli.running.windows import packed_examples
-from prunecli.text.choice import Dataset, columns
+from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
@@ -234,7 +234,7 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
     tokenizer = load_tokenizer(directory)
     pooled = None
     if data.task == "embedding":
-        texts = [one for own in columns(text.first(count), data.pairs).values() for one in own][:count]
+        texts = all_texts(text.first(count), data.pairs)[:count]
         examples = embedding_examples(tokenizer, model, read_pooling(directory), texts, data.context)
         pooled = directory
     elif isinstance(text, LabelledText):

@@ -27,7 +27,7 @@ from prunecli.results.document import Document, numbers, with_fingerprints
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency, Timed
-from prunecli.results.rewriting import Rewriting, Shrunk
+from prunecli.results.rewriting import Rewriting, Shrunk, Training
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
 
@@ -188,7 +188,7 @@ def _read_result(path: Path) -> Document | None:
     payload = read_json(path)
     kind = kind_of(str(payload.get("format"))) if isinstance(payload, dict) else None
     # Of what most rewriting commands print, the checkpoints themselves are shown.
-    if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind is not Shrunk):
+    if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind not in (Shrunk, Training)):
         return None
     return kind.from_json(payload, path)
 

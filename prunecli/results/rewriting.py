@@ -178,22 +178,16 @@ class LoggedStep(Record):
     cosine: Number | None = None
 
 
-class Training(Document):
+class Training(Rewriting):
     """OUTPUT.finetune.json.
 
     Attributes:
-        left_out: files of the source that the result lacks.
-        stock: whether plain transformers opens the result, and why not.
         warmup: updates in which the learning rate rose.
         best: the step that is the result, where a validation chose it.
     """
 
     FORMAT = "prunecli.finetune/1"
 
-    left_out: list[str] = []
-    output: str
-    stock: Json = {}
-    arguments: Json = {}
     steps: Count
     warmup: Count | None = None
     epochs: Number | None = None

@@ -34,7 +34,7 @@ from prunecli.shrinking.texts import parts, windowed, written
 from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.choice import Dataset, Lines, TextChoice, columns
+from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import task_of
@@ -383,7 +383,7 @@ def heal(
 
 def _plain(data: Dataset) -> PlainText:
     """All texts of an embedding model, one a line."""
-    texts = [" ".join(one.split()) for column in columns(data.text, data.pairs).values() for one in column]
+    texts = [" ".join(one.split()) for one in all_texts(data.text, data.pairs)]
     files = () if isinstance(data.text, ParallelText) else data.text.files
     return PlainText(tuple(files), tuple(filter(None, texts)))
 
@@ -394,7 +394,7 @@ def _lines(data: Dataset) -> Lines:
     if isinstance(text, LabelledText):
         whole = [*text.texts, *(text.seconds or ())]
     else:
-        whole = [one for column in columns(text, data.pairs).values() for one in column]
+        whole = all_texts(text, data.pairs)
     plain = text if isinstance(text, PlainText) and text.whole_files else None
     lines = [line for one in whole for line in one.split("\n") if line.strip()]
     languages = text.languages if isinstance(text, ParallelText) else ()

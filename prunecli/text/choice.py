@@ -375,6 +375,11 @@ def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
     return {"": list(text.texts)}
 
 
+def all_texts(text: Text, pairs: Pairs = ()) -> list[str]:
+    """The texts of all `columns`, one column after another."""
+    return [one for column in columns(text, pairs).values() for one in column]
+
+
 def described(text: Text) -> dict[str, Any]:
     """The fields of a result that tell which text was read: `files`, `sha256`, and `whole_files` of plain text."""
     if isinstance(text, ParallelText):
