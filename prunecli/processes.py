@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prunecli.errors import PruneError, reason_of
@@ -55,6 +56,12 @@ class StoppedError(PruneError):
     """This process ends because the one that started it says so."""
 
     exit_status = 128 + signal.SIGTERM
+
+
+def environment() -> dict[str, str]:
+    """Environment variables of this process, with which a new one imports this prunecli even if it is not installed."""
+    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 PARENT = "PRUNECLI_PARENT"

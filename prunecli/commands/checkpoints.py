@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from prunecli import demo as bundled
 from prunecli.commands import console
@@ -17,8 +17,6 @@ from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.running.layerwise.runner import RunReport
 

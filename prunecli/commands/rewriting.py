@@ -18,7 +18,6 @@ from prunecli.options import CheckpointPath, Name, Options, compute_option, hidd
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.quality_check import QualityCheck
     from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis, Kind
     from prunecli.model.checkpoint import Checkpoint
@@ -182,28 +181,30 @@ class RewritingOptions(Options):
 
     def _quality_check(
         self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, running: RunOptions | None
-    ) -> QualityCheck | None:
+    ) -> Callable[[Path], QualityChange] | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
         wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
         if self.dry_run or self.config_only or not wanted:
             return None
-        from prunecli.evaluation.quality_check import QualityCheck
+        from prunecli.evaluation.quality_check import quality_check
 
         steps = rewrite.structure.history
         try:
-            return QualityCheck(source, self.check_text, scored, steps, running, console.progress())
+            return quality_check(source, self.check_text, scored, steps, running, console.progress())
         except PruneError as error:
             if self.check_text is not None and not isinstance(error, MemoryShortError):
                 raise
             self._unmeasured(error)
             return None
 
-    def _compared(self, check: QualityCheck | None, result: Applied) -> QualityChange | None:
+    def _compared(
+        self, check: Callable[[Path], QualityChange] | None, result: Applied
+    ) -> QualityChange | None:
         """Print the loss before and after; a ruined result is reported with --quiet too."""
         if check is None or result.output is None:
             return None
         try:
-            change = check.compare(result.output)
+            change = check(result.output)
         except PruneError as error:  # the result is there, and right
             self._unmeasured(error)
             return None

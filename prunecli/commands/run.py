@@ -130,9 +130,7 @@ def _execute(step: Step, replace: bool) -> int:
     words = [sys.executable, "-m", "prunecli", step.command]
     words += ["--force"] if replace and "force" in step.accepts else []
     words += ["--quiet"] if console.is_hushed() and "quiet" in step.accepts else []
-    package_home = str(Path(__file__).parents[2])
-    search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": search_path, processes.PARENT: str(os.getpid())}
+    environment = {**processes.environment(), processes.PARENT: str(os.getpid())}
     return wait(subprocess.Popen([*words, *step.arguments], env=environment))
 
 

@@ -37,6 +37,7 @@ from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_devices, devices_of
 from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting_dtype
 from prunecli.modules.machine import new_memory
+from prunecli.processes import environment
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import Json, header
 from prunecli.results.latency import Latency, Spread, Timing
@@ -334,12 +335,10 @@ def measure_cost(**task: Any) -> Json:
     Raises:
         PruneError: the process failed; with its last line.
     """
-    # The same prunecli, even if it is not installed.
-    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
     done = subprocess.run(
         [sys.executable, "-m", "prunecli.evaluation.latency"],
         input=pickle.dumps(task),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        env=environment(),
         capture_output=True,
         check=False,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -16,8 +16,6 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch

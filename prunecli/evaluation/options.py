@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -27,8 +27,6 @@ from prunecli.options import (
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 

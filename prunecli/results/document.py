@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,6 @@ from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import pandas as pd
 
 
