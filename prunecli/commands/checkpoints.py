@@ -18,7 +18,6 @@ from prunecli.text.tasks import TaskName
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.running.layerwise.runner import RunReport
 
 Texts = TypeVar("Texts", bound=TextChoice)
 
@@ -182,19 +181,3 @@ def _bundled(demo: DemoName) -> Path:
 def ask_huge_pages() -> None:
     """Have torch ask for huge pages, of which it takes note at its first tensor: see modules.layerwise.machine."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
-def report_run(run: RunReport, label: str | None = None, *, back: bool = False) -> None:
-    """Say what a run layer by layer read.
-
-    Args:
-        label: of the checkpoint, where there are several.
-        back: whether it went back through the layers too.
-    """
-    rate = console.bytes_text(run.bytes_read / max(run.seconds, 1e-9))
-    times = "once" if run.readings == 1 else f"in {run.readings} groups"
-    spilled = f"; {console.bytes_text(run.spilled_bytes)} of states in a file" if run.spilled_bytes else ""
-    console.note(
-        f"{'' if label is None else f'{label}: '}Went through the layers{' and back' if back else ''} {times}: "
-        f"{console.bytes_text(run.bytes_read)} of weights read, {rate} a second{spilled}."
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo, report_run
+from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo
 from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, labels_for
@@ -84,7 +84,6 @@ def evaluate(options: Evaluate) -> None:
         progress=console.progress(),
         say=console.note,
         warn=console.warn,
-        report=lambda label, work: report_run(work, label),
     )
     if result is None:  # one of several processes: the first goes on
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from prunecli.commands.checkpoints import (
     TASK,
     ask_huge_pages,
     checkpoint_or_demo,
-    report_run,
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
@@ -62,7 +60,6 @@ def score_heads(options: ScoreHeads) -> None:
             force=options.force,
             progress=console.progress(),
             say=console.note,
-            report=partial(report_run, back=True),
         )
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     options.finish(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
@@ -44,7 +44,6 @@ from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, header, sizes
 from prunecli.results.evaluation import Evaluation
-from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
@@ -315,7 +314,6 @@ def evaluate(
     progress: Progress = silent,
     say: Say = unsaid,
     warn: Say = unsaid,
-    report: Callable[[str, RunReport], None] = lambda _label, _run: None,
 ) -> Evaluation | None:
     """Measure each checkpoint at `task` on the text that `choice` names, and compare it with the first.
 
@@ -328,9 +326,8 @@ def evaluate(
         output: file for the result; None: nothing is written, and an interrupted run cannot resume.
         task: None: the task of the models.
         force: replace `output`.
-        say: called with each automatic choice and its reason.
+        say: called with each automatic choice and its reason, and with a line about each run layer by layer.
         warn: called with a line about the state that an interrupt leaves behind.
-        report: called for each checkpoint that was run layer by layer with statistics of the run.
 
     Returns:
         The result; None on processes other than the first.
@@ -370,7 +367,7 @@ def evaluate(
                 if output is not None and group.is_main:  # before the work
                     refuse_unwritable(output, force=force)
             opened = {label: open_model(path) for label, path in paths.items()}
-            measured = TASK_CLASSES[task](opened, data, options, progress, say, group, report, output, force)
+            measured = TASK_CLASSES[task](opened, data, options, progress, say, group, output, force)
             with closing(measured), threads(threads_for(opened.values())):
                 for label in opened:
                     measured.measure(label)

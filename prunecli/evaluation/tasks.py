@@ -57,7 +57,6 @@ class Task(ABC):
     Attributes:
         opened: label -> checkpoint.
         output: file for the result, replaced with `force`; None: nothing is written.
-        report: called with the label and statistics of each checkpoint that was run layer by layer.
     """
 
     opened: Mapping[str, Checkpoint]
@@ -66,7 +65,6 @@ class Task(ABC):
     progress: Progress
     say: Say
     process_group: ProcessGroup
-    report: Callable[[str, RunReport], None]
     output: Path | None
     force: bool
 
@@ -182,7 +180,7 @@ class ModelTask(Task):
         )
         self.measured[label] = self.run(label, runner, tokenizer)
         if options.memory is not None:
-            self.report(label, work)
+            self.say(f"{label}: {work.line()}")
         del runner
         gc.collect()  # before the next checkpoint is loaded
 

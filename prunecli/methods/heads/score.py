@@ -61,7 +61,6 @@ def score_heads(
     force: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
-    report: Callable[[RunReport], None] = lambda _run: None,
 ) -> Scores:
     """Score each attention head by what the model loses without it (1905.10650, 3 and 4.1).
 
@@ -71,8 +70,7 @@ def score_heads(
         output: file that the scores are written to, if any.
         task: task of the text. If None, the task of the model.
         force: replace `output`.
-        say: called with lines about choices made by default.
-        report: called with the costs of a run layer by layer.
+        say: called with lines about choices made by default, and about a run layer by layer.
 
     Raises:
         PruneError: a model, text, option or output that cannot be used.
@@ -123,7 +121,7 @@ def score_heads(
         )
         fields |= ablation.scores(data, selected)
     if options.memory is not None:
-        report(run)
+        say(run.line(back=True))
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,
