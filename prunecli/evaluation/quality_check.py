@@ -23,10 +23,9 @@ from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.rewriting import Quality, QualityChange
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import measure_losses, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.losses import measure_losses
 from prunecli.text.choice import Dataset, Text, TextChoice, all_texts
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText

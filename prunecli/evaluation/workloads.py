@@ -40,7 +40,7 @@ from prunecli.running.encoding import (
     text_examples,
 )
 from prunecli.running.examples import TokenExamples
-from prunecli.running.losses import batch_vectors
+from prunecli.running.batches import batch_vectors
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText

@@ -48,10 +48,15 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.private import can_replace_experts
 from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Per, Scores, scores_of
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import (
+    Losses,
+    differentiate_losses,
+    example_losses,
+    random_projections,
+    task_batches,
+)
 from prunecli.running.examples import Batch, num_examples
 from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
 from prunecli.running.runner import REHEARSING, Runner, frozen
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer

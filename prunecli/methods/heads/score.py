@@ -31,10 +31,9 @@ from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
-from prunecli.running.losses import batch_vectors, example_losses, require_finite
 from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name

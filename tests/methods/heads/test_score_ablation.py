@@ -19,7 +19,7 @@ from prunecli.methods.heads.score import (
     translation_measurements,
 )
 from prunecli.modules.hooks import output_projections
-from prunecli.running.losses import example_losses
+from prunecli.running.batches import example_losses
 from prunecli.text.parallel import ParallelText
 from tests.methods.heads.test_score import LINES, PAIR, TEXT, Subject
 from tests.reference.head_importance import scaled_head
