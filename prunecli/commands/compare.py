@@ -24,7 +24,7 @@ from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Languages, Texts
-    from prunecli.results.similarity import HeadComparison, Similarity
+    from prunecli.results.similarity import Similarity
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -174,16 +174,15 @@ def compare_heads(options: CompareHeads) -> None:
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    options.finish(comparison, lambda: show_heads(comparison))
 
+    def show() -> None:
+        console.show(*comparison.shown)
+        if comparison.left_out:
+            console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
+        if len({model.fingerprint for model in comparison.models}) > 1:
+            console.out("The scores are of two models: heads are compared by name and original number.")
 
-def show_heads(comparison: HeadComparison) -> None:
-    console.show(*comparison.shown)
-    if comparison.left_out:
-        console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
-    fingerprints = {model.fingerprint for model in comparison.models}
-    if len(fingerprints) > 1:
-        console.out("The scores are of two models: heads are compared by name and original number.")
+    options.finish(comparison, show)
 
 
 class CompareLanguages(OutputOptions, LanguageOptions):

@@ -221,7 +221,6 @@ def finetune(options: Finetune) -> None:
         dry_run=options.dry_run,
         progress=console.progress(),
         say=console.note,
-        warn=console.note,
     )
     if result is not None:
         training, support = result

@@ -196,7 +196,7 @@ class TextChoice(Options):
         *,
         also_plain: tuple[TrainingTask, ...] = (),
     ) -> None:
-        """Refuse text of other tasks, and a task without its text.
+        """Refuse text of other tasks, and a language model without text. `read` refuses other tasks without text.
 
         Args:
             more: further options -> whether they were given.
@@ -214,10 +214,6 @@ class TextChoice(Options):
                 raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
-        if task == "classification" and self.labelled is None:
-            raise UsageError("classification needs labels", _NEEDS[task])
-        if task == "embedding":
-            self._kind_of_embedding()
 
     def _kind_of_embedding(self) -> TaskName:
         """The task whose text the vectors are of."""

@@ -320,7 +320,6 @@ def finetune(
     dry_run: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
-    warn: Say = unsaid,
 ) -> tuple[Training, StockSupport] | None:
     """Train, write the best model as a checkpoint, and the training's figures beside it.
 
@@ -332,8 +331,7 @@ def finetune(
         task: None: what the model is for.
         resume: go on where the same call was interrupted.
         dry_run: only check options, model and text; `say` is called with what would be done.
-        say: hears what is chosen by itself, and of each validation.
-        warn: hears what the result lacks.
+        say: hears what is chosen by itself, of each validation, and what the result lacks.
 
     Returns:
         The figures, and whether plain transformers opens the result; None on other processes than the first.
@@ -443,7 +441,7 @@ def finetune(
             with staged(model, log) as (source, weights, rewrite):
                 left_out = source.side_files.left_out
                 if left_out:
-                    warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
+                    say(f"Left out, as no part of the model: {in_one_line(left_out)}")
                 support = stock_support(weights, rewrite.structure)
                 training = Training(  # before anything is written: a record refuses figures that cannot be
                     **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
