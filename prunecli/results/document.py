@@ -7,7 +7,7 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -128,8 +128,8 @@ class Shown:
     def of(
         cls,
         title: str,
-        rows: Iterable[Mapping[str, Any]],
-        columns: Mapping[str, str],
+        rows: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, str] | None,
         text_columns: int = 1,
         keys: int = 1,
     ) -> Shown:
@@ -137,15 +137,13 @@ class Shown:
 
         Args:
             columns: heading -> text of the cell with names of values in braces, such as "{parameters!m}" or
-                "{lowest:.1%} to {highest:.1%}". Without one of the values, the row has no such cell.
+                "{lowest:.1%} to {highest:.1%}". Without one of the values, the row has no such cell. If None, `rows`
+                hold the texts of the cells.
         """
         cells = _Cells()
-        return cls(
-            title,
-            [{heading: cells.fill(form, row) for heading, form in columns.items()} for row in rows],
-            text_columns,
-            keys,
-        )
+        if columns is not None:
+            rows = [{heading: cells.fill(form, row) for heading, form in columns.items()} for row in rows]
+        return cls(title, rows, text_columns, keys)
 
     @cached_property
     def columns(self) -> list[str]:

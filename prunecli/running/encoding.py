@@ -90,19 +90,15 @@ def padding_id(model: Any, tokenizer: Any) -> int:
     return 0
 
 
-def depends_on_padding(model: Any) -> bool:
-    """Whether padding on the right changes what transformers' class computes for the other tokens.
+def filling(model: Any, tokenizer: Any) -> tuple[int, bool]:
+    """`padding_id`, and whether padding on the right changes what transformers' class computes for the other tokens.
 
     A sparse attention that keeps the best `index_topk` keys breaks ties by the number of keys, padding among them;
     CPM-Ant takes padding to be on the left, whatever the mask.
     """
     config = model.config.get_text_config()
-    return getattr(config, "index_topk", None) is not None or config.model_type == "cpmant"
-
-
-def filling(model: Any, tokenizer: Any) -> tuple[int, bool]:
-    """`padding_id` and `depends_on_padding`."""
-    return padding_id(model, tokenizer), depends_on_padding(model)
+    depends = getattr(config, "index_topk", None) is not None or config.model_type == "cpmant"
+    return padding_id(model, tokenizer), depends
 
 
 def encoded(tokenizer: Any, model: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
@@ -245,8 +241,7 @@ def text_examples(
     if len(empty) == len(rows):
         raise DataError("no text has a token", "Give other text.")
     ids = Sequences([row[i : i + longest] for row in rows for i in range(0, len(row), longest)])
-    pad_id, equal = filling(model, tokenizer)
-    return TokenExamples(ids, ids, pad_id, equal=equal)
+    return TokenExamples(ids, ids, *filling(model, tokenizer))
 
 
 def embedding_examples(

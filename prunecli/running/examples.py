@@ -137,10 +137,10 @@ class TokenExamples(Examples):
     ids: Sequences
     labels: Sequences | Tensor
     pad_id: int
+    equal: bool = False
     types: Sequences | None = None
     shift: Callable[[Tensor], Tensor] | None = None
     max_rows: int | None = None
-    equal: bool = False
     more: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
 
     @property

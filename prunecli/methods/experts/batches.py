@@ -24,7 +24,7 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.results.gates import ANY, Mode, OutputArrays
 from prunecli.running.encoding import (
     decoder_inputs,
-    depends_on_padding,
+    filling,
     length_limit,
     padding_id,
     require_task,
@@ -282,7 +282,7 @@ class Texts:
             corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens, vocabulary)
             for corpus in self.corpora
         }
-        padding, equal = padding_id(model, tokenizer), depends_on_padding(model)
+        padding, equal = filling(model, tokenizer)
         observer = StockObserver(layers, self.outputs)
 
         def read(name: str, rows: Sequence[Ids], _encoded: Encoded) -> None:
