@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from prunecli import demo as bundled
 from prunecli.commands import console
 from prunecli.commands.command import OutputOptions
-from prunecli.errors import UsageError
 from prunecli.options import CheckpointPath, argument, option, text_option
 from prunecli.text.choice import TextChoice
 from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 from prunecli.text.tasks import TaskName
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 Texts = TypeVar("Texts", bound=TextChoice)
 
@@ -79,20 +75,6 @@ def checkpoint_directory(given: Path) -> Path:
     return conversion.checkpoint_directory(
         given, say=console.note, progress=console.progress(has_bars=True), bars=bars
     )
-
-
-def streamed(given: Path | None) -> Checkpoint:
-    """A model of the hub that the user named, its weights read where they are.
-
-    Raises:
-        UsageError: it is a path, or none was named.
-        HubError, OutputError, CheckpointError: as `stream_model`.
-    """
-    from prunecli.model.streamed import stream_model
-
-    if given is None:
-        raise UsageError("`stream` reads a model of the hub, and none is named.", "Name one: org/name.")
-    return stream_model(given, say=console.note, progress=console.progress(), bars=False)
 
 
 def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo, streamed
+from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
@@ -99,7 +99,15 @@ class RewritingOptions(Options):
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
         if self.stream:
-            return streamed(self.checkpoint)
+            from prunecli.model.streamed import stream_model
+
+            if self.checkpoint is None:
+                raise UsageError(
+                    "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
+                )
+            return stream_model(
+                self.checkpoint, say=console.note, progress=console.progress(), bars=False
+            )
         return open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(

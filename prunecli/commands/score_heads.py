@@ -125,6 +125,8 @@ def _metric(scores: Scores) -> str:
 
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
+    import numpy as np
+
     from prunecli.evaluation.scoring import too_few
     from prunecli.model.axes import module_of
 
@@ -140,21 +142,14 @@ def show(scores: Scores, layers: Any) -> None:
     if scores.method != "ablation":
         _show_best(scores, tested=few is None)
     elif few is None:
-        _show_significant(scores)
+        gains = scores.sign * np.concatenate([*scores.changes().values()])
+        sure = np.concatenate([*scores.p_values.values()]) < LEVEL
+        worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
+        console.out(
+            f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
+        )
     if few:
         console.warn(few)
-
-
-def _show_significant(scores: Scores) -> None:
-    """Print the number of heads whose absence makes the score significantly worse, and better."""
-    import numpy as np
-
-    gains = scores.sign * np.concatenate([*scores.changes().values()])
-    sure = np.concatenate([*scores.p_values.values()]) < LEVEL
-    worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
-    console.out(
-        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
-    )
 
 
 def _show_best(scores: Scores, *, tested: bool) -> None:

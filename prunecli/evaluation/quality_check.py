@@ -139,8 +139,8 @@ class Measurer:
                     read_pooling(path),
                     all_texts(data.text, data.pairs),
                     self._batch_tokens,
-                    what=what,
-                    progress=self.progress,
+                    what,
+                    self.progress,
                 )
                 if self.first is None:
                     self.first = vectors

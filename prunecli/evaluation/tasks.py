@@ -28,7 +28,7 @@ from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.processes import ProcessGroup
-from prunecli.progress import Progress, Say, silent
+from prunecli.progress import Progress, Say
 from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, batch_vectors, measure_losses, require_finite, run_forward
@@ -340,9 +340,9 @@ class Embedding(ModelTask):
                 pooling,
                 texts,
                 self.options.decoding.batch_tokens,
-                context=self.data.context,
-                what=f"{label}: {name or 'embedding'}",
-                progress=self.progress,
+                f"{label}: {name or 'embedding'}",
+                self.progress,
+                self.data.context,
             )
             for name, texts in columns(self.data.text, self.data.pairs).items()
         }
@@ -373,16 +373,15 @@ def text_vectors(
     pooling: Pooling,
     texts: list[str],
     batch_tokens: int,
-    *,
+    what: str,
+    progress: Progress,
     context: int | None = None,
-    what: str = "embedding",
-    progress: Progress = silent,
 ) -> Vectors:
     """The vector of each text, `[texts, width]`.
 
     Args:
-        context: tokens that a text is cut to; None: the model's own limit.
         what: text of the progress line.
+        context: tokens that a text is cut to; None: the model's own limit.
 
     Raises:
         UnsupportedModelError: an encoder with a decoder.

@@ -85,13 +85,9 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 {
                     "checkpoint": row.result.checkpoint,
                     f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-                    "parameters": maybe(millions, row.size[0]),
+                    "parameters": None,
                     "size": maybe(bytes_text, row.size[1]),
-                    **{
-                        title: text
-                        for title, text in shown.items()
-                        if title not in ("checkpoint", "parameters")
-                    },
+                    **dict(shown, parameters=maybe(millions, row.size[0])),
                     **speed,
                 }
             )

@@ -278,8 +278,9 @@ def make_lesson(
         )
     words = load_tokenizer(directory)
     if words.get_vocab() == tokenizer.get_vocab():
-        return Lesson(teacher, pooling, taught, None)
-    say(f"{path} has another vocabulary: it reads each text in its own tokens.")
+        words = None
+    else:
+        say(f"{path} has another vocabulary: it reads each text in its own tokens.")
     return Lesson(teacher, pooling, taught, words)
 
 
