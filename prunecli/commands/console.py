@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TextIO
 
 from prunecli import processes
-from prunecli.progress import Progress, silent
+from prunecli.progress import Advance, Progress, silent
 from prunecli.tensors.quantities import bytes_text as bytes_text  # of every table
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def progress(*, has_bars: bool = False) -> Progress:
 @contextmanager
 def _bars(
     description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Callable[[float], None]]:
+) -> Iterator[Advance]:
     from rich.console import Console
     from rich.constrain import Constrain
     from rich.progress import (
@@ -265,7 +265,7 @@ def _bars(
 @contextmanager
 def _lines(
     description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Callable[[float], None]]:
+) -> Iterator[Advance]:
     start = reported = time.monotonic()
     done = 0.0
 

@@ -95,7 +95,7 @@ class TranslationTask(Task):
             self.say(f"Computed in {earlier}, as before the interruption.")
             self.options = options.model_copy(update={"dtype": earlier})
 
-    def needs(self) -> dict[str, Any]:
+    def needs(self) -> Json:
         """See `Task`: what decoding takes."""
         load = self.options.decoding.load
         return {"load": load, "only_runs": True, "process_group": self.process_group}
@@ -141,7 +141,7 @@ class TranslationTask(Task):
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
         keys = self.keys[label]
-        found: dict[str, Any] = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        found: Json = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
             tokenizer = load_tokenizer(checkpoint.path)

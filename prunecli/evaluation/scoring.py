@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
+from prunecli.model.decision import Floats
 from prunecli.results.document import Json
 from prunecli.tensors.json_files import read_json, refuse_pointer
 
@@ -59,7 +60,7 @@ SPM_MISSING = (
 )
 
 
-def make_metrics(spm: Path | None) -> dict[str, Any]:
+def make_metrics(spm: Path | None) -> Json:
     """sacrebleu's metrics by name: chrF++ (word order 2), chrF, BLEU (13a), and spBLEU if `spm` is given.
 
     Raises:
@@ -190,7 +191,7 @@ def comet_scores(
     systems: Mapping[str, Sequence[str]],
     *,
     gpu: bool = False,
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """Score each sentence of each system with COMET, 0 to 100 (the program's score times 100).
 
     Args:
@@ -286,7 +287,7 @@ def paired_bootstrap(
     return tests
 
 
-def bootstrap_of_means(systems: Sequence[NDArray[np.float64]], samples: int, seed: int) -> list[Test]:
+def bootstrap_of_means(systems: Sequence[Floats], samples: int, seed: int) -> list[Test]:
     """`paired_bootstrap` for a score that is the mean of the sentences' scores.
 
     Args:

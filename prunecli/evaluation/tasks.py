@@ -84,7 +84,7 @@ class Task(ABC):
         """Check the options of the task."""
 
     @abstractmethod
-    def needs(self) -> dict[str, Any]:
+    def needs(self) -> Json:
         """The arguments of `fitting_dtype` that say what a run holds besides the weights."""
 
     @abstractmethod
@@ -150,7 +150,7 @@ class ModelTask(Task):
         """Bytes that are kept from earlier models while a checkpoint runs, by name."""
         return {}
 
-    def needs(self) -> dict[str, Any]:
+    def needs(self) -> Json:
         """See `Task`; any size fits layer by layer."""
 
         memory = self.options.memory

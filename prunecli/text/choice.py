@@ -15,6 +15,7 @@ from prunecli.options import Files, Name, Options, option, text_option
 from prunecli.progress import Say, unsaid
 from prunecli.text.files import TextFile, parse_text_file
 from prunecli.text.parallel import (
+    Pairs,
     ParallelText,
     has_split,
     languages_of,
@@ -26,9 +27,6 @@ from prunecli.text.plain import LabelledText, PlainText, read_labelled, read_pla
 from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
-Pairs = tuple[tuple[str, str], ...]
-"""Directions of translation, (source, target)."""
-
 WHOLE_SPLITS = ("train", "val", "dev")
 """Where the lines of whole splits are read and none is named."""
 

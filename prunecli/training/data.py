@@ -22,7 +22,7 @@ from prunecli.running.examples import Examples, TokenExamples
 from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, all_texts
 from prunecli.text.files import lines_sha256
-from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
+from prunecli.text.parallel import Pairs, ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
@@ -52,7 +52,7 @@ class TrainingData:
     task: TrainingTask
     train: Text
     valid: Text | None = None
-    pairs: tuple[tuple[str, str], ...] = ()
+    pairs: Pairs = ()
 
     def describe(self) -> dict[str, Any]:
         """The values that the result depends on, as JSON."""
