@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-
 Advance = Callable[[float], None]
 """Adds an amount to a progress line."""
 
@@ -22,9 +21,7 @@ class Progress(Protocol):
 
 
 @contextmanager
-def silent(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Advance]:
+def silent(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     """A progress that shows nothing: the library's default."""
     yield lambda _amount: None
 
@@ -56,9 +53,7 @@ def foretelling(progress: Progress, whole: float, say: Say, what: str, remedy: s
     done, told = 0.0, False
 
     @contextmanager
-    def line(
-        description: str, total: float | None = None, unit: str = "steps"
-    ) -> Iterator[Advance]:
+    def line(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
         nonlocal start
         start = time.monotonic() if start is None else start
         with progress(description, total, unit) as advance:

@@ -16,7 +16,7 @@ from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Bools, Floats
-from prunecli.results.document import Json, Model, header
+from prunecli.results.document import Json, Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
     SIDES,
@@ -107,7 +107,7 @@ def _about(
         if name in kind.model_fields and (path := getattr(options, name)) is not None
     }
     return {
-        **header(kind.FORMAT, [], None),
+        **kind.header([], None),
         "models": [Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)],
         "statistics": list(files),
         "ratio": options.ratio,

@@ -69,7 +69,6 @@ def compare_models(options: CompareModels) -> None:
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
-    from prunecli.results.document import header
     from prunecli.results.similarity import Similarity
 
     options.check_outputs()
@@ -102,7 +101,7 @@ def compare_models(options: CompareModels) -> None:
         main,
         [found[name] for name in benchmarks],
         [found[random_label(seed)] for seed in options.seeds],
-        **header(Similarity.FORMAT, list(opened.values()), None),
+        **Similarity.header(list(opened.values()), None),
         checkpoints=names,
         benchmarks=benchmarks,
         **({"random_seeds": list(options.seeds)} if options.seeds else {}),

@@ -169,7 +169,9 @@ def show(*tables: Shown) -> None:
         texts = shown.columns[: shown.texts]
         with console.capture() as captured:
             if shown.title:
-                console.print(Text(plain(shown.title), style="bold"))  # a table wraps a title at its own width
+                console.print(
+                    Text(plain(shown.title), style="bold")
+                )  # a table wraps a title at its own width
             for widths in blocks(columns, width, texts, max(shown.keys, len(texts))):
                 part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
                 for name, size in widths.items():
@@ -209,9 +211,7 @@ def progress(*, has_bars: bool = False) -> Progress:
 
 
 @contextmanager
-def _bars(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Advance]:
+def _bars(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     from rich.console import Console
     from rich.constrain import Constrain
     from rich.progress import (
@@ -263,9 +263,7 @@ def _bars(
 
 
 @contextmanager
-def _lines(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Advance]:
+def _lines(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     start = reported = time.monotonic()
     done = 0.0
 

@@ -105,9 +105,7 @@ class RewritingOptions(Options):
                 raise UsageError(
                     "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
                 )
-            return stream_model(
-                self.checkpoint, say=console.note, progress=console.progress(), bars=False
-            )
+            return stream_model(self.checkpoint, say=console.note, progress=console.progress(), bars=False)
         return open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
@@ -301,13 +299,11 @@ class Shown:
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """Document for `--json`: the fields that every kind has, and its own."""
-        from prunecli.results.document import header
-
         result, decision = self.result, self.result.rewrite.decision
         more: dict[str, Any] = {} if decision is None else {"decision": decision}
         more |= {} if self.quality is None else {"quality": self.quality}
         return kind(
-            **header(kind.FORMAT, [result.source], seed),
+            **kind.header([result.source], seed),
             left_out=[*result.left_out],
             output=None if result.output is None else str(result.output),
             stock=result.stock_support.to_json(),

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +41,7 @@ from prunecli.modules.devices import choose_device
 from prunecli.modules.fitting import COMPUTE, decoding_room
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
-from prunecli.results.document import Json, header, sizes
+from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
@@ -374,7 +373,7 @@ def evaluate(
             if not group.is_main:
                 return None
             seed = options.seed if task in ("translation", "mlm") else None
-            head = header(Evaluation.FORMAT, [*opened.values()], seed)
+            head = Evaluation.header([*opened.values()], seed)
             evaluation = Evaluation.model_validate({**head, "task": task, **measured.fields()})
             measured.save(evaluation)
             return evaluation

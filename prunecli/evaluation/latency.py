@@ -39,7 +39,7 @@ from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting
 from prunecli.modules.machine import new_memory
 from prunecli.processes import environment
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import Json, header
+from prunecli.results.document import Json
 from prunecli.results.latency import Latency, Spread, Timing
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.json_files import parsed
@@ -159,7 +159,7 @@ def bench_latency(
             about["new_tokens"] = options.new_tokens
         return Latency.model_validate(
             {
-                **header(Latency.FORMAT, list(opened.values()), None),
+                **Latency.header(list(opened.values()), None),
                 **about,
                 "sentences": len(work[first]),
                 "runs": options.runs,
@@ -198,9 +198,7 @@ def _timed(
     passes = range(options.warm_up + options.runs)
     order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
     if not together:
-        order.sort(
-            key=lambda turn: labels.index(turn[2])
-        )  # stable: each checkpoint has its runs in a row
+        order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
     models, sizes, names = Json(), dict[str, dict[str, int]](), dict[str, list[str]]()
     seconds: Seconds = {}
     with progress("timing", len(order), "runs") as advance:

@@ -30,6 +30,7 @@ from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import read_pooling
+from prunecli.running.batches import batch_vectors
 from prunecli.running.encoding import (
     embedding_examples,
     labelled_examples,
@@ -40,7 +41,6 @@ from prunecli.running.encoding import (
     text_examples,
 )
 from prunecli.running.examples import TokenExamples
-from prunecli.running.batches import batch_vectors
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText

@@ -188,7 +188,9 @@ def _read_result(path: Path) -> Document | None:
     payload = read_json(path)
     kind = kind_of(str(payload.get("format"))) if isinstance(payload, dict) else None
     # Of what most rewriting commands print, the checkpoints themselves are shown.
-    if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind not in (Shrunk, Training)):
+    if kind is None or (
+        issubclass(kind, (Decisions, Inspection, Rewriting)) and kind not in (Shrunk, Training)
+    ):
         return None
     return kind.from_json(payload, path)
 

@@ -113,9 +113,7 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
         paths.append(names.get(source.get("fingerprint", ""), own))
     rows = zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     lines = []
-    for (target, _), group in groupby(
-        rows, key=lambda row: (row[0]["arguments"].get("by shrink"), row[1])
-    ):
+    for (target, _), group in groupby(rows, key=lambda row: (row[0]["arguments"].get("by shrink"), row[1])):
         steps = [*group]
         if target is None:
             lines += [step_text(step, source=source, output=output) for step, source, output in steps]

@@ -146,11 +146,7 @@ def render(
     """
     missing = missing_packages()
     drawn = [
-        picture
-        for _, blocks in sections
-        for block in blocks
-        if isinstance(block, list)
-        for picture in block
+        picture for _, blocks in sections for block in blocks if isinstance(block, list) for picture in block
     ]
     script = _script() if drawn and not missing else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

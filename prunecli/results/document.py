@@ -40,34 +40,6 @@ _SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
 """A user's name and password in an address; a token of the hub."""
 
 
-def header(
-    format: str,  # noqa: A002 (the key's name)
-    checkpoints: Sequence[Checkpoint],
-    seed: int | None,
-) -> Json:
-    """The fields that every document begins with.
-
-    Args:
-        format: "prunecli.NAME/VERSION".
-        checkpoints: the models that it speaks of.
-        seed: of everything random, or None where nothing is.
-    """
-    return {
-        "format": format,
-        "prunecli": __version__,
-        "command": [_SECRET.sub("***", word) for word in COMMAND.get()],
-        "models": [
-            {
-                **origin(made.path),
-                **({"fingerprint": made.fingerprint} if made.is_local else {}),
-                "model_type": made.model_type,
-            }
-            for made in checkpoints
-        ],
-        "seed": seed,
-    }
-
-
 def merged_text(parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str) -> Json:
     """Fields of merged statistics that describe their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
 
@@ -340,6 +312,29 @@ class Document(Record):
     command: list[str] = []
     models: list[Model] = []
     seed: int | None = None
+
+    @classmethod
+    def header(cls, checkpoints: Sequence[Checkpoint], seed: int | None) -> Json:
+        """The fields that every document begins with.
+
+        Args:
+            checkpoints: the models that it speaks of.
+            seed: of everything random, or None where nothing is.
+        """
+        return {
+            "format": cls.FORMAT,
+            "prunecli": __version__,
+            "command": [_SECRET.sub("***", word) for word in COMMAND.get()],
+            "models": [
+                {
+                    **origin(made.path),
+                    **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                    "model_type": made.model_type,
+                }
+                for made in checkpoints
+            ],
+            "seed": seed,
+        }
 
     @classmethod
     def read(cls, path: Path) -> Self:

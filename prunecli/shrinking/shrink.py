@@ -23,7 +23,6 @@ from prunecli.model.cost import decoding_bytes, usual_load
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
@@ -325,7 +324,7 @@ def shrink(
     else:
         applied, stages = run.carry_out(best, path, force=force)
     document = Shrunk(
-        **header(Shrunk.FORMAT, [source], None),
+        **Shrunk.header([source], None),
         left_out=[*applied.left_out],
         output=None if path is None else str(path),
         stock=applied.stock_support.to_json(),

@@ -61,9 +61,7 @@ def pair_name(source: str, target: str) -> str:
     return f"{source}-{target}"
 
 
-def parse_pairs(
-    pairs: Sequence[str] | None, langs: Sequence[str] | None, available: Sequence[str]
-) -> Pairs:
+def parse_pairs(pairs: Sequence[str] | None, langs: Sequence[str] | None, available: Sequence[str]) -> Pairs:
     """Directions (source, target) from the options `pairs` and `langs`, each once, in the order given.
 
     Args:

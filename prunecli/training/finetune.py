@@ -30,7 +30,7 @@ from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import Json, header
+from prunecli.results.document import Json
 from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
 from prunecli.tensors.documents import refuse_unwritable, write_json
@@ -444,7 +444,7 @@ def finetune(
                     say(f"Left out, as no part of the model: {in_one_line(left_out)}")
                 support = stock_support(weights, rewrite.structure)
                 training = Training(  # before anything is written: a record refuses figures that cannot be
-                    **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
+                    **Training.header([] if start.config is not None else [source], options.seed),
                     left_out=[*left_out],
                     output=str(destination.output),
                     stock=support.to_json(),

@@ -103,7 +103,12 @@ def test_damaged_front_matter_is_none(text):
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 SNAPSHOT = {**STEP, "source": {"path": "org/name", "revision": HASH, "fingerprint": "sha256:abc"}}
-LATER = {"command": "prune-heads", "arguments": {}, "prunecli": "0.1.0", "source": {"path": "half", "fingerprint": "sha256:b"}}
+LATER = {
+    "command": "prune-heads",
+    "arguments": {},
+    "prunecli": "0.1.0",
+    "source": {"path": "half", "fingerprint": "sha256:b"},
+}
 
 
 FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"

@@ -11,8 +11,8 @@ from torch import nn
 
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
-from prunecli.running.examples import Batch
 from prunecli.running.batches import token_losses
+from prunecli.running.examples import Batch
 from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
