@@ -277,14 +277,14 @@ class ScoredOptions(TextChoice, RunOptions):
             OutputError: the file of scores cannot be written.
         """
         from prunecli.methods.units import TextRun
-        from prunecli.tensors.documents import refuse_unwritable, write_json
+        from prunecli.tensors.documents import refuse_unwritable
 
         save, path = None, self.save_scores
         if path is not None:
             if not measures:
                 raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
-            save = lambda scores: write_json(path, scores.to_json(), force=how.force)  # noqa: E731
+            save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
         return TextRun(self, self, save, console.progress(), console.note)
 
 

@@ -37,7 +37,6 @@ from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.runner import Runner
 from prunecli.running.windows import mlm_examples
-from prunecli.tensors.documents import write_json
 from prunecli.text.choice import Dataset, columns, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText, PlainText, label_ids
@@ -99,7 +98,7 @@ class Task(ABC):
         """Write the result, if it has a file."""
 
         if self.output is not None:
-            write_json(self.output, evaluation.to_json(), force=self.force)
+            evaluation.write(self.output, force=self.force)
 
     def close(self) -> None:  # noqa: B027 (nothing to close by default)
         """Free what is stored between checkpoints."""

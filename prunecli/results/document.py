@@ -24,7 +24,7 @@ from prunecli import __version__
 from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
 from prunecli.tensors.quantities import bytes_text
@@ -366,6 +366,10 @@ class Document(Record):
         """The fields that are there, but `EMPTY` ones."""
         fields = super().to_json()
         return {name: value for name, value in fields.items() if name == "seed" or value not in self.EMPTY}
+
+    def write(self, path: Path, *, force: bool) -> None:
+        """Write the file, whole or not at all; `force` replaces one that is there."""
+        write_json(path, self.to_json(), force=force)
 
     @property
     def about(self) -> str:

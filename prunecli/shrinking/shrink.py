@@ -30,7 +30,7 @@ from prunecli.shrinking.levers import KINDS, Lever, Levers, named
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
 from prunecli.shrinking.texts import parts, windowed, written
-from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
+from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts
@@ -336,7 +336,7 @@ def shrink(
         stages=stages,
     )
     if path is not None:
-        write_json(figures_path(path), document.to_json(), force=True)
+        document.write(figures_path(path), force=True)
     return document
 
 

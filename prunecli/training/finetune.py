@@ -33,7 +33,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import Json
 from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
@@ -452,7 +452,7 @@ def finetune(
                     **log,
                 )
                 apply(weights, rewrite, destination.output, force=destination.force)
-            write_json(destination.figures, training.to_json(), force=True)
+            training.write(destination.figures, force=True)
         except (OSError, OutputError) as error:
             # The weights took hours: whatever the disk refused, the next run only has to write them again.
             failed = error if isinstance(error, OutputError) else output_error(destination.output, error)

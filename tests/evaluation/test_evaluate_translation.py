@@ -173,7 +173,7 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.evaluation.tasks.write_json", interrupted)
+        patch.setattr("prunecli.results.document.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4

@@ -183,7 +183,7 @@ def collect_gates(
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
-                write_json(path, statistics.to_json(), force=force)
+                statistics.write(path, force=force)
                 if parts is not None:
                     write_outputs(outputs_path(path), checkpoint.fingerprint, parts)
         for left in (partial_path(path), *layers_paths(path)):

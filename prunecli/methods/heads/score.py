@@ -34,7 +34,7 @@ from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
 from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tasks import TaskName, task_of
@@ -128,7 +128,7 @@ def score_heads(
         **fields,
     )
     if output is not None:
-        write_json(Path(output), scores.to_json(), force=force)
+        scores.write(Path(output), force=force)
     return scores
 
 
