@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
@@ -264,7 +265,7 @@ class Options(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
     """Fields of the base classes that are no options of the command."""
 
     def __init__(self, **values: Any) -> None:
@@ -312,7 +313,7 @@ class Options(BaseModel):
     @lru_cache
     def list_options(cls) -> Mapping[str, Option]:
         """Return the options of the command by the names of their fields: those of each panel together."""
-        left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
+        left_out = {*chain.from_iterable(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__)}
         found = [one for name, one in cls._all_options().items() if name not in left_out]
         found.sort(key=lambda one: (not one.spec.argument, PANELS.index(one.spec.panel)))
         return {one.name: one for one in found}

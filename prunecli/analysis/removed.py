@@ -167,17 +167,17 @@ def _updates(history: Sequence[Step]) -> int:
 
 
 AMOUNTS = {
-    "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
-    "prune-heads": frozenset({"ratio", "count", "removed"}),
-    "share-ffn": frozenset({"width"}),
-    "prune-ffn": frozenset({"ratio", "width"}),
-    "prune-layers": frozenset({"ratio", "count", "encoder", "decoder", "removed"}),
-    "factorize-embeddings": frozenset({"map_dim", "expand_dim"}),
-    "trim-vocabulary": frozenset({"min_count"}),
-    "finetune": frozenset({"best"}),
+    "prune-experts": {"ratio", "keep", "experts_per_layer", "fit_bytes"},
+    "prune-heads": {"ratio", "count", "removed"},
+    "share-ffn": {"width"},
+    "prune-ffn": {"ratio", "width"},
+    "prune-layers": {"ratio", "count", "encoder", "decoder", "removed"},
+    "factorize-embeddings": {"map_dim", "expand_dim"},
+    "trim-vocabulary": {"min_count"},
+    "finetune": {"best"},
 }
 """Command -> arguments of its step in a history that are amounts or results."""
-OUTCOMES = frozenset({"keep", "removed", "best"})
+OUTCOMES = {"keep", "removed", "best"}
 """Arguments that are results."""
 
 Setting = Mapping[tuple[str, str], str]
@@ -256,10 +256,10 @@ def _short(digest: Any) -> str:
 def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
     """The settings of a step. The amounts of earlier steps count too: they make another source."""
     arguments, command = step["arguments"], step["command"]
-    amounts = AMOUNTS.get(command, frozenset())
+    amounts = AMOUNTS.get(command, set[str]())
     hidden = amounts if is_last else amounts & OUTCOMES
     if command == "prune-layers" and not arguments.keys() & (amounts - OUTCOMES):
-        hidden = frozenset()  # the layers were named
+        hidden = set()  # the layers were named
     found = {
         str(name): _value(value)
         for name, value in arguments.items()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream", "check_text", "explain"})
+    LEFT_OUT = ("stream", "check_text", "explain")
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(
