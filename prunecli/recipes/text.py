@@ -87,16 +87,16 @@ class StepText(_Model):
 
     name: str = Field(min_length=1)
     command: str
-    arguments: dict[str, Value] = Field(default_factory=dict)
-    for_each: dict[str, Value] = Field(default_factory=dict, alias="for-each")
-    when: dict[str, Value] = Field(default_factory=dict)
+    arguments: dict[str, Value] = {}
+    for_each: dict[str, Value] = Field({}, alias="for-each")
+    when: dict[str, Value] = {}
 
 
 class RecipeText(_Model):
     """A recipe file as it is written."""
 
     description: str = ""
-    variables: dict[str, Value] = Field(default_factory=dict)
+    variables: dict[str, Value] = {}
     steps: list[StepText] = Field(min_length=1)
     report: Any = Field(None, description="of earlier versions: a closing table; not read")
 
