@@ -99,10 +99,9 @@ def evaluate(options: Evaluate) -> None:
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     """Print the tables, what is wrong with the outputs, and examples if there is little to read."""
-    from prunecli.report.collect import tested
     from prunecli.results.evaluation import WIDE
 
-    evaluation, few = tested(evaluation)
+    evaluation, few = evaluation.tested
     console.show(*evaluation.shown(None if all_pairs else PAIRS_SHOWN))
     if few:
         console.warn(few)

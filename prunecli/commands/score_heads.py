@@ -127,8 +127,8 @@ def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
     import numpy as np
 
-    from prunecli.evaluation.scoring import too_few
     from prunecli.model.axes import module_of
+    from prunecli.results.evaluation import too_few
 
     values = {module_of(name): own.tolist() for name, own in _shown(scores).items()}
     head_table(values, layers, _title(scores))

@@ -20,7 +20,6 @@ from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import (
-    LEAST,
     SPM_MISSING,
     Test,
     bootstrap_of_means,
@@ -42,7 +41,7 @@ from prunecli.modules.fitting import COMPUTE, decoding_room
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, sizes
-from prunecli.results.evaluation import Evaluation
+from prunecli.results.evaluation import LEAST, Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest

@@ -230,10 +230,6 @@ def comet_scores(
     return scores
 
 
-LEAST = 30
-"""Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
-
-
 Test = dict[str, float]
 """One score of one system compared with the baseline's.
 
@@ -242,13 +238,6 @@ Test = dict[str, float]
 - mean: mean of the score over the resamples.
 - ci95: half the width of the 95 % confidence interval.
 """
-
-
-def too_few(examples: int, what: str) -> str | None:
-    """The message that replaces a test on too few examples; None if there are enough."""
-    if examples >= LEAST:
-        return None
-    return f"Too few {what} for a test of significance: {examples:,}; give {LEAST} or more."
 
 
 def paired_bootstrap(

@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from prunecli.errors import CheckpointError, DataError, PruneError
-from prunecli.evaluation.scoring import LEAST, too_few
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import Inventory, take_inventory
@@ -276,19 +275,6 @@ def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
         if same:
             return min(same, key=lambda result: result.checkpoint != label)
     return None
-
-
-def tested(evaluation: Evaluation) -> tuple[Evaluation, str | None]:
-    """The evaluation without its significance test if there is too little text for one, and a line that says so."""
-    test = evaluation.significance
-    # McNemar's test is exact: with too little text it finds nothing.
-    if test is None or str(test.get("test")).startswith("McNemar"):
-        return evaluation, None
-    data = numbers(evaluation.data) | numbers(test)
-    examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
-    what = "windows" if "windows" in str(test.get("test")) else "sentences" if evaluation.pairs else "texts"
-    few = too_few(int(examples), what)
-    return (evaluation.model_copy(update={"significance": None}) if few else evaluation), few
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from prunecli.report.collect import (
     best,
     findings,
     rows_of,
-    tested,
 )
 from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
@@ -58,7 +57,7 @@ MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 def quality_section(data: ReportData) -> Iterator[Block]:
     """Yield charts and tables of each evaluation.json."""
     for name, stored in data.of(Evaluation):
-        evaluation, _ = tested(stored)
+        evaluation, _ = stored.tested
         rows = rows_of(evaluation, data)
         unit, lost = _lost(rows)
         yield Heading(name)
