@@ -157,9 +157,8 @@ def _by_position(rows: Sequence[Row]) -> list[Picture]:
         points += own if len(own) > 1 else []
     if not points:
         return []
-    name, names = "KL divergence, nats", {point.series for point in points}
-    titles = "tokens before, log₂", f"{name} (lower is better)"
-    return [curves(f"{name} by position", points, *titles, joined=names)]
+    name = "KL divergence, nats"
+    return [curves(f"{name} by position", points, "tokens before, log₂", f"{name} (lower is better)")]
 
 
 MAPPED = ("expert", "head", "layer")
