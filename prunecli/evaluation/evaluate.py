@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,7 +94,7 @@ class TranslationTask(Task):
             self.say(f"Computed in {earlier}, as before the interruption.")
             self.options = options.model_copy(update={"dtype": earlier})
 
-    def needs(self) -> Json:
+    def needs(self) -> dict[str, Any]:
         """See `Task`: what decoding takes."""
         load = self.options.decoding.load
         return {"load": load, "only_runs": True, "process_group": self.process_group}
@@ -139,7 +140,7 @@ class TranslationTask(Task):
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
         keys = self.keys[label]
-        found: Json = group.broadcast({name: self._finished(key) for name, key in keys.items()})
+        found: dict[str, Any] = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
             tokenizer = load_tokenizer(checkpoint.path)

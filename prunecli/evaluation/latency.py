@@ -199,7 +199,7 @@ def _timed(
     order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
     if not together:
         order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
-    models, sizes, names = Json(), dict[str, dict[str, int]](), dict[str, list[str]]()
+    models, sizes, names = dict[str, Any](), dict[str, dict[str, int]](), dict[str, list[str]]()
     seconds: Seconds = {}
     with progress("timing", len(order), "runs") as advance:
         for setting, number, label in order:

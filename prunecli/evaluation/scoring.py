@@ -60,7 +60,7 @@ SPM_MISSING = (
 )
 
 
-def make_metrics(spm: Path | None) -> Json:
+def make_metrics(spm: Path | None) -> dict[str, Any]:
     """sacrebleu's metrics by name: chrF++ (word order 2), chrF, BLEU (13a), and spBLEU if `spm` is given.
 
     Raises:

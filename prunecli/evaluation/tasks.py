@@ -83,7 +83,7 @@ class Task(ABC):
         """Check the options of the task."""
 
     @abstractmethod
-    def needs(self) -> Json:
+    def needs(self) -> dict[str, Any]:
         """The arguments of `fitting_dtype` that say what a run holds besides the weights."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class ModelTask(Task):
         """Bytes that are kept from earlier models while a checkpoint runs, by name."""
         return {}
 
-    def needs(self) -> Json:
+    def needs(self) -> dict[str, Any]:
         """See `Task`; any size fits layer by layer."""
 
         memory = self.options.memory
