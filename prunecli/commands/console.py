@@ -169,9 +169,8 @@ def show(*tables: Shown) -> None:
         texts = shown.columns[: shown.texts]
         with console.capture() as captured:
             if shown.title:
-                console.print(
-                    Text(plain(shown.title), style="bold")
-                )  # a table wraps a title at its own width
+                # A table would wrap a title at its own width.
+                console.print(Text(plain(shown.title), style="bold"))
             for widths in blocks(columns, width, texts, max(shown.keys, len(texts))):
                 part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
                 for name, size in widths.items():
