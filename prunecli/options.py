@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
@@ -265,7 +264,7 @@ class Options(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
-    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
+    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
     """Fields of the base classes that are no options of the command."""
 
     def __init__(self, **values: Any) -> None:
@@ -313,7 +312,7 @@ class Options(BaseModel):
     @lru_cache
     def list_options(cls) -> Mapping[str, Option]:
         """Return the options of the command by the names of their fields: those of each panel together."""
-        left_out = {*chain.from_iterable(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__)}
+        left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
         found = [one for name, one in cls._all_options().items() if name not in left_out]
         found.sort(key=lambda one: (not one.spec.argument, PANELS.index(one.spec.panel)))
         return {one.name: one for one in found}

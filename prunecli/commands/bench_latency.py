@@ -18,7 +18,7 @@ MANY = 4
 class BenchLatency(ModelsOptions, LatencyOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("source_file", "target_file", "langs", "max_sentences")
+    LEFT_OUT = frozenset({"source_file", "target_file", "langs", "max_sentences"})
 
     output: Path = result_option("latency.json")
     plot: Path | None = plot_option("Draw the speed against batch size")

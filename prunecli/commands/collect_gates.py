@@ -34,7 +34,7 @@ ROWS_SHOWN = 12
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("files", "labelled", "plot", "table")
+    LEFT_OUT = frozenset({"files", "labelled", "plot", "table"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     text: tuple[NamedText, ...] = NAMED_TEXT

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("whole_files", "labelled")
+    LEFT_OUT = frozenset({"whole_files", "labelled"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     other: CheckpointPath | None = argument(

@@ -45,7 +45,7 @@ DRAWN = {
 class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("files",)
+    LEFT_OUT = frozenset({"files"})
 
     text: tuple[NamedText, ...] = NAMED_TEXT
     all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")

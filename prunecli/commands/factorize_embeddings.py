@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream", "check_text", "explain")
+    LEFT_OUT = frozenset({"stream", "check_text", "explain"})
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(
@@ -75,7 +75,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
             draw(opened, plan, factors, plot)
         options.show(
             lambda: _document(shown, plan, factors, before, after),
-            lambda: _show(shown, plan, factors, change(before, after)),
+            lambda: _show(shown, factors, change(before, after)),
         )
 
 
@@ -106,7 +106,7 @@ def _document(
     )
 
 
-def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None, own: Mapping[str, str]) -> None:
+def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None:
     """Print the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
     console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []

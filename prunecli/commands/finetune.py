@@ -49,7 +49,7 @@ SHOWN = 9
 class Finetune(TextChoice, TrainingOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("source_file", "target_file")
+    LEFT_OUT = frozenset({"source_file", "target_file"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")

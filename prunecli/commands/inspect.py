@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Inspect(OutputOptions, LoadOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("output", "plot", "quiet")
+    LEFT_OUT = frozenset({"output", "plot", "quiet"})
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(

@@ -90,7 +90,7 @@ def prune_experts(options: PruneExperts) -> None:
 class PruneHeads(RewritingOptions, HeadOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream",)
+    LEFT_OUT = frozenset({"stream"})
 
     output: Path = output_option("pruned-heads")
 
@@ -114,7 +114,7 @@ def prune_heads(options: PruneHeads) -> None:
 class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream",)
+    LEFT_OUT = frozenset({"stream"})
 
     output: Path = output_option("pruned-ffn")
 
@@ -139,7 +139,7 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("memory", "spill_directory")
+    LEFT_OUT = frozenset({"memory", "spill_directory"})
 
     replace: Literal["linear"] | None = selection_option(
         None,

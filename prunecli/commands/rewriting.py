@@ -228,7 +228,9 @@ class RewritingOptions(Options):
 class WordsOptions(TextChoice):
     """Options of commands that count the tokens of text."""
 
-    LEFT_OUT = ("pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences")
+    LEFT_OUT = frozenset(
+        {"pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences"}
+    )
 
     split: str | None = text_option(
         None,
@@ -247,7 +249,7 @@ class WordsOptions(TextChoice):
 class ScoredOptions(TextChoice, RunOptions):
     """Options of commands that measure units on text, or read what was measured before."""
 
-    LEFT_OUT = ("source_file", "target_file", "labelled")
+    LEFT_OUT = frozenset({"source_file", "target_file", "labelled"})
 
     save_scores: Path | None = text_option(
         None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream", "save_scores")
+    LEFT_OUT = frozenset({"stream", "save_scores"})
 
     output: Path = output_option("shared-ffn")
 
@@ -149,7 +149,7 @@ def _made(group: Group) -> str:
 class ShareAttention(RewritingOptions, AttentionOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("stream", "explain")
+    LEFT_OUT = frozenset({"stream", "explain"})
 
     output: Path = output_option("shared-attention")
 

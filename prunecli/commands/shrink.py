@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
     """Options of the command."""
 
-    LEFT_OUT = ("check_text", "stream", "config_only", "explain", "source_file", "target_file")
+    LEFT_OUT = frozenset({"check_text", "stream", "config_only", "explain", "source_file", "target_file"})
 
     output: Path = output_option("shrunk")
 

@@ -337,7 +337,7 @@ class LayerOptions(UnitOptions):
     UNITS = "layers"
     AMOUNTS = ("ratio", "count", "encoder", "decoder")
     METHODS = ("cosine", "cka", "perplexity", "embedding")
-    LEFT_OUT = ("least", "uniform")
+    LEFT_OUT = frozenset({"least", "uniform"})
 
     encoder: int | None = option(None, "Number of layers to remove from the encoder.", ge=0)
     decoder: int | None = option(None, "Number of layers to remove from the decoder.", ge=0)
@@ -445,7 +445,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
     """Of translation models: the published choice."""
     FOR_OTHERS = "; for language models 0.25"
     AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
-    LEFT_OUT = ("uniform",)
+    LEFT_OUT = frozenset({"uniform"})
 
     gates: GateStatistics | Files = option(
         (Path("gates.json"),),

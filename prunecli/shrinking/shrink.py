@@ -390,10 +390,11 @@ def _plain(data: Dataset) -> PlainText:
 def _lines(data: Dataset) -> Lines:
     """The lines of a part of the text, for the vocabulary."""
     text = data.text
-    if isinstance(text, LabelledText):
-        whole = [*text.texts, *(text.seconds or ())]
-    else:
-        whole = all_texts(text, data.pairs)
+    whole = (
+        [*text.texts, *(text.seconds or ())]
+        if isinstance(text, LabelledText)
+        else all_texts(text, data.pairs)
+    )
     plain = text if isinstance(text, PlainText) and text.whole_files else None
     lines = [line for one in whole for line in one.split("\n") if line.strip()]
     languages = text.languages if isinstance(text, ParallelText) else ()
