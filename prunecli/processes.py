@@ -250,7 +250,7 @@ def join() -> None:
 
 def _letting_signals_through(wait: Callable[[], None]) -> None:
     """Wait in another thread: torch waits outside of Python, where no signal would be heard."""
-    failed: list[BaseException] = []
+    failed = []
 
     def run() -> None:
         try:
@@ -287,7 +287,7 @@ def handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> I
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ctrl-C and signals that would end this process wait until the block is through."""
-    came: list[int] = []
+    came = []
     try:
         with handling(dict.fromkeys((signal.SIGINT, *TERMINATIONS), lambda found, _: came.append(found))):
             yield

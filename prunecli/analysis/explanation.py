@@ -145,7 +145,7 @@ class Explained:
                 at = _position(question, place)
                 if at is not None:
                     by_axis.setdefault(place.name, []).append((decision, place, at))
-        found: list[Answer] = []
+        found = []
         for asked in by_axis.values():
             found += [*starmap(self._told, asked), *map(_plain, self._now(*asked[-1]))]
         if not found and question.part == "layer":  # the structure knows which layers went

@@ -89,8 +89,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         alone = first or (next(iter(floats)) if len(floats) == 1 else None)
         same = 0 if alone is None else itemsize(alone)
         targets = [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
-    whole: list[Way] = []
-    pruned: list[Way] = []
+    whole = []
+    pruned = []
     ratio = None
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)

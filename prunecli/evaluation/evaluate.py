@@ -191,7 +191,7 @@ class TranslationTask(Task):
                 advance(1)
         pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
         frames = {label: pd.DataFrame(own.values(), pairs, columns) for label, own in rows.items()}
-        results: list[Json] = []
+        results = []
         for label, frame in frames.items():
             first = None if label == labels[0] else frames[labels[0]]
             mean = means(frame, first if len(pairs) > 1 else None)

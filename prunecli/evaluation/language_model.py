@@ -94,7 +94,7 @@ class Reference:
         is_first = model is None
         if not is_first:
             beside = LOGITS_BYTES + sum(weight.nbytes for weight in model.parameters())
-        found: list[pd.DataFrame] = []
+        found = []
 
         def forward(batch: Batch) -> tuple[Tensor, Tensor, Logits | None]:
             mask = batch.labels != IGNORED

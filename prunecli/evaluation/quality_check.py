@@ -155,7 +155,7 @@ class Measurer:
                 return Quality(cost=float((classes != self.first).mean()))
             named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
             batches = [one for own in named.values() for one in own]
-            found: dict[str, float] = {}
+            found = {}
             if data.task == "lm" and same_tokens and self.diverges:
                 self._reference = self._reference or Reference(batches)
                 compared = self._reference.measure(runner, what, self.progress)

@@ -136,7 +136,7 @@ class Outcome:
 
 def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Outcome]:
     """Return the steps that a run would carry out, as far as they are known beforehand."""
-    outcomes: list[Outcome] = []
+    outcomes = []
     remade: list[Path] = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state, remade)
@@ -178,7 +178,7 @@ def run_steps(
                     f"{output} {changed} this recipe's step {step.name!r}",
                     "Move it away, or give `force` to replace it.",
                 )
-    outcomes: list[Outcome] = []
+    outcomes = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state)
         starting(step, reason)

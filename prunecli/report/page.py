@@ -69,7 +69,7 @@ def quality_section(data: ReportData) -> Iterator[Block]:
         if charts:
             yield charts
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
-        sized: list[Cells] = []
+        sized = []
         for index, (shown, row) in enumerate(zip(main.rows, rows, strict=True)):
             speed: Cells = {}
             if row.timed is not None:

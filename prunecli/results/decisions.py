@@ -201,7 +201,7 @@ class Decisions(Document):
 
     def _tables(self) -> Tables:
         """`decisions`: where each unit is, its value and rank, the cut-off, its margin, whether it stays."""
-        rows: list[Row] = []
+        rows = []
         for decision in self.decisions:
             step: Row = {} if decision.step is None else {"step": decision.step}
             for place in decision.places:

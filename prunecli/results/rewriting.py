@@ -292,7 +292,7 @@ class Shrunk(Rewriting):
 
     def _tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""
-        tried: list[Row] = []
+        tried = []
         for one in self.tried:
             fields = one.to_json()
             quality, shares, metrics = (fields.pop(name) for name in ("quality", "shares", "metrics"))

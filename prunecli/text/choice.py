@@ -327,7 +327,7 @@ class TextChoice(Options):
         """
         if self.data is None and self.demo is None and (self.split is not None or self.langs is not None):
             raise UsageError("`split` and `langs` go with `data`.", "Name a directory of text with `data`.")
-        texts: list[str] = []
+        texts = []
         splits: tuple[str, ...] = ()
         asked, languages = self.langs or (), dict[str, None]()
         if self.data is not None or self.demo is not None:

@@ -225,7 +225,7 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
     from prunecli.model.conversion import require_package
 
     datasets = require_package("datasets>=3", f"{data}: reading a data set of the hub")
-    documents: list[str | Chat] = []
+    documents = []
     left = None if max_tokens is None else CHARACTERS * max_tokens
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)

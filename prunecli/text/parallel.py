@@ -209,7 +209,7 @@ def read_groups(path: Path) -> dict[str, str]:
     Raises:
         DataError: no such file, an empty one, or a line that is neither; a language in two groups.
     """
-    groups: dict[str, str] = {}
+    groups = {}
     if path.suffix.lower() == ".json":
         groups = read_json(path, error=DataError)
         if not isinstance(groups, dict) or not all(

@@ -189,7 +189,7 @@ class LayerwiseRun(Gradients):
             if passes and ahead:
                 self.want(ahead[0])
             for index, following in zip(ahead, [*ahead[1:], None], strict=False):
-                seen: list[Any] = []
+                seen = []
                 if passes:  # a process without any keeps step with the others
                     with self.loaded(index):
                         for own, routed in zip(
