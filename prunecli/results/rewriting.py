@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from prunecli.results.decisions import Written
-from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, maybe
+from prunecli.results.document import Count, Document, Json, Number, Record, Shown, Tables, maybe
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""

@@ -131,7 +131,7 @@ FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
         ((STEP,), "", {"_name_or_path": "C:\\models"}, None),
         ((STEP,), "", {"_name_or_path": 3}, None),
         (
-            ({"command": "finetune", "prunecli": "0.1.0"},),
+            ({"command": "finetune", "arguments": {}, "prunecli": "0.1.0"},),
             "",
             {"_name_or_path": "org/name"},
             None,
