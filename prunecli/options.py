@@ -49,7 +49,7 @@ COMMON, SELECTION, TEXT, TRAINING, VALIDATION, COMPUTE, ADVANCED = PANELS = (
 Role = Literal["value", "input", "output", "checkpoint", "text"]
 """What a value is: a file or directory that is read or written, a checkpoint, text to read, or something else."""
 
-RENAMED: Mapping[str, Mapping[str, str]] = {
+RENAMED = {
     "prune-experts": {"--experts": "--keep", "--round-to": "--multiple-of", "--min-per-layer": "--min"},
     "prune-heads": {"--heads": "--keep", "--min-per-layer": "--min"},
     "prune-ffn": {"--score": "--metric", "--round-to": "--multiple-of", "--per-layer": "--uneven"},
@@ -69,7 +69,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "finetune": {"--dtype-out": "--dtype", "--metric": "--measure"},
 }
 """Command -> option of 0.2.0 -> its present name. The command line and recipes take both names for one release."""
-ONLY_WITH: Mapping[tuple[str, str], tuple[str, ...]] = {
+ONLY_WITH = {
     ("score-heads", "--metric"): ("chrf++", "bleu", "loss", "accuracy", "cosine"),
 }
 """Old name that another option has now -> values that tell the old option from the present one."""

@@ -153,7 +153,7 @@ def texts_or_demo(
     return tuple(TextFile(bundled.LM_DATA / f"{split}.{name}", name) for name in bundled.LM_TEXTS)
 
 
-_NAMES: dict[DemoName, str] = {"translation": "bundled demo model", "lm": "bundled language model"}
+_NAMES = {"translation": "bundled demo model", "lm": "bundled language model"}
 
 
 def _bundled(demo: DemoName) -> Path:

@@ -56,7 +56,7 @@ def listed(names: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-_hushed: ContextVar[bool] = ContextVar("hushed", default=False)
+_hushed = ContextVar("hushed", default=False)
 _spelling: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
 
 

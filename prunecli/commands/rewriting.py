@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
     from prunecli.methods.units import TextRun
-    from prunecli.model.axes import Axis, Kind
+    from prunecli.model.axes import Axis
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
@@ -41,7 +41,7 @@ def output_option(default: str) -> Any:
     )
 
 
-HOLDERS: Mapping[Kind, str] = {
+HOLDERS = {
     "expert": "layer",
     "head": "attention",
     "unit": "FFN",

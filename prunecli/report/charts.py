@@ -25,8 +25,8 @@ try:
 except ImportError:
     alt = None
 
-VEGA_LITE: dict[str, Any] = {"vl_version": alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])}
-"""Option of vl-convert: the version of Vega-Lite that Altair declares charts for."""
+VEGA_LITE = alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+"""Version of Vega-Lite that Altair declares charts for."""
 
 PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python"}
 """Module -> package that installs it."""

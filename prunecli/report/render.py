@@ -117,9 +117,9 @@ def save_pictures(rows: Sequence[list[Picture]], path: Path, title: str) -> None
             **({"title": title} if title else {}),
         }
         if kind == ".svg":
-            content = vl_convert.vegalite_to_svg(specification, **VEGA_LITE).encode()
+            content = vl_convert.vegalite_to_svg(specification, VEGA_LITE).encode()
         else:
-            content = vl_convert.vegalite_to_png(specification, scale=1.5, **VEGA_LITE)
+            content = vl_convert.vegalite_to_png(specification, VEGA_LITE, 1.5)
     with new_file(path) as partial:
         partial.write_bytes(content)
 
@@ -130,7 +130,7 @@ def _script() -> str:
     import vl_convert
 
     own = _asset("page.js").replace("THEME", json.dumps(THEME))
-    bundle = vl_convert.javascript_bundle(own, **VEGA_LITE)
+    bundle = vl_convert.javascript_bundle(own, VEGA_LITE)
     return bundle.replace("</script", r"<\/script")
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 TaskName = Literal["translation", "classification", "mlm", "lm", "embedding"]
 """What a model can be measured at: `embedding`, the vectors of texts, needs no head."""
-TASKS: tuple[TaskName, ...] = get_args(TaskName)
+TASKS = get_args(TaskName)
 TrainingTask = Literal[TaskName, "feature-extraction"]
 """What a model can be trained for."""
-HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
+HEADLESS = ("embedding", "feature-extraction")
 """Tasks of models without a head, which learn from a teacher alone."""
 
 _ENDINGS: Mapping[str, TrainingTask] = {
