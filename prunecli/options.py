@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -104,25 +104,25 @@ def _dtype(also: tuple[str, ...], value: Any) -> Any:
     return parse_computed(value, also) if isinstance(value, str) else value
 
 
-Share: TypeAlias = Annotated[float, BeforeValidator(partial(_of_text, parse_share))]
+Share = Annotated[float, BeforeValidator(partial(_of_text, parse_share))]
 """A fraction: 0.8, "0.8" or "80%"."""
-Size: TypeAlias = Annotated[int, BeforeValidator(partial(_of_text, parse_size))]
+Size = Annotated[int, BeforeValidator(partial(_of_text, parse_size))]
 """Bytes: 8589934592 or "8GiB"."""
-StoredDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ()))]
+StoredDtype = Annotated[str, BeforeValidator(partial(_dtype, ()))]
 """Type of stored weights."""
-ComputeDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto",)))]
+ComputeDtype = Annotated[str, BeforeValidator(partial(_dtype, ("auto",)))]
 """Type to compute in."""
-RunningDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
+RunningDtype = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
 """Type to compute in, for a model that is not trained."""
-Counts: TypeAlias = tuple[Annotated[int, Field(ge=1)], ...]
+Counts = tuple[Annotated[int, Field(ge=1)], ...]
 """Numbers from 1 on."""
-Files: TypeAlias = tuple[Path, ...]
+Files = tuple[Path, ...]
 """Files: one path or several."""
-Name: TypeAlias = Annotated[
+Name = Annotated[
     str, BeforeValidator(lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else value)
 ]
 """A name; a pair as `a-b` or (a, b)."""
-CheckpointPath: TypeAlias = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_path))]
+CheckpointPath = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_path))]
 """Directory of a checkpoint, or a model of the hub (`org/name`)."""
 
 

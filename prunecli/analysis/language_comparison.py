@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -232,7 +232,7 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
 
 
 Pair = tuple[str, str]
-Node: TypeAlias = Mapping[str, Any] | str
+Node = Mapping[str, Any] | str
 """A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
 
 

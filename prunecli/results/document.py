@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-Json: TypeAlias = dict[str, Any]
+Json = dict[str, Any]
 """A JSON object."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
 """A user's name and password in an address; a token of the hub."""
@@ -72,11 +72,11 @@ def sizes(checkpoint: Checkpoint) -> Json:
     return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
 
 
-Row: TypeAlias = Json
+Row = Json
 """Column's name -> value."""
-Cells: TypeAlias = dict[str, str | None]
+Cells = dict[str, str | None]
 """Heading of a shown table -> text of the cell; None: no value."""
-Tables: TypeAlias = dict[str, list[Row]]
+Tables = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
 
 

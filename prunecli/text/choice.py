@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -52,7 +52,7 @@ _NEEDS: Mapping[TrainingTask, str] = {
 """Task -> the text that it needs."""
 
 
-NamedText: TypeAlias = Annotated[
+NamedText = Annotated[
     TextFile, BeforeValidator(lambda value: parse_text_file(value) if isinstance(value, str) else value)
 ]
 """A file of text with a name, perhaps."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -25,7 +25,7 @@ FfnInit = Literal[Init, "concat"]
 """How one FFN is made of several."""
 KeepUnits = Literal["norms", "activations"]
 """Hidden units to keep where a shared FFN gets narrower."""
-Width: TypeAlias = (
+Width = (
     Annotated[int, Field(ge=1)]
     | Annotated[Literal["match"], BeforeValidator(lambda value: str(value).strip().lower())]
     | None
