@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -258,7 +258,7 @@ RUNNING_DTYPE = _dtype_option(
 
 
 class Options(BaseModel):
-    """Options of a command, or of a function of the Python API. They do not change; `model_copy` makes others."""
+    """Options of a command, or of a function of the Python API. They do not change; `updated` makes others."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
@@ -277,6 +277,10 @@ class Options(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _usage_error(error) from None
+
+    def updated(self, **values: Any) -> Self:
+        """Options of these values, which are not checked again, and otherwise the same."""
+        return self.model_copy(update=values)
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -38,7 +38,7 @@ def test_the_units_that_stay_are_the_most_active(model, text):
         name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
     }
     assert plan_widths(model, options, text).kept == by_hand
-    assert plan_widths(model, options.model_copy(update=dict(scores=measured))).kept == by_hand
+    assert plan_widths(model, options.updated(scores=measured)).kept == by_hand
 
 
 def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model, text, tmp_path, monkeypatch):

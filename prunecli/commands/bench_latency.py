@@ -41,7 +41,7 @@ def bench_latency(options: BenchLatency) -> None:
     is_chosen = named or options.everything or "sentences" in options.model_fields_set
     if len(labels) > MANY and not is_chosen:
         less = {"sentences": max(1, usual * MANY * 2 // len(labels)), "memory": False}
-        options = options.model_copy(update=less)
+        options = options.updated(**less)
         console.note(
             f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
             "and peak memory, takes about a minute; --all measures everything."

@@ -53,13 +53,11 @@ class ModelsOptions(OutputOptions, TextChoice):
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""
         files = texts_or_demo(given, self.demo_model, "test", self.checkpoints)
-        return self.model_copy(
-            update={
-                "files": tuple(file.path for file in files),
-                "names": names_of(files) if any(file.name is not None for file in files) else (),
-                "whole_files": reads_whole(self, is_demo=bool(files) and not given),
-                "demo": demo_text(self.checkpoints),
-            }
+        return self.updated(
+            files=tuple(file.path for file in files),
+            names=names_of(files) if any(file.name is not None for file in files) else (),
+            whole_files=reads_whole(self, is_demo=bool(files) and not given),
+            demo=demo_text(self.checkpoints),
         )
 
 
@@ -119,7 +117,7 @@ def demo_text(checkpoints: Path | Sequence[Path] | None, demo: DemoName = "trans
 
 def with_demo_text(options: Texts, checkpoints: Path | Sequence[Path] | None) -> Texts:
     """Return the options with the demo's text, which is read if they name none; see `demo_text`."""
-    return options.model_copy(update={"demo": demo_text(checkpoints)})
+    return options.updated(demo=demo_text(checkpoints))
 
 
 def reads_whole(options: TextChoice, *, is_demo: bool) -> bool | None:

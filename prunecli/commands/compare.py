@@ -87,7 +87,7 @@ def compare_models(options: CompareModels) -> None:
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
     opened = {label: open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
-    options = options.model_copy(update={"dtype": dtype_name(dtype)})
+    options = options.updated(dtype=dtype_name(dtype))
     choice = with_demo_text(options, compared)
     names, say = list(opened), unsaid if choice.files else console.note
     data = measured_text(opened[names[0]], choice, "This", say, task="mlm")
@@ -219,7 +219,7 @@ def compare_languages(options: CompareLanguages) -> None:
     is_text = statistics.mode == "text"
     if options.output == Path():
         default = Path("texts.json" if is_text else "languages.json")
-        options = options.model_copy(update={"output": default})
+        options = options.updated(output=default)
     options.check_outputs()
     names = [path.name for path in files]
     if statistics.mixed:

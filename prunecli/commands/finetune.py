@@ -160,7 +160,7 @@ class Finetune(TextChoice, TrainingOptions):
         if self.steps is self.epochs is self.minutes is None:
             is_demo = self.data is None and not self.files and self.labelled is None
             values["steps"] = DEMO_STEPS if is_demo else STEPS
-        return self.model_copy(update=values)
+        return self.updated(**values)
 
 
 @command(Finetune)
@@ -203,7 +203,7 @@ def finetune(options: Finetune) -> None:
         start = replace(start, checkpoint=checkpoint_or_demo(start.checkpoint))
     destination.check(start.checkpoint)
     if options.teacher is not None:
-        options = options.model_copy(update={"teacher": checkpoint_directory(options.teacher)})
+        options = options.updated(teacher=checkpoint_directory(options.teacher))
     task = options.task or start.task(console.note)
     for name in ("label_smoothing", "distill", "temperature"):
         if task in HEADLESS and getattr(options, name) is not None:

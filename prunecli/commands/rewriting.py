@@ -410,7 +410,7 @@ def dense_for_demo(options: Any) -> Any:
     if options.checkpoint is not None or options.dense_only:
         return options
     console.note("The model is a mixture of experts: only its dense FFNs are changed (--dense-only).")
-    return options.model_copy(update={"dense_only": True})
+    return options.updated(dense_only=True)
 
 
 def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> dict[str, str]:

@@ -92,7 +92,7 @@ class TranslationTask(Task):
         earlier = self.process_group.broadcast(dtypes.get(self.run_key))
         if earlier in COMPUTE and options.dtype == "auto":  # a damaged file may name another type
             self.say(f"Computed in {earlier}, as before the interruption.")
-            self.options = options.model_copy(update={"dtype": earlier})
+            self.options = options.updated(dtype=earlier)
 
     def needs(self) -> dict[str, Any]:
         """See `Task`: what decoding takes."""

@@ -93,7 +93,7 @@ def bench_latency(
         data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs))
     if options.beams is None:
         beams = (BEAM,) if task == "translation" else (1,)
-        options = options.model_copy(update={"beams": beams})
+        options = options.updated(beams=beams)
     opened = {label: open_model(path) for label, path in directories.items()}
     with threads(options.threads or idle_threads(opened.values(), say)):
         work = {
@@ -113,7 +113,7 @@ def bench_latency(
             only_runs=True,
             say=say,
         )
-        options = options.model_copy(update={"dtype": dtype_name(dtype)})
+        options = options.updated(dtype=dtype_name(dtype))
         rooms = {
             label: decoding_room(checkpoint, load, COMPUTE[options.dtype])
             for label, checkpoint in opened.items()

@@ -243,7 +243,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
     task: TaskName = "lm" if task_of(source) == "lm" else "mlm"
     data = choice.read(task)
     if named is None and choice.max_sentences is not None:
-        whole = choice.model_copy(update={"max_sentences": None}).read(task).text
+        whole = choice.updated(max_sentences=None).read(task).text
         assert isinstance(whole, PlainText)
         if rest := whole.texts[len(data.text) :]:
             return replace(data, text=PlainText(whole.files, rest)), False

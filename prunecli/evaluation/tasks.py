@@ -77,7 +77,7 @@ class Task(ABC):
         dtype = fitting_dtype(
             self.opened, choose_devices(options.device), options.dtype, say=self.say, **self.needs()
         )
-        self.options = options.model_copy(update={"dtype": dtype_name(dtype)})
+        self.options = options.updated(dtype=dtype_name(dtype))
 
     def prepare(self) -> None:  # noqa: B027 (nothing to check by default)
         """Check the options of the task."""

@@ -312,11 +312,11 @@ class TextChoice(Options):
                     "`select_split`: the text has no splits", "Name a directory with `select_data`."
                 )
             named = {"data": data or self.data or self.demo, "split": split or self.split}
-            return self.model_copy(update={**named, "source_file": None, "target_file": None})
+            return self.updated(**named, source_file=None, target_file=None)
         if split is not None or data is None:
             raise UsageError("`select_split`: the text has no splits", "Name a file with `select_data`.")
         changed = {"labelled": data} if task == "classification" else {"files": (data,), "names": ()}
-        return self.model_copy(update=changed)
+        return self.updated(**changed)
 
     def lines(self, say: Say = unsaid) -> Lines:
         """All lines of `split` (else of those of `WHOLE_SPLITS` that there are) and of `files`, in `langs`.

@@ -268,4 +268,4 @@ def with_filled_batch(
             "Give more text, or a smaller `batch_tokens`.",
         )
     report(f"The training text has {tokens:,} tokens: each update takes all of it.")
-    return options.model_copy(update={"batch_tokens": tokens})
+    return options.updated(batch_tokens=tokens)

@@ -369,7 +369,7 @@ def finetune(
         # What is left where there are no logits.
         hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
         loss = LossOptions(label_smoothing=0.0, hidden=hidden)
-        options = options.model_copy(update={"loss": loss})
+        options = options.updated(loss=loss)
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:
