@@ -36,12 +36,10 @@ def bench_latency(options: BenchLatency) -> None:
     from prunecli.results.latency import NOISY
 
     options.check_outputs()
-    named, usual = options.checkpoints, options.sentences
-    labels = labels_for(checkpoints_or_demo(named, options.demo_model))
-    is_chosen = named or options.everything or "sentences" in options.model_fields_set
+    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
+    is_chosen = options.checkpoints or options.everything or "sentences" in options.model_fields_set
     if len(labels) > MANY and not is_chosen:
-        less = {"sentences": max(1, usual * MANY * 2 // len(labels)), "memory": False}
-        options = options.updated(**less)
+        options = options.updated(sentences=max(1, options.sentences * MANY * 2 // len(labels)), memory=False)
         console.note(
             f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
             "and peak memory, takes about a minute; --all measures everything."

@@ -218,8 +218,7 @@ def compare_languages(options: CompareLanguages) -> None:
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
-        default = Path("texts.json" if is_text else "languages.json")
-        options = options.updated(output=default)
+        options = options.updated(output=Path("texts.json" if is_text else "languages.json"))
     options.check_outputs()
     names = [path.name for path in files]
     if statistics.mixed:

@@ -69,8 +69,9 @@ def evaluate(options: Evaluate) -> None:
 
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
-    limit = {"most_translations": None if is_limitless else ABOUT_A_MINUTE}
-    options = options.with_text(options.text).updated(**limit)
+    options = options.with_text(options.text).updated(
+        most_translations=None if is_limitless else ABOUT_A_MINUTE
+    )
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
     labels = labels_for(checkpoints_or_demo(named, options.demo_model))

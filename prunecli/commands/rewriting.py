@@ -41,16 +41,6 @@ def output_option(default: str) -> Any:
     )
 
 
-HOLDERS = {
-    "expert": "layer",
-    "head": "attention",
-    "unit": "FFN",
-    "layer": "stack",
-    "token": "table",
-}
-"""Kind of units -> what holds them, as the column of a table is called."""
-
-
 class RewritingOptions(Options):
     """Options of every command that writes a checkpoint: the source, and what becomes of the decision."""
 
@@ -329,6 +319,7 @@ class Shown:
     def show_selected(self, selection: Selection) -> None:
         """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
         from prunecli.model.parts import ranges
+        from prunecli.selection.select import HOLDERS
 
         axes = selected_axes(self.result.source, selection)
         kind = next(iter(axes.values())).kind
