@@ -374,7 +374,7 @@ def evaluate(
                 return None
             seed = options.seed if task in ("translation", "mlm") else None
             head = Evaluation.header([*opened.values()], seed)
-            evaluation = Evaluation.model_validate({**head, "task": task, **measured.fields()})
+            evaluation = Evaluation(**head, task=task, **measured.fields())
             measured.save(evaluation)
             return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):

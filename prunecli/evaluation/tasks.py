@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import cross_entropy
 
 from prunecli.errors import DataError
 from prunecli.evaluation.options import EvaluationOptions
@@ -257,7 +256,7 @@ class Classification(ModelTask):
         line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
         logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
         right = torch.tensor(label_ids(text, names))
-        losses = cross_entropy(logits, right, reduction="none")
+        losses = functional.cross_entropy(logits, right, reduction="none")
         require_finite(losses, Batch({}, right, tuple(range(len(text)))))
         chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first
         by_class, matthews = class_scores(chosen, labels)
