@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
-    CHECKPOINT,
     TASK,
     checkpoint_directory,
     checkpoint_or_demo,
     with_demo_text,
 )
-from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET, command
-from prunecli.commands.rewriting import opened_by, output_option
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import WritingOptions, opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
-    CheckpointPath,
     Counts,
     StoredDtype,
     compute_option,
@@ -46,17 +44,12 @@ SHOWN = 9
 """Validations in the table, apart from the first."""
 
 
-class Finetune(TextChoice, TrainingOptions):
+class Finetune(WritingOptions, TextChoice, TrainingOptions):
     """Options of the command."""
 
     LEFT_OUT = frozenset({"source_file", "target_file"})
 
-    checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")
-    dry_run: bool = DRY_RUN
-    force: bool = FORCE
-    quiet: bool = QUIET
-    as_json: bool = AS_JSON
     task: TrainingTask | None = TASK
     from_scratch: Path | None = training_option(
         None,

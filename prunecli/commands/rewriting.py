@@ -41,8 +41,8 @@ def output_option(default: str) -> Any:
     )
 
 
-class RewritingOptions(Options):
-    """Options of every command that writes a checkpoint: the source, and what becomes of the decision."""
+class WritingOptions(Options):
+    """Options of every command that writes a checkpoint."""
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("")
@@ -50,6 +50,11 @@ class RewritingOptions(Options):
     force: bool = FORCE
     quiet: bool = QUIET
     as_json: bool = AS_JSON
+
+
+class RewritingOptions(WritingOptions):
+    """Options of every command that makes a checkpoint smaller: what becomes of the decision."""
+
     explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = text_option(
         None,

@@ -84,7 +84,7 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 {
                     "checkpoint": row.result.checkpoint,
                     f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-                    "parameters": None,
+                    "parameters": None,  # its column; the value is below
                     "size": maybe(bytes_text, row.size[1]),
                     **dict(shown, parameters=maybe(millions, row.size[0])),
                     **speed,
