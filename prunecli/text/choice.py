@@ -311,8 +311,8 @@ class TextChoice(Options):
                 raise UsageError(
                     "`select_split`: the text has no splits", "Name a directory with `select_data`."
                 )
-            named = {"data": data or self.data or self.demo, "split": split or self.split}
-            return self.updated(**named, source_file=None, target_file=None)
+            data, split = data or self.data or self.demo, split or self.split
+            return self.updated(data=data, split=split, source_file=None, target_file=None)
         if split is not None or data is None:
             raise UsageError("`select_split`: the text has no splits", "Name a file with `select_data`.")
         changed = {"labelled": data} if task == "classification" else {"files": (data,), "names": ()}
