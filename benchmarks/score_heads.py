@@ -28,8 +28,7 @@ from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
-from prunecli.running.batches import task_batches
-from prunecli.running.losses import example_losses
+from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import parse_pairs, read_parallel

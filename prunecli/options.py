@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -49,7 +49,7 @@ COMMON, SELECTION, TEXT, TRAINING, VALIDATION, COMPUTE, ADVANCED = PANELS = (
 Role = Literal["value", "input", "output", "checkpoint", "text"]
 """What a value is: a file or directory that is read or written, a checkpoint, text to read, or something else."""
 
-RENAMED: Mapping[str, Mapping[str, str]] = {
+RENAMED = {
     "prune-experts": {"--experts": "--keep", "--round-to": "--multiple-of", "--min-per-layer": "--min"},
     "prune-heads": {"--heads": "--keep", "--min-per-layer": "--min"},
     "prune-ffn": {"--score": "--metric", "--round-to": "--multiple-of", "--per-layer": "--uneven"},
@@ -69,7 +69,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "finetune": {"--dtype-out": "--dtype", "--metric": "--measure"},
 }
 """Command -> option of 0.2.0 -> its present name. The command line and recipes take both names for one release."""
-ONLY_WITH: Mapping[tuple[str, str], tuple[str, ...]] = {
+ONLY_WITH = {
     ("score-heads", "--metric"): ("chrf++", "bleu", "loss", "accuracy", "cosine"),
 }
 """Old name that another option has now -> values that tell the old option from the present one."""
@@ -104,23 +104,25 @@ def _dtype(also: tuple[str, ...], value: Any) -> Any:
     return parse_computed(value, also) if isinstance(value, str) else value
 
 
-Share: TypeAlias = Annotated[float, BeforeValidator(partial(_of_text, parse_share))]
+Share = Annotated[float, BeforeValidator(partial(_of_text, parse_share))]
 """A fraction: 0.8, "0.8" or "80%"."""
-Size: TypeAlias = Annotated[int, BeforeValidator(partial(_of_text, parse_size))]
+Size = Annotated[int, BeforeValidator(partial(_of_text, parse_size))]
 """Bytes: 8589934592 or "8GiB"."""
-StoredDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ()))]
+StoredDtype = Annotated[str, BeforeValidator(partial(_dtype, ()))]
 """Type of stored weights."""
-ComputeDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto",)))]
+ComputeDtype = Annotated[str, BeforeValidator(partial(_dtype, ("auto",)))]
 """Type to compute in."""
-RunningDtype: TypeAlias = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
+RunningDtype = Annotated[str, BeforeValidator(partial(_dtype, ("auto", "int8")))]
 """Type to compute in, for a model that is not trained."""
-Files: TypeAlias = tuple[Path, ...]
+Counts = tuple[Annotated[int, Field(ge=1)], ...]
+"""Numbers from 1 on."""
+Files = tuple[Path, ...]
 """Files: one path or several."""
-Name: TypeAlias = Annotated[
+Name = Annotated[
     str, BeforeValidator(lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else value)
 ]
 """A name; a pair as `a-b` or (a, b)."""
-CheckpointPath: TypeAlias = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_path))]
+CheckpointPath = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_path))]
 """Directory of a checkpoint, or a model of the hub (`org/name`)."""
 
 
@@ -256,7 +258,7 @@ RUNNING_DTYPE = _dtype_option(
 
 
 class Options(BaseModel):
-    """Options of a command, or of a function of the Python API. They do not change; `model_copy` makes others."""
+    """Options of a command, or of a function of the Python API. They do not change; `updated` makes others."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
@@ -275,6 +277,10 @@ class Options(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _usage_error(error) from None
+
+    def updated(self, **values: Any) -> Self:
+        """Options of these values, which are not checked again, and otherwise the same."""
+        return self.model_copy(update=values)
 
     @field_validator("*", mode="wrap")
     @classmethod

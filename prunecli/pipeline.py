@@ -267,7 +267,7 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
         return plan_ffn(checkpoint, options)
     what, without = "`width` below that of the FFNs", "`keep_units=norms`"
     data = measured_text(checkpoint, run.choice, what, run.say, without=without)
-    options = options.model_copy(update={"keep_units": "activations", "text": describe(data, run.choice)})
+    options = options.updated(keep_units="activations", text=describe(data, run.choice))
     return plan_ffn(checkpoint, options, lambda merging: _merged_activations(checkpoint, merging, data, run))
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prunecli.errors import PruneError, reason_of
@@ -55,6 +56,12 @@ class StoppedError(PruneError):
     """This process ends because the one that started it says so."""
 
     exit_status = 128 + signal.SIGTERM
+
+
+def environment() -> dict[str, str]:
+    """Environment variables of this process, with which a new one imports this prunecli even if it is not installed."""
+    path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 PARENT = "PRUNECLI_PARENT"
@@ -243,7 +250,7 @@ def join() -> None:
 
 def _letting_signals_through(wait: Callable[[], None]) -> None:
     """Wait in another thread: torch waits outside of Python, where no signal would be heard."""
-    failed: list[BaseException] = []
+    failed = []
 
     def run() -> None:
         try:
@@ -280,7 +287,7 @@ def handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> I
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ctrl-C and signals that would end this process wait until the block is through."""
-    came: list[int] = []
+    came = []
     try:
         with handling(dict.fromkeys((signal.SIGINT, *TERMINATIONS), lambda found, _: came.append(found))):
             yield

@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+Advance = Callable[[float], None]
+"""Adds an amount to a progress line."""
+
 
 class Progress(Protocol):
     """Opens one progress line; `with progress("reading", 10, "files") as advance: advance(1)`."""
 
     def __call__(
         self, description: str, total: float | None = None, unit: str = "steps"
-    ) -> AbstractContextManager[Callable[[float], None]]:
+    ) -> AbstractContextManager[Advance]:
         """Open a line of `total` units (None: unknown); the callable that it yields adds to it."""
 
 
 @contextmanager
-def silent(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Callable[[float], None]]:
+def silent(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     """A progress that shows nothing: the library's default."""
     yield lambda _amount: None
 
@@ -52,9 +53,7 @@ def foretelling(progress: Progress, whole: float, say: Say, what: str, remedy: s
     done, told = 0.0, False
 
     @contextmanager
-    def line(
-        description: str, total: float | None = None, unit: str = "steps"
-    ) -> Iterator[Callable[[float], None]]:
+    def line(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
         nonlocal start
         start = time.monotonic() if start is None else start
         with progress(description, total, unit) as advance:

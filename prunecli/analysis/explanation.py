@@ -145,7 +145,7 @@ class Explained:
                 at = _position(question, place)
                 if at is not None:
                     by_axis.setdefault(place.name, []).append((decision, place, at))
-        found: list[Answer] = []
+        found = []
         for asked in by_axis.values():
             found += [*starmap(self._told, asked), *map(_plain, self._now(*asked[-1]))]
         if not found and question.part == "layer":  # the structure knows which layers went
@@ -162,7 +162,7 @@ class Explained:
 
     def untold(self, step: int) -> str:
         """Why there is no decision for a step."""
-        if self._command(step) not in CHOOSING:
+        if self.structure.history[step]["command"] not in CHOOSING:
             return "This step ranks nothing: its options say what it did."
         return f"Nothing tells by what it chose: {_LOST}"
 
@@ -219,10 +219,8 @@ class Explained:
 
     def _merging(self, first: int, end: int) -> list[int]:
         """Numbers of the steps, from `first` to before `end`, that made new FFNs."""
-        return [step for step in range(first, end) if self._command(step) == SHARE_FFN]
-
-    def _command(self, step: int) -> str:
-        return str(self.structure.history[step].get("command", "?"))
+        steps = enumerate(self.structure.history)
+        return [step for step, one in steps if first <= step < end and one["command"] == SHARE_FFN]
 
     def _refusal(self, question: Question) -> DataError:
         """The error that no decision is about a unit, and what can be asked for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.model.axes import Axis
 from prunecli.model.decision import Bools, Floats
-from prunecli.results.document import Json, Model, header
+from prunecli.results.document import Json, Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.languages import (
     SIDES,
@@ -107,7 +107,7 @@ def _about(
         if name in kind.model_fields and (path := getattr(options, name)) is not None
     }
     return {
-        **header(kind.FORMAT, [], None),
+        **kind.header([], None),
         "models": [Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)],
         "statistics": list(files),
         "ratio": options.ratio,
@@ -232,7 +232,7 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
 
 
 Pair = tuple[str, str]
-Node: TypeAlias = Mapping[str, Any] | str
+Node = Mapping[str, Any] | str
 """A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
 
 

@@ -37,9 +37,9 @@ from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.examples import Batch, Examples, num_examples
 from prunecli.running.runner import Advance, InMemory, ignored
-from prunecli.text.choice import Pairs, Text, columns
+from prunecli.text.choice import Text, columns
 from prunecli.text.files import lines_sha256
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.parallel import Pairs, ParallelText, pair_name
 from prunecli.text.tokens import load_tokenizer
 
 Kind = Literal["self", "cross", "ffn"]

@@ -57,7 +57,7 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
 
 def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
     """The commands that reduced the checkpoints."""
-    return {str(step.get("command")) for one in checkpoints for step in one.structure.history} - {"finetune"}
+    return {step["command"] for one in checkpoints for step in one.structure.history} - {"finetune"}
 
 
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
@@ -104,8 +104,8 @@ def _share(checkpoint: Checkpoint, kind: Kind) -> float:
     if not checkpoint.structure.of_kind(kind):
         return 0.0
     if kind == "head":
-        steps = [one for one in checkpoint.structure.history if one.get("command") == "prune-heads"]
-        kinds = kinds_of(steps[-1].get("arguments", {}) if steps else {})
+        steps = [one for one in checkpoint.structure.history if one["command"] == "prune-heads"]
+        kinds = kinds_of(steps[-1]["arguments"] if steps else {})
         layers = checkpoint.layout.attentions
         chosen = [layer for layer in layers if layer.kind in kinds] or layers
         counts = [(layer.num_heads, layer.original_heads) for layer in chosen]
@@ -155,29 +155,29 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
 
 def _training(history: Sequence[Step]) -> object | None:
     """Value that is equal for all checkpoints of one training; None if the last step is no training."""
-    if not history or history[-1].get("command") != "finetune" or not _updates(history):
+    if not history or history[-1]["command"] != "finetune" or not _updates(history):
         return None
     arguments = {k: v for k, v in history[-1]["arguments"].items() if k not in ("steps", "best")}
     return [*history[:-1], {**history[-1], "arguments": arguments}]
 
 
 def _updates(history: Sequence[Step]) -> int:
-    steps = history[-1].get("arguments", {}).get("steps") if history else None
+    steps = history[-1]["arguments"].get("steps") if history else None
     return steps if type(steps) is int and steps > 0 else 0
 
 
 AMOUNTS = {
-    "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
-    "prune-heads": frozenset({"ratio", "count", "removed"}),
-    "share-ffn": frozenset({"width"}),
-    "prune-ffn": frozenset({"ratio", "width"}),
-    "prune-layers": frozenset({"ratio", "count", "encoder", "decoder", "removed"}),
-    "factorize-embeddings": frozenset({"map_dim", "expand_dim"}),
-    "trim-vocabulary": frozenset({"min_count"}),
-    "finetune": frozenset({"best"}),
+    "prune-experts": {"ratio", "keep", "experts_per_layer", "fit_bytes"},
+    "prune-heads": {"ratio", "count", "removed"},
+    "share-ffn": {"width"},
+    "prune-ffn": {"ratio", "width"},
+    "prune-layers": {"ratio", "count", "encoder", "decoder", "removed"},
+    "factorize-embeddings": {"map_dim", "expand_dim"},
+    "trim-vocabulary": {"min_count"},
+    "finetune": {"best"},
 }
 """Command -> arguments of its step in a history that are amounts or results."""
-OUTCOMES = frozenset({"keep", "removed", "best"})
+OUTCOMES = {"keep", "removed", "best"}
 """Arguments that are results."""
 
 Setting = Mapping[tuple[str, str], str]
@@ -192,7 +192,7 @@ def setting(history: Sequence[Step], own: str = "") -> Setting:
         history: steps of a checkpoint, oldest first.
         own: name of the checkpoint itself, which is the origin if the history is empty.
     """
-    commands = [str(step.get("command", "?")) for step in history]
+    commands = [step["command"] for step in history]
     last = max((place for place, command in enumerate(commands) if command != "finetune"), default=0)
     while last and commands[last - 1] == commands[last]:
         last -= 1
@@ -255,11 +255,11 @@ def _short(digest: Any) -> str:
 
 def _arguments(step: Step, *, is_last: bool) -> dict[str, str]:
     """The settings of a step. The amounts of earlier steps count too: they make another source."""
-    arguments, command = step.get("arguments", {}), step.get("command")
-    amounts = AMOUNTS.get(str(command), frozenset())
+    arguments, command = step["arguments"], step["command"]
+    amounts = AMOUNTS.get(command, set[str]())
     hidden = amounts if is_last else amounts & OUTCOMES
     if command == "prune-layers" and not arguments.keys() & (amounts - OUTCOMES):
-        hidden = frozenset()  # the layers were named
+        hidden = set()  # the layers were named
     found = {
         str(name): _value(value)
         for name, value in arguments.items()

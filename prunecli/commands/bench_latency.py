@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, checkpoints_or_demo
@@ -11,9 +10,6 @@ from prunecli.commands.command import command, plot_option, result_option
 from prunecli.evaluation.options import LatencyOptions, labels_for
 from prunecli.tensors.quantities import counted
 from prunecli.text.files import TextFile
-
-if TYPE_CHECKING:
-    from prunecli.results.latency import Latency
 
 MANY = 4
 """With more checkpoints than this in the folder, and none named, less is measured of each."""
@@ -37,31 +33,28 @@ def bench_latency(options: BenchLatency) -> None:
     second that they read of a prompt and generate after it.
     """
     from prunecli.evaluation.latency import bench_latency as run
+    from prunecli.results.latency import NOISY
 
     options.check_outputs()
-    named, usual = options.checkpoints, options.sentences
-    labels = labels_for(checkpoints_or_demo(named, options.demo_model))
-    is_chosen = named or options.everything or "sentences" in options.model_fields_set
+    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
+    is_chosen = options.checkpoints or options.everything or "sentences" in options.model_fields_set
     if len(labels) > MANY and not is_chosen:
-        less = {"sentences": max(1, usual * MANY * 2 // len(labels)), "memory": False}
-        options = options.model_copy(update=less)
+        options = options.updated(sentences=max(1, options.sentences * MANY * 2 // len(labels)), memory=False)
         console.note(
             f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
             "and peak memory, takes about a minute; --all measures everything."
         )
     options = options.with_text([TextFile(path) for path in options.files])
     latency = run(labels, options, options, console.progress(), console.note, task=options.task)
-    options.finish(latency, lambda: _show(latency))
 
+    def show() -> None:
+        console.show(*latency.shown)
+        console.out(latency.about)
+        noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
+        if noisy:
+            console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")
+            console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
+        if not latency.interleaved:
+            console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
 
-def _show(latency: Latency) -> None:
-    from prunecli.results.latency import NOISY
-
-    console.show(*latency.shown)
-    console.out(latency.about)
-    noisy = [result.checkpoint for result in latency.results if any(row.is_noisy for row in result.timings)]
-    if noisy:
-        console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")
-        console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
-    if not latency.interleaved:
-        console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
+    options.finish(latency, show)

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from prunecli import demo as bundled
 from prunecli.commands import console
 from prunecli.commands.command import OutputOptions
-from prunecli.errors import UsageError
 from prunecli.options import CheckpointPath, argument, option, text_option
 from prunecli.text.choice import TextChoice
 from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 from prunecli.text.tasks import TaskName
-
-if TYPE_CHECKING:
-    from typing import Self
-
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.running.layerwise.runner import RunReport
 
 Texts = TypeVar("Texts", bound=TextChoice)
 
@@ -60,13 +53,11 @@ class ModelsOptions(OutputOptions, TextChoice):
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""
         files = texts_or_demo(given, self.demo_model, "test", self.checkpoints)
-        return self.model_copy(
-            update={
-                "files": tuple(file.path for file in files),
-                "names": names_of(files) if any(file.name is not None for file in files) else (),
-                "whole_files": reads_whole(self, is_demo=bool(files) and not given),
-                "demo": demo_text(self.checkpoints),
-            }
+        return self.updated(
+            files=tuple(file.path for file in files),
+            names=names_of(files) if any(file.name is not None for file in files) else (),
+            whole_files=reads_whole(self, is_demo=bool(files) and not given),
+            demo=demo_text(self.checkpoints),
         )
 
 
@@ -82,20 +73,6 @@ def checkpoint_directory(given: Path) -> Path:
     return conversion.checkpoint_directory(
         given, say=console.note, progress=console.progress(has_bars=True), bars=bars
     )
-
-
-def streamed(given: Path | None) -> Checkpoint:
-    """A model of the hub that the user named, its weights read where they are.
-
-    Raises:
-        UsageError: it is a path, or none was named.
-        HubError, OutputError, CheckpointError: as `stream_model`.
-    """
-    from prunecli.model.streamed import stream_model
-
-    if given is None:
-        raise UsageError("`stream` reads a model of the hub, and none is named.", "Name one: org/name.")
-    return stream_model(given, say=console.note, progress=console.progress(), bars=False)
 
 
 def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Path:
@@ -140,7 +117,7 @@ def demo_text(checkpoints: Path | Sequence[Path] | None, demo: DemoName = "trans
 
 def with_demo_text(options: Texts, checkpoints: Path | Sequence[Path] | None) -> Texts:
     """Return the options with the demo's text, which is read if they name none; see `demo_text`."""
-    return options.model_copy(update={"demo": demo_text(checkpoints)})
+    return options.updated(demo=demo_text(checkpoints))
 
 
 def reads_whole(options: TextChoice, *, is_demo: bool) -> bool | None:
@@ -174,7 +151,7 @@ def texts_or_demo(
     return tuple(TextFile(bundled.LM_DATA / f"{split}.{name}", name) for name in bundled.LM_TEXTS)
 
 
-_NAMES: dict[DemoName, str] = {"translation": "bundled demo model", "lm": "bundled language model"}
+_NAMES = {"translation": "bundled demo model", "lm": "bundled language model"}
 
 
 def _bundled(demo: DemoName) -> Path:
@@ -184,19 +161,3 @@ def _bundled(demo: DemoName) -> Path:
 def ask_huge_pages() -> None:
     """Have torch ask for huge pages, of which it takes note at its first tensor: see modules.layerwise.machine."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
-def report_run(run: RunReport, label: str | None = None, *, back: bool = False) -> None:
-    """Say what a run layer by layer read.
-
-    Args:
-        label: of the checkpoint, where there are several.
-        back: whether it went back through the layers too.
-    """
-    rate = console.bytes_text(run.bytes_read / max(run.seconds, 1e-9))
-    times = "once" if run.readings == 1 else f"in {run.readings} groups"
-    spilled = f"; {console.bytes_text(run.spilled_bytes)} of states in a file" if run.spilled_bytes else ""
-    console.note(
-        f"{'' if label is None else f'{label}: '}Went through the layers{' and back' if back else ''} {times}: "
-        f"{console.bytes_text(run.bytes_read)} of weights read, {rate} a second{spilled}."
-    )

@@ -15,7 +15,6 @@ from prunecli.commands.checkpoints import (
     ask_huge_pages,
     checkpoint_or_demo,
     reads_whole,
-    report_run,
     texts_or_demo,
     with_demo_text,
 )
@@ -94,7 +93,7 @@ def collect_gates(options: CollectGates) -> None:
             say=console.note,
         )
     if collected.report is not None:
-        report_run(collected.report)
+        console.note(collected.report.line())
     if not process_group.is_main:
         return
     statistics = collected.statistics

@@ -14,7 +14,7 @@ import typer
 from prunecli.commands import console
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.options import Option, Options, option
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import hub_name, no_such_directory
 from prunecli.text.files import TextFile, is_hub_data
 
@@ -229,7 +229,7 @@ class OutputOptions(Options):
             is_written: whether the file of the result is there already.
         """
         if not is_written:
-            write_json(self.output, result.to_json(), force=self.force)
+            result.write(self.output, force=self.force)
         self.write_table(result, leave_out)
         if self.plot is not None:
             from prunecli.report import pictures as draw

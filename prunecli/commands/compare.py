@@ -24,7 +24,7 @@ from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Languages, Texts
-    from prunecli.results.similarity import HeadComparison, Similarity
+    from prunecli.results.similarity import Similarity
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -69,7 +69,6 @@ def compare_models(options: CompareModels) -> None:
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
-    from prunecli.results.document import header
     from prunecli.results.similarity import Similarity
 
     options.check_outputs()
@@ -88,13 +87,13 @@ def compare_models(options: CompareModels) -> None:
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
     opened = {label: open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
-    options = options.model_copy(update={"dtype": dtype_name(dtype)})
+    options = options.updated(dtype=dtype_name(dtype))
     choice = with_demo_text(options, compared)
     names, say = list(opened), unsaid if choice.files else console.note
     data = measured_text(opened[names[0]], choice, "This", say, task="mlm")
     directions = data.pairs
     if options.pairs is None and options.langs is None:
-        directions = pruned_pairs(list(labels.values()), directions) or directions
+        directions = pruned_pairs(list(labels.values()), directions)
     portions = portions_of(data.text, directions)
     found = compare(opened, portions, options, console.progress())
     main, benchmarks = found[names[len(compared) - 1]], names[2:]
@@ -102,7 +101,7 @@ def compare_models(options: CompareModels) -> None:
         main,
         [found[name] for name in benchmarks],
         [found[random_label(seed)] for seed in options.seeds],
-        **header(Similarity.FORMAT, list(opened.values()), None),
+        **Similarity.header(list(opened.values()), None),
         checkpoints=names,
         benchmarks=benchmarks,
         **({"random_seeds": list(options.seeds)} if options.seeds else {}),
@@ -174,16 +173,15 @@ def compare_heads(options: CompareHeads) -> None:
 
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
-    options.finish(comparison, lambda: show_heads(comparison))
 
+    def show() -> None:
+        console.show(*comparison.shown)
+        if comparison.left_out:
+            console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
+        if len({model.fingerprint for model in comparison.models}) > 1:
+            console.out("The scores are of two models: heads are compared by name and original number.")
 
-def show_heads(comparison: HeadComparison) -> None:
-    console.show(*comparison.shown)
-    if comparison.left_out:
-        console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
-    fingerprints = {model.fingerprint for model in comparison.models}
-    if len(fingerprints) > 1:
-        console.out("The scores are of two models: heads are compared by name and original number.")
+    options.finish(comparison, show)
 
 
 class CompareLanguages(OutputOptions, LanguageOptions):
@@ -220,8 +218,7 @@ def compare_languages(options: CompareLanguages) -> None:
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
-        default = Path("texts.json" if is_text else "languages.json")
-        options = options.model_copy(update={"output": default})
+        options = options.updated(output=Path("texts.json" if is_text else "languages.json"))
     options.check_outputs()
     names = [path.name for path in files]
     if statistics.mixed:

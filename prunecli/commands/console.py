@@ -10,16 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from prunecli import processes
-from prunecli.progress import Progress, silent
+from prunecli.progress import Advance, Progress, silent
 from prunecli.tensors.quantities import bytes_text as bytes_text  # of every table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from prunecli.options import Options
     from prunecli.results.document import Shown
 
@@ -59,7 +56,7 @@ def listed(names: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-_hushed: ContextVar[bool] = ContextVar("hushed", default=False)
+_hushed = ContextVar("hushed", default=False)
 _spelling: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
 
 
@@ -139,13 +136,6 @@ def print_json(payload: Mapping[str, Any]) -> None:
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def show(*tables: Shown) -> None:
-    """Print tables on stdout, each as several below one another if the output is too narrow for one."""
-    for one in tables:
-        if one.rows:
-            _show(one)
-
-
 def table(
     title: str,
     rows: Sequence[Mapping[str, Any]],
@@ -156,52 +146,46 @@ def table(
     """Print one table; see `Shown.of`. Without `columns`, the rows hold the texts of the cells."""
     from prunecli.results.document import Shown
 
-    made = Shown(title, rows) if columns is None else Shown.of(title, rows, columns)
-    show(replace(made, text_columns=text_columns, keys=keys))
+    show(Shown.of(title, rows, columns, text_columns, keys))
 
 
-def _show(shown: Shown) -> None:
+def show(*tables: Shown) -> None:
+    """Print tables on stdout, each as several below one another if the output is too narrow for one."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = _stdout()
-    columns = {
-        name: [NOTHING if (text := row.get(name)) is None else plain(text) for row in shown.rows]
-        for name in shown.columns
-    }
-    texts = shown.columns[: shown.texts]
-    with console.capture() as captured:
-        if shown.title:
-            console.print(Text(plain(shown.title), style="bold"))  # a table wraps a title at its own width
-        for widths in blocks(columns, width(), texts, max(shown.keys, len(texts))):
-            part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-            for name, size in widths.items():
-                is_text = name in texts
-                part.add_column(
-                    plain(name),
-                    justify="left" if is_text else "right",
-                    overflow="fold",
-                    width=None if is_text else size,
-                )
-            for row in zip(*(columns[name] for name in widths), strict=True):
-                part.add_row(*row)
-            console.print(part, width=width())
-    text = captured.get().removesuffix("\n")
-    _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
-
-
-def width() -> int:
-    """Columns of the output that `table` prints on."""
-    return _stdout().width
-
-
-def _stdout() -> Console:
-    from rich.console import Console
-
+    width = _columns(sys.stdout) or NO_TERMINAL_WIDTH
     # No markup and no emoji: names of checkpoints and languages may hold brackets and colons.
-    columns = _columns(sys.stdout) or NO_TERMINAL_WIDTH
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=columns, height=25)
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width, height=25)
+    for shown in tables:
+        if not shown.rows:
+            continue
+        columns = {
+            name: [NOTHING if (text := row.get(name)) is None else plain(text) for row in shown.rows]
+            for name in shown.columns
+        }
+        texts = shown.columns[: shown.texts]
+        with console.capture() as captured:
+            if shown.title:
+                # A table would wrap a title at its own width.
+                console.print(Text(plain(shown.title), style="bold"))
+            for widths in blocks(columns, width, texts, max(shown.keys, len(texts))):
+                part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+                for name, size in widths.items():
+                    is_text = name in texts
+                    part.add_column(
+                        plain(name),
+                        justify="left" if is_text else "right",
+                        overflow="fold",
+                        width=None if is_text else size,
+                    )
+                for row in zip(*(columns[name] for name in widths), strict=True):
+                    part.add_row(*row)
+                console.print(part, width=width)
+        text = captured.get().removesuffix("\n")
+        _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
 
 def _columns(stream: TextIO) -> int | None:
@@ -226,9 +210,7 @@ def progress(*, has_bars: bool = False) -> Progress:
 
 
 @contextmanager
-def _bars(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Callable[[float], None]]:
+def _bars(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     from rich.console import Console
     from rich.constrain import Constrain
     from rich.progress import (
@@ -280,9 +262,7 @@ def _bars(
 
 
 @contextmanager
-def _lines(
-    description: str, total: float | None = None, unit: str = "steps"
-) -> Iterator[Callable[[float], None]]:
+def _lines(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     start = reported = time.monotonic()
     done = 0.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo, report_run
+from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo
 from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, labels_for
@@ -69,8 +69,9 @@ def evaluate(options: Evaluate) -> None:
 
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
-    limit = {"most_translations": None if is_limitless else ABOUT_A_MINUTE}
-    options = options.with_text(options.text).model_copy(update=limit)
+    options = options.with_text(options.text).updated(
+        most_translations=None if is_limitless else ABOUT_A_MINUTE
+    )
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
     labels = labels_for(checkpoints_or_demo(named, options.demo_model))
@@ -84,7 +85,6 @@ def evaluate(options: Evaluate) -> None:
         progress=console.progress(),
         say=console.note,
         warn=console.warn,
-        report=lambda label, work: report_run(work, label),
     )
     if result is None:  # one of several processes: the first goes on
         return
@@ -100,10 +100,9 @@ def evaluate(options: Evaluate) -> None:
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     """Print the tables, what is wrong with the outputs, and examples if there is little to read."""
-    from prunecli.report.collect import tested
     from prunecli.results.evaluation import WIDE
 
-    evaluation, few = tested(evaluation)
+    evaluation, few = evaluation.tested
     console.show(*evaluation.shown(None if all_pairs else PAIRS_SHOWN))
     if few:
         console.warn(few)

@@ -10,7 +10,6 @@ from prunecli.commands.command import AS_JSON, command
 from prunecli.options import Options, argument
 
 if TYPE_CHECKING:
-    from prunecli.analysis.explanation import Explained
     from prunecli.model.decision import Decision
 
 
@@ -43,7 +42,16 @@ def explain(options: Explain) -> None:
         from prunecli.results.decisions import document
 
         decisions = document(explained.decisions)
-        console.result(decisions.to_json, lambda: _overview(explained), as_json=options.as_json)
+
+        def overview() -> None:
+            for step, entry in enumerate(explained.structure.history):
+                console.out(f"Step {step + 1}, {entry['command']}:")
+                if step in explained.decisions:
+                    show_cuts(explained.decisions[step])
+                else:
+                    console.out(explained.untold(step))
+
+        console.result(decisions.to_json, overview, as_json=options.as_json)
         return
     answers = explained.answers(question)
     if not options.as_json:
@@ -56,15 +64,6 @@ def explain(options: Explain) -> None:
     asked = " ".join(options.what)
     made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=asked, answers=answers)
     console.print_json(made.to_json())
-
-
-def _overview(explained: Explained) -> None:
-    for step, entry in enumerate(explained.structure.history):
-        console.out(f"Step {step + 1}, {entry.get('command', '?')}:")
-        if step in explained.decisions:
-            show_cuts(explained.decisions[step])
-        else:
-            console.out(explained.untold(step))
 
 
 EITHER_SIDE = 4

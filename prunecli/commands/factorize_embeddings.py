@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import fit_embeddings, rewrite_embeddings
+    from prunecli.methods.embeddings.factorize import embedding_shapes, fit_embeddings, rewrite_embeddings
     from prunecli.methods.embeddings.plan import plan_embeddings
 
     plot = options.plot
@@ -59,45 +60,30 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
                 "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
             )
         console.note(*plan.reasons)
-        if (warning := _growth(opened, plan)) is not None:
-            console.warn(warning)
+        changes = opened.structure.embedding, plan.change
+        before, after = (sum(map(prod, embedding_shapes(opened, one).values())) for one in changes)
+        if after > before and (plan.shape, plan.output_dim) != (None, None):  # not of `cache` alone
+            console.warn(
+                f"Warning: the embeddings grow, {before:,} -> {after:,} parameters ({after / before:.1%}).\n"
+                "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`; `cache` can be given later, for "
+                "the result."
+            )
         is_fitted = not (options.dry_run or options.config_only)
         factors = fit_embeddings(opened, plan, console.progress()) if is_fitted else None
         shown = options.apply(opened, rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
             draw(opened, plan, factors, plot)
-        options.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
+        options.show(
+            lambda: _document(shown, plan, factors, before, after),
+            lambda: _show(shown, factors, change(before, after)),
+        )
 
 
-def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[int, int]:
-    """Return the parameters of the token embeddings before and after."""
-    from math import prod
-
-    from prunecli.methods.embeddings.factorize import embedding_shapes
-
-    before, after = (
-        sum(map(prod, embedding_shapes(checkpoint, change).values()))
-        for change in (checkpoint.structure.embedding, plan.change)
-    )
-    return before, after
-
-
-def _growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
-    """A warning where the embeddings take more room afterwards; None where they do not, or if only `cache` is given."""
-    before, after = _embedding_parameters(checkpoint, plan)
-    if after <= before or (plan.shape is None and plan.output_dim is None):
-        return None
-    return (
-        f"Warning: the embeddings grow, {before:,} -> {after:,} parameters ({after / before:.1%}).\n"
-        "Choose a smaller `expand_dim` or `map_dim`, or `kind=projective`; `cache` can be given later, for the "
-        "result."
-    )
-
-
-def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Factorization:
+def _document(
+    shown: Shown, plan: EmbeddingPlan, factors: Factors | None, before: int, after: int
+) -> Factorization:
     from prunecli.results.rewriting import Factorization, TableQuality, UnitFit
 
-    before, after = _embedding_parameters(shown.result.source, plan)
     fits: dict[str, TableQuality] = {}
     if factors is not None and (fit := factors.fit) is not None:
         fits["input"] = UnitFit(
@@ -120,9 +106,9 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
     )
 
 
-def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
-    own = {"": "embedding parameters", **change(*_embedding_parameters(shown.result.source, plan))}
-    console.table("Embeddings", [own, *shown.rows()])
+def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None:
+    """Print the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
+    console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []
     if factors is not None and (fit := factors.fit) is not None:
         shape = fit.unit.shape

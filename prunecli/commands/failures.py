@@ -28,7 +28,7 @@ AT_WORK = ("transformers.models.", "transformers.generation.")
 LOOP = "Symlink loop from "
 """What pathlib raises a RuntimeError with before Python 3.13; then the system says it."""
 
-REMEDIES: dict[type[PruneError], str] = {
+REMEDIES = {
     CheckpointError: "Fetch or copy the checkpoint again; if its files are as published, report this message.",
     UnsupportedModelError: "Choose another model or method; `prunecli inspect` shows what a model consists of.",
     StatisticsError: "Collect the statistics again, or name another file.",

@@ -5,24 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
-    CHECKPOINT,
     TASK,
     checkpoint_directory,
     checkpoint_or_demo,
     with_demo_text,
 )
-from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET, command
-from prunecli.commands.rewriting import opened_by, output_option
+from prunecli.commands.command import command
+from prunecli.commands.rewriting import WritingOptions, opened_by, output_option
 from prunecli.errors import UsageError
 from prunecli.options import (
-    CheckpointPath,
+    Counts,
     StoredDtype,
     compute_option,
     hidden_option,
@@ -47,17 +44,12 @@ SHOWN = 9
 """Validations in the table, apart from the first."""
 
 
-class Finetune(TextChoice, TrainingOptions):
+class Finetune(WritingOptions, TextChoice, TrainingOptions):
     """Options of the command."""
 
     LEFT_OUT = frozenset({"source_file", "target_file"})
 
-    checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("finetuned")
-    dry_run: bool = DRY_RUN
-    force: bool = FORCE
-    quiet: bool = QUIET
-    as_json: bool = AS_JSON
     task: TrainingTask | None = TASK
     from_scratch: Path | None = training_option(
         None,
@@ -75,19 +67,21 @@ class Finetune(TextChoice, TrainingOptions):
     steps: int | None = option(
         None, "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
     )
-    distill: Annotated[float, Field(ge=0, le=1)] | None = training_option(
+    distill: float | None = training_option(
         None,
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
+        ge=0,
+        le=1,
     )
-    temperature: Annotated[float, Field(gt=0)] | None = training_option(
-        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True
+    temperature: float | None = training_option(
+        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0
     )
     hidden_weight: float = training_option(
         0.0, "Weight of the distance to the teacher's last hidden states.", ge=0, hidden=True
     )
-    label_smoothing: Annotated[float, Field(ge=0, le=1)] | None = training_option(
-        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True
+    label_smoothing: float | None = training_option(
+        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
     )
     split: str = text_option("train", "Split of --data to train on.")
     valid_split: str | None = validation_option(None, "Split to validate with. Default: val, if it exists.")
@@ -116,7 +110,7 @@ class Finetune(TextChoice, TrainingOptions):
         beside=".steps",
         ge=1,
     )
-    keep_at: tuple[Annotated[int, Field(ge=1)], ...] = hidden_option(
+    keep_at: Counts = hidden_option(
         (),
         "Also write the model after these updates.",
         metavar="N,M",
@@ -129,29 +123,17 @@ class Finetune(TextChoice, TrainingOptions):
         Raises:
             UsageError: they do.
         """
-        wrong = (
-            (
-                self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None),
-                "`distill`, `temperature` and `hidden_weight` need a teacher",
-                "Name one with `teacher`.",
-            ),
-            (
-                self.lora is not None and self.train not in ("all", "experts"),
-                f"`lora` and `train={self.train}` were both given",
-                "Give one of them.",
-            ),
-            (
-                self.from_scratch is None and self.tokenizer is not None,
-                "`tokenizer` goes with `from_scratch`",
-                "A checkpoint has its own.",
-            ),
-        )
         for one, other in (("steps", "epochs"), ("checkpoint", "from_scratch")):
             if getattr(self, one) and getattr(self, other):
                 raise UsageError(f"`{one}` and `{other}` were both given", "Give one of them.")
-        for is_wrong, message, remedy in wrong:
-            if is_wrong:
-                raise UsageError(message, remedy)
+        if self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None):
+            raise UsageError(
+                "`distill`, `temperature` and `hidden_weight` need a teacher", "Name one with `teacher`."
+            )
+        if self.lora is not None and self.train not in ("all", "experts"):
+            raise UsageError(f"`lora` and `train={self.train}` were both given", "Give one of them.")
+        if self.from_scratch is None and self.tokenizer is not None:
+            raise UsageError("`tokenizer` goes with `from_scratch`", "A checkpoint has its own.")
 
     def with_defaults(self) -> Finetune:
         """Return the options with the values that stand for None."""
@@ -171,7 +153,7 @@ class Finetune(TextChoice, TrainingOptions):
         if self.steps is self.epochs is self.minutes is None:
             is_demo = self.data is None and not self.files and self.labelled is None
             values["steps"] = DEMO_STEPS if is_demo else STEPS
-        return self.model_copy(update=values)
+        return self.updated(**values)
 
 
 @command(Finetune)
@@ -214,7 +196,7 @@ def finetune(options: Finetune) -> None:
         start = replace(start, checkpoint=checkpoint_or_demo(start.checkpoint))
     destination.check(start.checkpoint)
     if options.teacher is not None:
-        options = options.model_copy(update={"teacher": checkpoint_directory(options.teacher)})
+        options = options.updated(teacher=checkpoint_directory(options.teacher))
     task = options.task or start.task(console.note)
     for name in ("label_smoothing", "distill", "temperature"):
         if task in HEADLESS and getattr(options, name) is not None:
@@ -232,7 +214,6 @@ def finetune(options: Finetune) -> None:
         dry_run=options.dry_run,
         progress=console.progress(),
         say=console.note,
-        warn=console.note,
     )
     if result is not None:
         training, support = result

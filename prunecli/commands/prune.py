@@ -258,11 +258,11 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             raise UsageError(
                 "No text is given, from which tokens are chosen.", "Give `data`, `files`, or both."
             )
-        options = options.model_copy(update={"split": options.split or DEMO_SPLIT, "demo": demo.DATA})
+        options = options.updated(split=options.split or DEMO_SPLIT, demo=demo.DATA)
     with options.open() as opened:
         opened.require_architecture()
         kept = () if options.keep_file is None else filter(None, read_lines(options.keep_file))
-        options = options.model_copy(update={"keep": tuple(dict.fromkeys(kept))})
+        options = options.updated(keep=tuple(dict.fromkeys(kept)))
         plan = plan_vocabulary(opened, options.lines(console.note), options, console.progress())
         for name in (name for name, content in plan.files.items() if content is None):
             console.note(

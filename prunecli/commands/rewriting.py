@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.commands import console
-from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo, streamed
+from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
 from prunecli.errors import MemoryShortError, PruneError, UsageError
 from prunecli.evaluation.on_text import RunOptions
@@ -18,9 +18,8 @@ from prunecli.options import CheckpointPath, Name, Options, compute_option, hidd
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.quality_check import QualityCheck
     from prunecli.methods.units import TextRun
-    from prunecli.model.axes import Axis, Kind
+    from prunecli.model.axes import Axis
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
@@ -42,18 +41,8 @@ def output_option(default: str) -> Any:
     )
 
 
-HOLDERS: Mapping[Kind, str] = {
-    "expert": "layer",
-    "head": "attention",
-    "unit": "FFN",
-    "layer": "stack",
-    "token": "table",
-}
-"""Kind of units -> what holds them, as the column of a table is called."""
-
-
-class RewritingOptions(Options):
-    """Options of every command that writes a checkpoint: the source, and what becomes of the decision."""
+class WritingOptions(Options):
+    """Options of every command that writes a checkpoint."""
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     output: Path = output_option("")
@@ -61,6 +50,11 @@ class RewritingOptions(Options):
     force: bool = FORCE
     quiet: bool = QUIET
     as_json: bool = AS_JSON
+
+
+class RewritingOptions(WritingOptions):
+    """Options of every command that makes a checkpoint smaller: what becomes of the decision."""
+
     explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
     check_text: Path | None = text_option(
         None,
@@ -100,7 +94,13 @@ class RewritingOptions(Options):
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
         if self.stream:
-            return streamed(self.checkpoint)
+            from prunecli.model.streamed import stream_model
+
+            if self.checkpoint is None:
+                raise UsageError(
+                    "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
+                )
+            return stream_model(self.checkpoint, say=console.note, progress=console.progress(), bars=False)
         return open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
@@ -182,28 +182,30 @@ class RewritingOptions(Options):
 
     def _quality_check(
         self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, running: RunOptions | None
-    ) -> QualityCheck | None:
+    ) -> Callable[[Path], QualityChange] | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
         wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
         if self.dry_run or self.config_only or not wanted:
             return None
-        from prunecli.evaluation.quality_check import QualityCheck
+        from prunecli.evaluation.quality_check import quality_check
 
         steps = rewrite.structure.history
         try:
-            return QualityCheck(source, self.check_text, scored, steps, running, console.progress())
+            return quality_check(source, self.check_text, scored, steps, running, console.progress())
         except PruneError as error:
             if self.check_text is not None and not isinstance(error, MemoryShortError):
                 raise
             self._unmeasured(error)
             return None
 
-    def _compared(self, check: QualityCheck | None, result: Applied) -> QualityChange | None:
+    def _compared(
+        self, check: Callable[[Path], QualityChange] | None, result: Applied
+    ) -> QualityChange | None:
         """Print the loss before and after; a ruined result is reported with --quiet too."""
         if check is None or result.output is None:
             return None
         try:
-            change = check.compare(result.output)
+            change = check(result.output)
         except PruneError as error:  # the result is there, and right
             self._unmeasured(error)
             return None
@@ -270,14 +272,14 @@ class ScoredOptions(TextChoice, RunOptions):
             OutputError: the file of scores cannot be written.
         """
         from prunecli.methods.units import TextRun
-        from prunecli.tensors.documents import refuse_unwritable, write_json
+        from prunecli.tensors.documents import refuse_unwritable
 
         save, path = None, self.save_scores
         if path is not None:
             if not measures:
                 raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
-            save = lambda scores: write_json(path, scores.to_json(), force=how.force)  # noqa: E731
+            save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
         return TextRun(self, self, save, console.progress(), console.note)
 
 
@@ -292,13 +294,11 @@ class Shown:
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """Document for `--json`: the fields that every kind has, and its own."""
-        from prunecli.results.document import header
-
         result, decision = self.result, self.result.rewrite.decision
         more: dict[str, Any] = {} if decision is None else {"decision": decision}
         more |= {} if self.quality is None else {"quality": self.quality}
         return kind(
-            **header(kind.FORMAT, [result.source], seed),
+            **kind.header([result.source], seed),
             left_out=[*result.left_out],
             output=None if result.output is None else str(result.output),
             stock=result.stock_support.to_json(),
@@ -324,6 +324,7 @@ class Shown:
     def show_selected(self, selection: Selection) -> None:
         """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
         from prunecli.model.parts import ranges
+        from prunecli.selection.select import HOLDERS
 
         axes = selected_axes(self.result.source, selection)
         kind = next(iter(axes.values())).kind
@@ -405,7 +406,7 @@ def dense_for_demo(options: Any) -> Any:
     if options.checkpoint is not None or options.dense_only:
         return options
     console.note("The model is a mixture of experts: only its dense FFNs are changed (--dense-only).")
-    return options.model_copy(update={"dense_only": True})
+    return options.updated(dense_only=True)
 
 
 def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> dict[str, str]:

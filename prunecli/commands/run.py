@@ -76,7 +76,7 @@ def run(options: Run) -> None:
     if plan.left_out is not None:
         console.note(f"{label}: {plan.left_out}")
     if options.dry_run:
-        for outcome in preview(steps, read_state(state), force):
+        for outcome in preview(steps, read_state(state) or {}, force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
             console.verbatim(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
         return
@@ -130,9 +130,7 @@ def _execute(step: Step, replace: bool) -> int:
     words = [sys.executable, "-m", "prunecli", step.command]
     words += ["--force"] if replace and "force" in step.accepts else []
     words += ["--quiet"] if console.is_hushed() and "quiet" in step.accepts else []
-    package_home = str(Path(__file__).parents[2])
-    search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": search_path, processes.PARENT: str(os.getpid())}
+    environment = {**processes.environment(), processes.PARENT: str(os.getpid())}
     return wait(subprocess.Popen([*words, *step.arguments], env=environment))
 
 

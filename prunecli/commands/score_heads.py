@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from prunecli.commands.checkpoints import (
     TASK,
     ask_huge_pages,
     checkpoint_or_demo,
-    report_run,
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
@@ -62,7 +60,6 @@ def score_heads(options: ScoreHeads) -> None:
             force=options.force,
             progress=console.progress(),
             say=console.note,
-            report=partial(report_run, back=True),
         )
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     options.finish(
@@ -128,8 +125,10 @@ def _metric(scores: Scores) -> str:
 
 def show(scores: Scores, layers: Any) -> None:
     """The table, and what it says in words."""
-    from prunecli.evaluation.scoring import too_few
+    import numpy as np
+
     from prunecli.model.axes import module_of
+    from prunecli.results.evaluation import too_few
 
     values = {module_of(name): own.tolist() for name, own in _shown(scores).items()}
     head_table(values, layers, _title(scores))
@@ -143,21 +142,14 @@ def show(scores: Scores, layers: Any) -> None:
     if scores.method != "ablation":
         _show_best(scores, tested=few is None)
     elif few is None:
-        _show_significant(scores)
+        gains = scores.sign * np.concatenate([*scores.changes().values()])
+        sure = np.concatenate([*scores.p_values.values()]) < LEVEL
+        worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
+        console.out(
+            f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
+        )
     if few:
         console.warn(few)
-
-
-def _show_significant(scores: Scores) -> None:
-    """Print the number of heads whose absence makes the score significantly worse, and better."""
-    import numpy as np
-
-    gains = scores.sign * np.concatenate([*scores.changes().values()])
-    sure = np.concatenate([*scores.p_values.values()]) < LEVEL
-    worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
-    console.out(
-        f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
-    )
 
 
 def _show_best(scores: Scores, *, tested: bool) -> None:

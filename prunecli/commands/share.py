@@ -16,6 +16,7 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
     from prunecli.methods.sharing.arrange import Group, SharePlan
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Sharing
 
 
@@ -33,7 +34,6 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.sharing.plan import rewrite_shared
     from prunecli.pipeline import plan_ffn_on_text
 
     options.check_groups(2)
@@ -43,9 +43,16 @@ def share_ffn(options: ShareFfn) -> None:
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse_text("no text is read here.")
-        console.note(*plan.reasons)
-        shown = options.apply(opened, rewrite_shared(opened, plan), scored, options)
-        options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
+        _share(opened, options, plan, scored, options)
+
+
+def _share(opened: Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
+    """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
+    from prunecli.methods.sharing.plan import rewrite_shared
+
+    console.note(*plan.reasons)
+    shown = options.apply(opened, rewrite_shared(opened, plan), *text)
+    options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
 
 
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
@@ -154,11 +161,9 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
+    from prunecli.methods.sharing.plan import plan_attention
 
     options.check_groups(3)
     with options.open() as opened:
         plan = plan_attention(opened, options)
-        console.note(*plan.reasons)
-        shown = options.apply(opened, rewrite_shared(opened, plan))
-        options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
+        _share(opened, options, plan)

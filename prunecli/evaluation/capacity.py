@@ -89,8 +89,8 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         alone = first or (next(iter(floats)) if len(floats) == 1 else None)
         same = 0 if alone is None else itemsize(alone)
         targets = [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
-    whole: list[Way] = []
-    pruned: list[Way] = []
+    whole = []
+    pruned = []
     ratio = None
     if sparse:
         request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
@@ -122,9 +122,12 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
             figures = {
                 "weight_bytes": fit.dense_bytes + fit.expert_bytes,
                 "needed_bytes": _memory_for(fit.total),
+                "fits": fit.fits,
+                "ratio": fit.ratio,
+                "keep": fit.keep,
+                "held": fit.held,
             }
-            experts = {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
-            pruned.append(way.model_copy(update={**figures, "fits": fit.fits, **experts}))
+            pruned.append(way.model_copy(update=figures))
     layered: list[tuple[Way, int]] = []
     unknown = [*find_cache(checkpoint).unknown] if stock else []
     try:
@@ -140,9 +143,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         unknown.append(f"Not counted layer by layer: {error.message}.")
     fields = {
         "budget_bytes": budget,
-        "batch": load.batch,
-        "beam": load.beam,
-        "length": load.length,
+        **vars(load),
         **({} if ratio is None or not ratio.fits else vars(ratio)),
         **({"unknown": unknown} if unknown else {}),
     }

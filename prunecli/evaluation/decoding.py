@@ -119,7 +119,7 @@ def translate(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    done: dict[int, Translation] = {}
+    done = {}
     batches, search = batched_search(model, tokenizer, sentences, pair, options)
     for batch in process_group.share(batches):
         outputs = search(batch)

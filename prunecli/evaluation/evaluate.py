@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
@@ -21,7 +21,6 @@ from prunecli.evaluation.language_model import CausalLanguageModel
 from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import (
-    LEAST,
     SPM_MISSING,
     Test,
     bootstrap_of_means,
@@ -42,9 +41,8 @@ from prunecli.modules.devices import choose_device
 from prunecli.modules.fitting import COMPUTE, decoding_room
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
-from prunecli.results.document import Json, header, sizes
-from prunecli.results.evaluation import Evaluation
-from prunecli.running.layerwise.runner import RunReport
+from prunecli.results.document import Json, sizes
+from prunecli.results.evaluation import LEAST, Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
@@ -94,7 +92,7 @@ class TranslationTask(Task):
         earlier = self.process_group.broadcast(dtypes.get(self.run_key))
         if earlier in COMPUTE and options.dtype == "auto":  # a damaged file may name another type
             self.say(f"Computed in {earlier}, as before the interruption.")
-            self.options = options.model_copy(update={"dtype": earlier})
+            self.options = options.updated(dtype=earlier)
 
     def needs(self) -> dict[str, Any]:
         """See `Task`: what decoding takes."""
@@ -193,7 +191,7 @@ class TranslationTask(Task):
                 advance(1)
         pairs = pd.MultiIndex.from_tuples(self.names.values(), names=["source", "target"])
         frames = {label: pd.DataFrame(own.values(), pairs, columns) for label, own in rows.items()}
-        results: list[Json] = []
+        results = []
         for label, frame in frames.items():
             first = None if label == labels[0] else frames[labels[0]]
             mean = means(frame, first if len(pairs) > 1 else None)
@@ -315,7 +313,6 @@ def evaluate(
     progress: Progress = silent,
     say: Say = unsaid,
     warn: Say = unsaid,
-    report: Callable[[str, RunReport], None] = lambda _label, _run: None,
 ) -> Evaluation | None:
     """Measure each checkpoint at `task` on the text that `choice` names, and compare it with the first.
 
@@ -328,9 +325,8 @@ def evaluate(
         output: file for the result; None: nothing is written, and an interrupted run cannot resume.
         task: None: the task of the models.
         force: replace `output`.
-        say: called with each automatic choice and its reason.
+        say: called with each automatic choice and its reason, and with a line about each run layer by layer.
         warn: called with a line about the state that an interrupt leaves behind.
-        report: called for each checkpoint that was run layer by layer with statistics of the run.
 
     Returns:
         The result; None on processes other than the first.
@@ -356,7 +352,7 @@ def evaluate(
         data = choice.read(task, say)
         kept = data.pairs
         if task == "translation" and choice.pairs is None:
-            kept = pruned_pairs(directories, kept) or kept
+            kept = pruned_pairs(directories, kept)
         if kept != data.pairs:
             say(
                 f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
@@ -370,15 +366,15 @@ def evaluate(
                 if output is not None and group.is_main:  # before the work
                     refuse_unwritable(output, force=force)
             opened = {label: open_model(path) for label, path in paths.items()}
-            measured = TASK_CLASSES[task](opened, data, options, progress, say, group, report, output, force)
+            measured = TASK_CLASSES[task](opened, data, options, progress, say, group, output, force)
             with closing(measured), threads(threads_for(opened.values())):
                 for label in opened:
                     measured.measure(label)
             if not group.is_main:
                 return None
             seed = options.seed if task in ("translation", "mlm") else None
-            head = header(Evaluation.FORMAT, [*opened.values()], seed)
-            evaluation = Evaluation.model_validate({**head, "task": task, **measured.fields()})
+            head = Evaluation.header([*opened.values()], seed)
+            evaluation = Evaluation(**head, task=task, **measured.fields())
             measured.save(evaluation)
             return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):

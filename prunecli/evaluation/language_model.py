@@ -30,11 +30,10 @@ from prunecli.model.cost import head_bytes
 from prunecli.modules.logits import BLOCK_VALUES, Logits
 from prunecli.progress import Progress, silent
 from prunecli.results.document import Json
-from prunecli.running.batches import run_forward
+from prunecli.running.batches import measure_losses, require_finite, run_forward
 from prunecli.running.encoding import filling, padding_id, position_count, window_length
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.losses import measure_losses, require_finite
 from prunecli.running.runner import Advance, Runner, chunks, ignored
 from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.tensors.dtypes import parse_dtype
@@ -95,7 +94,7 @@ class Reference:
         is_first = model is None
         if not is_first:
             beside = LOGITS_BYTES + sum(weight.nbytes for weight in model.parameters())
-        found: list[pd.DataFrame] = []
+        found = []
 
         def forward(batch: Batch) -> tuple[Tensor, Tensor, Logits | None]:
             mask = batch.labels != IGNORED

@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,10 @@ from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_devices, devices_of
 from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting_dtype
-from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.machine import new_memory
+from prunecli.processes import environment
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import Json, header
+from prunecli.results.document import Json
 from prunecli.results.latency import Latency, Spread, Timing
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.json_files import parsed
@@ -90,10 +90,10 @@ def bench_latency(
     choice.check_task(task, {"beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":
-        data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
+        data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs))
     if options.beams is None:
         beams = (BEAM,) if task == "translation" else (1,)
-        options = options.model_copy(update={"beams": beams})
+        options = options.updated(beams=beams)
     opened = {label: open_model(path) for label, path in directories.items()}
     with threads(options.threads or idle_threads(opened.values(), say)):
         work = {
@@ -113,7 +113,7 @@ def bench_latency(
             only_runs=True,
             say=say,
         )
-        options = options.model_copy(update={"dtype": dtype_name(dtype)})
+        options = options.updated(dtype=dtype_name(dtype))
         rooms = {
             label: decoding_room(checkpoint, load, COMPUTE[options.dtype])
             for label, checkpoint in opened.items()
@@ -132,16 +132,15 @@ def bench_latency(
                         room=rooms[label],
                     )
                     advance(1)
-        turns = Turns(opened, work, rooms, options)
-        seconds = turns.timed(progress)
+        seconds, sizes, devices, interleaved = _timed(opened, work, rooms, options, progress)
         first = next(iter(opened))
         results = [
             {
                 "checkpoint": label,
                 "dtype": options.dtype,
-                **turns.sizes[label],
+                **sizes[label],
                 "checkpoint_bytes": checkpoint.total_bytes,
-                "devices": turns.devices[label] if len(turns.devices[label]) > 1 else None,
+                "devices": devices[label] if len(devices[label]) > 1 else None,
                 **costs[label],
                 "timings": [
                     _timing(setting, phase, by_label[label], by_label[first], work[label])
@@ -160,84 +159,67 @@ def bench_latency(
             about["new_tokens"] = options.new_tokens
         return Latency.model_validate(
             {
-                **header(Latency.FORMAT, list(opened.values()), None),
+                **Latency.header(list(opened.values()), None),
                 **about,
                 "sentences": len(work[first]),
                 "runs": options.runs,
                 "warm_up": options.warm_up,
-                "device": ", ".join(dict.fromkeys(chain(*turns.devices.values()))),
+                "device": ", ".join(dict.fromkeys(chain(*devices.values()))),
                 "dtype": options.dtype,
                 "threads": torch.get_num_threads(),
                 "torch": str(torch.__version__),
-                "interleaved": turns.together,
+                "interleaved": interleaved,
                 "results": results,
             }
         )
 
 
-@dataclass
-class Turns:
-    """Runs the checkpoints in turns; holds all models if they fit in memory, else one at a time.
+def _timed(
+    opened: Mapping[str, Checkpoint],
+    workloads: Mapping[str, Workload],
+    rooms: Mapping[str, int],
+    options: LatencyOptions,
+    progress: Progress,
+) -> tuple[Seconds, dict[str, dict[str, int]], dict[str, list[str]], bool]:
+    """Run the checkpoints in turns. All models are held if they fit in memory, else one at a time.
 
-    Attributes:
+    Args:
         rooms: label -> bytes that a run holds besides the weights.
-        together: whether all models are held, so that their runs alternate.
-        sizes: label -> parameters and bytes of its model, once it was loaded.
-        devices: label -> names of the devices of its model, once it was loaded.
+
+    Returns:
+        The seconds of each run; label -> parameters and bytes of its model; label -> names of the devices of its model;
+        whether all models were held, so that their runs alternated.
     """
-
-    opened: Mapping[str, Checkpoint]
-    workloads: Mapping[str, Workload]
-    rooms: Mapping[str, int]
-    options: LatencyOptions
-
-    def __post_init__(self) -> None:
-        self._models: dict[str, Any] = {}
-        self.sizes: dict[str, dict[str, int]] = {}
-        self.devices: dict[str, list[str]] = {}
-        devices = choose_devices(self.options.device)
-        dtype = parse_dtype(str(COMPUTE[self.options.dtype]))
-        needed = sum(weight_bytes(checkpoint, dtype) for checkpoint in self.opened.values())
-        several = len(self.opened) > 1
-        self._side_by_side = several and needed <= MEMORY_SHARE * new_memory(devices.first)
-        self.together = self._side_by_side or not several
-        self._devices = devices.alone if self._side_by_side else devices
-
-    def timed(self, progress: Progress) -> Seconds:
-        """Setting and phase -> label -> seconds of each timed run."""
-        options, labels = self.options, list(self.opened)
-        passes = range(options.warm_up + options.runs)
-        order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
-        if not self.together:
-            order.sort(
-                key=lambda turn: labels.index(turn[2])
-            )  # stable: each checkpoint has its runs in a row
-        seconds: Seconds = {}
-        with progress("timing", len(order), "runs") as advance:
-            for setting, number, label in order:
-                (batch_size, beam), work, model = setting, self.workloads[label], self.model(label)
-                total: Any = Counter()
-                for start in range(0, len(work), batch_size):
-                    total.update(work.part(start, start + batch_size).run(model, beam))
-                if number >= options.warm_up:
-                    for phase, elapsed in total.items():
-                        seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
-                advance(1)
-        return seconds
-
-    def model(self, label: str) -> Any:
-        """The model of a checkpoint, loaded at its first turn."""
-        if label not in self._models:
-            if not self.together:
-                self._models.clear()
-                gc.collect()
-            load = load_for_decoding if self.workloads[label].decodes else load_model
-            room = 0 if self._side_by_side else self.rooms[label]
-            model = load(self.opened[label].path, device=self._devices, dtype=self.options.dtype, room=room)
-            self._models[label] = model
-            self.sizes[label] = model_sizes(model)
-            self.devices[label] = [device_name(device) for device in devices_of(model)]
-        return self._models[label]
+    labels, dtype = list(opened), parse_dtype(str(COMPUTE[options.dtype]))
+    devices = choose_devices(options.device)
+    needed = sum(weight_bytes(checkpoint, dtype) for checkpoint in opened.values())
+    side_by_side = len(labels) > 1 and needed <= MEMORY_SHARE * new_memory(devices.first)
+    together = side_by_side or len(labels) == 1
+    passes = range(options.warm_up + options.runs)
+    order = list(product(product(options.batch_sizes, options.beams or ()), passes, labels))
+    if not together:
+        order.sort(key=lambda turn: labels.index(turn[2]))  # stable: each checkpoint has its runs in a row
+    models, sizes, names = dict[str, Any](), dict[str, dict[str, int]](), dict[str, list[str]]()
+    seconds: Seconds = {}
+    with progress("timing", len(order), "runs") as advance:
+        for setting, number, label in order:
+            (batch_size, beam), work = setting, workloads[label]
+            if label not in models:
+                if not together:
+                    models.clear()
+                    gc.collect()
+                where = (devices.alone, 0) if side_by_side else (devices, rooms[label])
+                models[label] = work.load(opened[label].path, options.dtype, *where)
+                sizes[label] = model_sizes(models[label])
+                names[label] = [device_name(device) for device in devices_of(models[label])]
+            total: Any = Counter()
+            for start in range(0, len(work), batch_size):
+                total.update(work.part(start, start + batch_size).run(models[label], beam))
+            if number >= options.warm_up:
+                for phase, elapsed in total.items():
+                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
+            advance(1)
+    return seconds, sizes, names, together
 
 
 def _timing(
@@ -351,12 +333,10 @@ def measure_cost(**task: Any) -> Json:
     Raises:
         PruneError: the process failed; with its last line.
     """
-    # The same prunecli, even if it is not installed.
-    path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]
     done = subprocess.run(
         [sys.executable, "-m", "prunecli.evaluation.latency"],
         input=pickle.dumps(task),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+        env=environment(),
         capture_output=True,
         check=False,
     )
@@ -399,8 +379,7 @@ def run_task(
     torch.set_num_threads(threads)
     before = peak_resident()
     start = time.perf_counter()
-    load = load_for_decoding if work.decodes else load_model
-    model = load(checkpoint, device=device, dtype=dtype, room=room)
+    model = work.load(checkpoint, dtype, device, room)
     cards = [device for device in devices_of(model) if device.type == "cuda"]
     for card in cards:
         torch.cuda.synchronize(card)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -16,8 +16,6 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
@@ -119,6 +117,25 @@ def text_fields(data: Dataset, choice: TextChoice) -> dict[str, Any]:
     }
 
 
+def runner_of(
+    checkpoint: Checkpoint, options: RunOptions, say: Say = unsaid, *, gradients: bool = False
+) -> Runner:
+    """The model, ready to run forwards, with `gradients` also back.
+
+    Raises:
+        PruneError: a model that cannot be used, or that does not fit.
+    """
+    from prunecli.evaluation.options import labels_for
+    from prunecli.modules.devices import choose_devices
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.running.layerwise.runner import make_runner
+
+    devices, memory = choose_devices(options.device), options.memory
+    named = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
+    dtype = fitting_dtype(named, devices, gradients=gradients, memory=memory, say=say)
+    return make_runner(checkpoint, devices, dtype, memory, options.spill_directory)
+
+
 def runner_and_batches(
     checkpoint: Checkpoint,
     data: Dataset,
@@ -141,12 +158,8 @@ def runner_and_batches(
         UsageError: it is, and the model is run layer by layer.
         PruneError: a model or text that cannot be used.
     """
-    from prunecli.evaluation.options import labels_for
-    from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import fitting_dtype
     from prunecli.running.batches import task_batches
     from prunecli.running.encoding import text_examples
-    from prunecli.running.layerwise.runner import make_runner
     from prunecli.text.tokens import load_tokenizer
 
     if whole and options.memory is not None:
@@ -154,11 +167,7 @@ def runner_and_batches(
             "`memory`: this metric needs a model that is held whole.",
             "Leave it out, choose another metric, or use prunecli shrink.",
         )
-    tokenizer = load_tokenizer(checkpoint.path)
-    devices = choose_devices(options.device)
-    named = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    dtype = fitting_dtype(named, devices, say=say, memory=options.memory)
-    runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory)
+    tokenizer, runner = load_tokenizer(checkpoint.path), runner_of(checkpoint, options, say)
     text = data.text
     if predicting or pooling is not None or not isinstance(text, PlainText):
         batches = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)

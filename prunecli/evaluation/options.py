@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
     ComputeDtype,
+    Counts,
     Options,
     RunningDtype,
     advanced_option,
@@ -26,8 +27,6 @@ from prunecli.options import (
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
@@ -206,10 +205,10 @@ class LatencyOptions(Options):
     """Options of `bench-latency`, apart from the checkpoints and the text."""
 
     sentences: int = text_option(8, "Sentences, examples or prompts per run.", ge=1)
-    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = option(
+    batch_sizes: Annotated[Counts, Field(min_length=1)] = option(
         (1,), "Sentences at a time; several with commas. Default: 1.", flag="--batch-size", metavar="N,…"
     )
-    beams: tuple[Annotated[int, Field(ge=1)], ...] | None = option(
+    beams: Counts | None = option(
         None, "Translation: beam size; several with commas. Default: 5.", flag="--beam", metavar="N,…"
     )
     new_tokens: int = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,10 @@ from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.pooling import read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.rewriting import Quality, QualityChange
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import measure_losses, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.losses import measure_losses
-from prunecli.text.choice import Dataset, Text, TextChoice, columns
+from prunecli.text.choice import Dataset, Text, TextChoice, all_texts
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
 from prunecli.text.tasks import TaskName, task_of
@@ -134,15 +133,14 @@ class Measurer:
         try:
             tokenizer = load_tokenizer(path)
             if data.task == "embedding":
-                texts = [one for column in columns(data.text, data.pairs).values() for one in column]
                 vectors = text_vectors(
                     runner,
                     tokenizer,
                     read_pooling(path),
-                    texts,
+                    all_texts(data.text, data.pairs),
                     self._batch_tokens,
-                    what=what,
-                    progress=self.progress,
+                    what,
+                    self.progress,
                 )
                 if self.first is None:
                     self.first = vectors
@@ -157,7 +155,7 @@ class Measurer:
                 return Quality(cost=float((classes != self.first).mean()))
             named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
             batches = [one for own in named.values() for one in own]
-            found: dict[str, float] = {}
+            found = {}
             if data.task == "lm" and same_tokens and self.diverges:
                 self._reference = self._reference or Reference(batches)
                 compared = self._reference.measure(runner, what, self.progress)
@@ -175,8 +173,15 @@ class Measurer:
         return Quality(cost=loss, loss=loss, **found)
 
 
-class QualityCheck:
-    """Measures a model before a reduction, at once, and the result afterwards.
+def quality_check(
+    source: Checkpoint,
+    named: Path | None,
+    scored: TextChoice | None,
+    steps: Sequence[Mapping[str, Any]],
+    running: RunOptions | None,
+    progress: Progress,
+) -> Callable[[Path], QualityChange]:
+    """Measure a model before a reduction, at once; return the function that measures the result afterwards.
 
     Args:
         source: the model that gets smaller.
@@ -187,42 +192,26 @@ class QualityCheck:
         running: how the models run.
 
     Raises:
-        PruneError: text or a model that cannot be used.
+        PruneError: text or a model that cannot be used. The function that is returned: a model that cannot be run.
         MemoryShortError: the model does not fit in memory.
     """
+    data, is_scored = _read(source, named, scored)
+    data = little(replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs)), TOKENS)
+    measurer = Measurer(source, data, running or RunOptions(), progress, diverges=False)
+    before, text = measurer.original, data.text
 
-    def __init__(
-        self,
-        source: Checkpoint,
-        named: Path | None,
-        scored: TextChoice | None = None,
-        steps: Sequence[Mapping[str, Any]] = (),
-        running: RunOptions | None = None,
-        progress: Progress = silent,
-    ) -> None:
-        data, self._is_scored = _read(source, named, scored)
-        data = replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs) or data.pairs)
-        self._data = little(data, TOKENS)
-        self._measurer = Measurer(source, self._data, running or RunOptions(), progress, diverges=False)
-
-    def compare(self, result: Path) -> QualityChange:
-        """Measure the result.
-
-        Raises:
-            PruneError: a model that cannot be run.
-        """
-        before, after = self._measurer.original, self._measurer.measure(result, "the result")
-        text = self._data.text
+    def compare(result: Path) -> QualityChange:
+        after = measurer.measure(result, "the result")
         fields: dict[str, Any] = {
             "text": [text.split] if isinstance(text, ParallelText) else [path.name for path in text.files],
-            "text_of_scores": self._is_scored,
-            "count": self._measurer.tokens or len(text),
+            "text_of_scores": is_scored,
+            "count": measurer.tokens or len(text),
         }
         if before.loss is None:
             alike = 0.0 if after.cost is None else 1 - after.cost
             fields["measure"], least = "cosine", RUINED_COSINE
-            if self._data.task == "classification":
-                classes = self._measurer.first
+            if data.task == "classification":
+                classes = measurer.first
                 fields["measure"], least = "same_class", np.bincount(classes).max() / len(classes)
             return QualityChange(**fields, after=round(alike, 4), ruined=alike < least)
         return QualityChange(
@@ -232,6 +221,8 @@ class QualityCheck:
             after=None if after.loss is None else round(after.loss, 4),
             ruined=after.loss is None or after.loss - before.loss > math.log(RUINED_FACTOR),
         )
+
+    return compare
 
 
 def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> tuple[Dataset, bool]:
@@ -252,7 +243,7 @@ def _read(source: Checkpoint, named: Path | None, scored: TextChoice | None) -> 
     task: TaskName = "lm" if task_of(source) == "lm" else "mlm"
     data = choice.read(task)
     if named is None and choice.max_sentences is not None:
-        whole = choice.model_copy(update={"max_sentences": None}).read(task).text
+        whole = choice.updated(max_sentences=None).read(task).text
         assert isinstance(whole, PlainText)
         if rest := whole.texts[len(data.text) :]:
             return replace(data, text=PlainText(whole.files, rest)), False

@@ -18,10 +18,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.decoding import Translation
+from prunecli.model.decision import Floats
 from prunecli.results.document import Json
 from prunecli.tensors.json_files import read_json, refuse_pointer
 
@@ -190,7 +191,7 @@ def comet_scores(
     systems: Mapping[str, Sequence[str]],
     *,
     gpu: bool = False,
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """Score each sentence of each system with COMET, 0 to 100 (the program's score times 100).
 
     Args:
@@ -229,10 +230,6 @@ def comet_scores(
     return scores
 
 
-LEAST = 30
-"""Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
-
-
 Test = dict[str, float]
 """One score of one system compared with the baseline's.
 
@@ -241,13 +238,6 @@ Test = dict[str, float]
 - mean: mean of the score over the resamples.
 - ci95: half the width of the 95 % confidence interval.
 """
-
-
-def too_few(examples: int, what: str) -> str | None:
-    """The message that replaces a test on too few examples; None if there are enough."""
-    if examples >= LEAST:
-        return None
-    return f"Too few {what} for a test of significance: {examples:,}; give {LEAST} or more."
 
 
 def paired_bootstrap(
@@ -286,7 +276,7 @@ def paired_bootstrap(
     return tests
 
 
-def bootstrap_of_means(systems: Sequence[NDArray[np.float64]], samples: int, seed: int) -> list[Test]:
+def bootstrap_of_means(systems: Sequence[Floats], samples: int, seed: int) -> list[Test]:
     """`paired_bootstrap` for a score that is the mean of the sentences' scores.
 
     Args:

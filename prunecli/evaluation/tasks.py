@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import cross_entropy
 
 from prunecli.errors import DataError
 from prunecli.evaluation.options import EvaluationOptions
@@ -28,17 +27,15 @@ from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.processes import ProcessGroup
-from prunecli.progress import Progress, Say, silent
+from prunecli.progress import Progress, Say
 from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import Evaluation
-from prunecli.running.batches import Line, run_forward
+from prunecli.running.batches import Line, batch_vectors, measure_losses, require_finite, run_forward
 from prunecli.running.encoding import embedding_examples, labelled_examples, window_length
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
-from prunecli.running.losses import batch_vectors, measure_losses, require_finite
 from prunecli.running.runner import Runner
 from prunecli.running.windows import mlm_examples
-from prunecli.tensors.documents import write_json
 from prunecli.text.choice import Dataset, columns, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText, PlainText, label_ids
@@ -57,7 +54,6 @@ class Task(ABC):
     Attributes:
         opened: label -> checkpoint.
         output: file for the result, replaced with `force`; None: nothing is written.
-        report: called with the label and statistics of each checkpoint that was run layer by layer.
     """
 
     opened: Mapping[str, Checkpoint]
@@ -66,7 +62,6 @@ class Task(ABC):
     progress: Progress
     say: Say
     process_group: ProcessGroup
-    report: Callable[[str, RunReport], None]
     output: Path | None
     force: bool
 
@@ -81,7 +76,7 @@ class Task(ABC):
         dtype = fitting_dtype(
             self.opened, choose_devices(options.device), options.dtype, say=self.say, **self.needs()
         )
-        self.options = options.model_copy(update={"dtype": dtype_name(dtype)})
+        self.options = options.updated(dtype=dtype_name(dtype))
 
     def prepare(self) -> None:  # noqa: B027 (nothing to check by default)
         """Check the options of the task."""
@@ -102,7 +97,7 @@ class Task(ABC):
         """Write the result, if it has a file."""
 
         if self.output is not None:
-            write_json(self.output, evaluation.to_json(), force=self.force)
+            evaluation.write(self.output, force=self.force)
 
     def close(self) -> None:  # noqa: B027 (nothing to close by default)
         """Free what is stored between checkpoints."""
@@ -182,7 +177,7 @@ class ModelTask(Task):
         )
         self.measured[label] = self.run(label, runner, tokenizer)
         if options.memory is not None:
-            self.report(label, work)
+            self.say(f"{label}: {work.line()}")
         del runner
         gc.collect()  # before the next checkpoint is loaded
 
@@ -261,7 +256,7 @@ class Classification(ModelTask):
         line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
         logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
         right = torch.tensor(label_ids(text, names))
-        losses = cross_entropy(logits, right, reduction="none")
+        losses = functional.cross_entropy(logits, right, reduction="none")
         require_finite(losses, Batch({}, right, tuple(range(len(text)))))
         chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first
         by_class, matthews = class_scores(chosen, labels)
@@ -343,9 +338,9 @@ class Embedding(ModelTask):
                 pooling,
                 texts,
                 self.options.decoding.batch_tokens,
-                context=self.data.context,
-                what=f"{label}: {name or 'embedding'}",
-                progress=self.progress,
+                f"{label}: {name or 'embedding'}",
+                self.progress,
+                self.data.context,
             )
             for name, texts in columns(self.data.text, self.data.pairs).items()
         }
@@ -376,16 +371,15 @@ def text_vectors(
     pooling: Pooling,
     texts: list[str],
     batch_tokens: int,
-    *,
+    what: str,
+    progress: Progress,
     context: int | None = None,
-    what: str = "embedding",
-    progress: Progress = silent,
 ) -> Vectors:
     """The vector of each text, `[texts, width]`.
 
     Args:
-        context: tokens that a text is cut to; None: the model's own limit.
         what: text of the progress line.
+        context: tokens that a text is cut to; None: the model's own limit.
 
     Raises:
         UnsupportedModelError: an encoder with a decoder.

@@ -26,8 +26,11 @@ from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import assemble
 from prunecli.modules.classes import model_class, stock_config
+from prunecli.modules.devices import Devices
+from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import read_pooling
+from prunecli.running.batches import batch_vectors
 from prunecli.running.encoding import (
     embedding_examples,
     labelled_examples,
@@ -38,9 +41,8 @@ from prunecli.running.encoding import (
     text_examples,
 )
 from prunecli.running.examples import TokenExamples
-from prunecli.running.losses import batch_vectors
 from prunecli.running.windows import packed_examples
-from prunecli.text.choice import Dataset, columns
+from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
@@ -75,6 +77,11 @@ class Workload(ABC):
     def part(self, start: int, stop: int) -> Self:
         """Some of the examples."""
         return replace(self, rows=self.rows[start:stop])
+
+    def load(self, path: Path | str, dtype: str, device: Devices | str, room: int) -> Any:
+        """Load a model for this work; see `load_model`."""
+        load = load_for_decoding if self.decodes else load_model
+        return load(path, device=device, dtype=dtype, room=room)
 
     @property
     def longest(self) -> int:
@@ -227,7 +234,7 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
     tokenizer = load_tokenizer(directory)
     pooled = None
     if data.task == "embedding":
-        texts = [one for own in columns(text.first(count), data.pairs).values() for one in own][:count]
+        texts = all_texts(text.first(count), data.pairs)[:count]
         examples = embedding_examples(tokenizer, model, read_pooling(directory), texts, data.context)
         pooled = directory
     elif isinstance(text, LabelledText):

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.evaluation.on_text import RunOptions
+from prunecli.evaluation.on_text import RunOptions, runner_of
 from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
@@ -39,8 +39,6 @@ from prunecli.model.find_axes import CHANNELS
 from prunecli.model.patchwork import module_name, submodule
 from prunecli.model.probe import MIXES, layer_of, outputs
 from prunecli.model.trial import stream_norms
-from prunecli.modules.devices import choose_devices
-from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling
 from prunecli.modules.stock_experts import expert_modules, own_experts
@@ -48,10 +46,14 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.private import can_replace_experts
 from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Per, Scores, scores_of
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import (
+    Losses,
+    differentiate_losses,
+    example_losses,
+    random_projections,
+    task_batches,
+)
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.losses import Losses, differentiate_losses, example_losses, random_projections
 from prunecli.running.runner import REHEARSING, Runner, frozen
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
@@ -196,9 +198,7 @@ def measure_gradients(
     Args:
         running: how the model runs; its batches are of one example.
     """
-    devices, memory = choose_devices(running.device), running.memory
-    dtype = fitting_dtype({str(checkpoint.path): checkpoint}, devices, gradients=True, memory=memory)
-    runner = make_runner(checkpoint, devices, dtype, memory, running.spill_directory)
+    runner = runner_of(checkpoint, running, gradients=True)
     fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 

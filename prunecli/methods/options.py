@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
     from prunecli.results.unit_scores import Scores
 else:  # in memory, which numpy would be imported for
-    GateStatistics: TypeAlias = Any
-    Scores: TypeAlias = Any
+    GateStatistics = Any
+    Scores = Any
 
 Side = Literal["encoder", "decoder"]
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -101,7 +101,7 @@ def _per_layer(value: Any) -> Any:
     return {"encoder": numbers[0], "decoder": numbers[-1]}
 
 
-Balance: TypeAlias = Annotated[Fraction, BeforeValidator(parse_balance)]
+Balance = Annotated[Fraction, BeforeValidator(parse_balance)]
 """A fraction: Fraction(3) or "3:1"."""
 
 

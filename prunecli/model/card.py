@@ -61,8 +61,8 @@ def model_card(
     """
     structure, config = layout.structure, layout.config
     front = front_matter(source_card)
-    is_new = bool(structure.history) and "from_scratch" in structure.history[-1].get("arguments", {})
-    is_trained = is_new or {step.get("command") for step in structure.history} == {"finetune"}
+    is_new = bool(structure.history) and "from_scratch" in structure.history[-1]["arguments"]
+    is_trained = is_new or {step["command"] for step in structure.history} == {"finetune"}
     what = "trained" if is_trained else "pruned"
     tags = front.get("tags")
     own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []

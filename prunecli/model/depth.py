@@ -82,7 +82,7 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
     later = structure.history[first:] if fingerprint is not None else ()
     renames = []
     for step in later:
-        if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {}):
+        if step["command"] == PRUNE_LAYERS and "removed" in step["arguments"]:
             kept: Kept = {  # with numbers of some that never were
                 side: [n for n in range(structure.units(side, "layer", 0).of) if n not in numbers]
                 for side, numbers in step["arguments"]["removed"].items()

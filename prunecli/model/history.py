@@ -73,21 +73,24 @@ def made_from(path: Path, origin: Path) -> bool:
 def pruned_pairs(
     checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs (source, target) that all checkpoints pruned for certain languages were pruned for."""
+    """Return the pairs (source, target) that all checkpoints pruned for certain languages were pruned for.
+
+    All pairs if there is no such pair.
+    """
     return pairs_of_steps([step for path in checkpoints for step in _steps(path) or ()], pairs)
 
 
 def pairs_of_steps(
     steps: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs (source, target) that the steps of a history chose, if any step chose languages."""
+    """Return the pairs (source, target) that the steps of a history chose; all pairs if no pair is left."""
     kept = list(pairs)
     for step in steps:
         arguments = step.get("arguments")
         if isinstance(arguments, Mapping):
             sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
             kept = [p for p in kept if p[0] in (sources or (p[0],)) and p[1] in (targets or (p[1],))]
-    return tuple(kept)
+    return tuple(kept or pairs)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -36,10 +36,10 @@ def statistics_files(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _step(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A step of the history, whose parts have their form."""
-    step = dict(value)
-    mappings = (step.get("arguments", {}), step.get("source", {}), *statistics_files(step))
-    if not isinstance(step.get("command", ""), str) or not all(isinstance(one, Mapping) for one in mappings):
+    """A step of the history, whose parts have their form; without arguments it has none."""
+    step = {**value, "arguments": value.get("arguments", {})}
+    mappings = (step["arguments"], step.get("source", {}), *statistics_files(step))
+    if not isinstance(step["command"], str) or not all(isinstance(one, Mapping) for one in mappings):
         raise ValueError("a step of its history has another form")
     if not all(isinstance(text, str) for text in step.get("source", {}).values()):
         raise ValueError("the source of a step of its history is not told in words")
@@ -129,9 +129,9 @@ class Structure:
             widths={**{name: width for name, width in self.widths.items() if name not in parts}, **widths},
         )
 
-    def after(self, step: Mapping[str, object]) -> Structure:
+    def after(self, step: Mapping[str, Any]) -> Structure:
         """This structure with one more step of history."""
-        return replace(self, history=(*self.history, dict(step)))
+        return replace(self, history=(*self.history, _step(step)))
 
     def fingerprints(self) -> tuple[str, ...]:
         """Fingerprints of the checkpoints that this one was made from, oldest first.

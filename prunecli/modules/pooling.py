@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
 """Classes of torch that a Dense may name."""
 
 
-Layer: TypeAlias = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+Layer = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _resolve_step(
     options: list[str] = []
     positionals: list[str] = []
     paths: dict[str, list[Path]] = {"input": [], "output": []}
-    models: list[HubName] = []
+    models = []
     endings: set[str] = set()
     for argument, written in text.arguments.items():
         value = substitute(written, variables, f"{where}, {argument}", faults)

@@ -47,11 +47,8 @@ def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
 
 
 def _file_hash(path: Path) -> str:
-    content_hash = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(2**20):
-            content_hash.update(block)
-    return content_hash.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def inputs_of(step: Step) -> dict[str, str | None]:
@@ -86,13 +83,9 @@ def state_file(recipe: Path) -> Path:
     return Path(".prunecli", f"{recipe.stem}.json")
 
 
-def read_state(path: Path) -> State:
-    """The recorded state; empty (all steps run) where there is none or where it is damaged."""
-    return _read_state(path) or {}
-
-
 @lenient
-def _read_state(path: Path) -> State:
+def read_state(path: Path) -> State:
+    """The recorded state; None (all steps run) where there is none or where it is damaged."""
     return {name: Record(**record) for name, record in read_json(path, FORMAT)["steps"].items()}
 
 
@@ -143,7 +136,7 @@ class Outcome:
 
 def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Outcome]:
     """Return the steps that a run would carry out, as far as they are known beforehand."""
-    outcomes: list[Outcome] = []
+    outcomes = []
     remade: list[Path] = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state, remade)
@@ -174,7 +167,7 @@ def run_steps(
     Raises:
         OutputError: an output is in the way, or a step ended well without writing its output.
     """
-    state = dict(read_state(path))
+    state = dict(read_state(path) or {})
     own = {name: content for record in state.values() for name, content in record.outputs.items()}
     # Before the first step: outputs are replaced only if this recipe made them and nobody changed them since.
     for step in () if force else steps:
@@ -185,7 +178,7 @@ def run_steps(
                     f"{output} {changed} this recipe's step {step.name!r}",
                     "Move it away, or give `force` to replace it.",
                 )
-    outcomes: list[Outcome] = []
+    outcomes = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state)
         starting(step, reason)

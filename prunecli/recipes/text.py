@@ -87,16 +87,16 @@ class StepText(_Model):
 
     name: str = Field(min_length=1)
     command: str
-    arguments: dict[str, Value] = Field(default_factory=dict)
-    for_each: dict[str, Value] = Field(default_factory=dict, alias="for-each")
-    when: dict[str, Value] = Field(default_factory=dict)
+    arguments: dict[str, Value] = {}
+    for_each: dict[str, Value] = Field({}, alias="for-each")
+    when: dict[str, Value] = {}
 
 
 class RecipeText(_Model):
     """A recipe file as it is written."""
 
     description: str = ""
-    variables: dict[str, Value] = Field(default_factory=dict)
+    variables: dict[str, Value] = {}
     steps: list[StepText] = Field(min_length=1)
     report: Any = Field(None, description="of earlier versions: a closing table; not read")
 
@@ -190,7 +190,7 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     In a list, an item that names variables with lists stands for one item with each of their values.
     """
     if isinstance(value, list):
-        found: list[Scalar] = []
+        found = []
         for item in value:
             for seen in each(references(item), variables, where, faults):
                 filled = substitute(item, seen, where, faults)
@@ -270,7 +270,7 @@ def expand(
     step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
 ) -> Iterator[tuple[str, Mapping[str, Resolved]]]:
     """The step once for each combination of its `for-each` values: its name and the variables it sees."""
-    choices: dict[str, Resolved] = {}
+    choices = {}
     for name, values in step.for_each.items():
         filled = substitute(values, variables, f"steps[{number}].for-each.{name}", faults)
         choices[name] = filled if isinstance(filled, list) else [filled]

@@ -25,8 +25,8 @@ try:
 except ImportError:
     alt = None
 
-VEGA_LITE: dict[str, Any] = {"vl_version": alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])}
-"""Option of vl-convert: the version of Vega-Lite that Altair declares charts for."""
+VEGA_LITE = alt and ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+"""Version of Vega-Lite that Altair declares charts for."""
 
 PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python"}
 """Module -> package that installs it."""
@@ -158,7 +158,7 @@ def colour_range(frames: Iterable[pd.DataFrame]) -> tuple[float, float]:
 @_drawn
 def heat_map(
     frame: pd.DataFrame,
-    ends: tuple[float, float],
+    ends: tuple[float, float] = (0.0, 1.0),
     *,
     titles: tuple[str, str] = ("", ""),
     dropped: pd.DataFrame | None = None,
@@ -245,7 +245,7 @@ def kept_units(title: str, layers: Sequence[tuple[str, Collection[int], int]], u
         for name, kept, original in layers
     }
     caption = f"{title}: {kept_of([(len(kept), original) for _, kept, original in layers])} {unit}s"
-    return heat_map(caption, pd.DataFrame(rows).T, (0.0, 1.0), titles=("layer", unit), has_legend=False)
+    return heat_map(caption, pd.DataFrame(rows).T, titles=("layer", unit), has_legend=False)
 
 
 @_drawn
@@ -254,17 +254,17 @@ def curves(
     x_title: str,
     y_title: str,
     *,
-    joined: Collection[str] = (),
+    joined: Collection[str] | None = None,
     references: Collection[float] = (),
     y_from_zero: bool = False,
     x_ticks: Sequence[float] = (),
 ) -> Any:
-    """Draw points, and lines through the points of some series. The x axis begins at 0.
+    """Draw points, and lines through the points of each series. The x axis begins at 0.
 
     Args:
         points: in the order in which lines join them. Each series has a colour and a shape.
         x_title, y_title: titles of the axes.
-        joined: series whose points are joined by a line.
+        joined: series whose points are joined by a line; None: all.
         references: y values of thin horizontal lines.
         y_from_zero: whether the y axis begins at 0.
         x_ticks: if given, the x axis is logarithmic and has these ticks.
@@ -293,6 +293,7 @@ def curves(
     if references:
         lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
         layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
+    joined = series if joined is None else joined
     if own := [row for row, point in zip(rows, points, strict=True) if point.series in joined]:
         lines = base.mark_line(strokeWidth=1.6).properties(data=_data(own))
         layers.append(lines.encode(order="order:O"))

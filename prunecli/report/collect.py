@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from prunecli.errors import CheckpointError, DataError, PruneError
-from prunecli.evaluation.scoring import LEAST, too_few
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.inventory import Inventory, take_inventory
@@ -27,7 +26,7 @@ from prunecli.results.document import Document, numbers, with_fingerprints
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency, Timed
-from prunecli.results.rewriting import Rewriting, Shrunk
+from prunecli.results.rewriting import Rewriting, Shrunk, Training
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.json_files import read_json
 
@@ -188,7 +187,9 @@ def _read_result(path: Path) -> Document | None:
     payload = read_json(path)
     kind = kind_of(str(payload.get("format"))) if isinstance(payload, dict) else None
     # Of what most rewriting commands print, the checkpoints themselves are shown.
-    if kind is None or (issubclass(kind, (Decisions, Inspection, Rewriting)) and kind is not Shrunk):
+    if kind is None or (
+        issubclass(kind, (Decisions, Inspection, Rewriting)) and kind not in (Shrunk, Training)
+    ):
         return None
     return kind.from_json(payload, path)
 
@@ -274,19 +275,6 @@ def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
         if same:
             return min(same, key=lambda result: result.checkpoint != label)
     return None
-
-
-def tested(evaluation: Evaluation) -> tuple[Evaluation, str | None]:
-    """The evaluation without its significance test if there is too little text for one, and a line that says so."""
-    test = evaluation.significance
-    # McNemar's test is exact: with too little text it finds nothing.
-    if test is None or str(test.get("test")).startswith("McNemar"):
-        return evaluation, None
-    data = numbers(evaluation.data) | numbers(test)
-    examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
-    what = "windows" if "windows" in str(test.get("test")) else "sentences" if evaluation.pairs else "texts"
-    few = too_few(int(examples), what)
-    return (evaluation.model_copy(update={"significance": None}) if few else evaluation), few
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def family_tree(
         is_here = any(other in here for other in originals)
         node = nodes.setdefault(path, Node(", ".join(originals) or name, "", is_here, 0))
         # A step's result has the name under which the next step read it.
-        names = [str(step.get("source", {}).get("path", "?")) for step in entry.history[1:]]
+        names = [step.get("source", {}).get("path", "?") for step in entry.history[1:]]
         for step, name in zip(entry.history, [*names, ""], strict=True):
             key = json.dumps(step, sort_keys=True, default=str)
             path = (*path, numbers.setdefault(key, len(numbers)))
@@ -91,7 +91,7 @@ def original(entry: CheckpointEntry) -> tuple[str, str, str]:
     source = entry.history[0].get("source", {})
     if not source:
         return f"from scratch: {entry.fingerprint}", "", "from scratch"
-    fingerprint, name = str(source.get("fingerprint", "")), str(source.get("path", "?"))
+    fingerprint, name = source.get("fingerprint", ""), source.get("path", "?")
     return (fingerprint or f"named {name}"), fingerprint, name
 
 
@@ -110,12 +110,10 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
     for source in sources:
         revision = f"@{source['revision']}" if "revision" in source else ""
         own = f"{source.get('path', '')}{revision}"
-        paths.append(names.get(str(source.get("fingerprint")), own))
+        paths.append(names.get(source.get("fingerprint", ""), own))
     rows = zip(entry.history, paths, [*paths[1:], entry.name], strict=False)
     lines = []
-    for (target, _), group in groupby(
-        rows, key=lambda row: (row[0].get("arguments", {}).get("by shrink"), row[1])
-    ):
+    for (target, _), group in groupby(rows, key=lambda row: (row[0]["arguments"].get("by shrink"), row[1])):
         steps = [*group]
         if target is None:
             lines += [step_text(step, source=source, output=output) for step, source, output in steps]
@@ -131,7 +129,7 @@ def command_lines(entry: CheckpointEntry, checkpoints: Sequence[CheckpointEntry]
             "--output",
             output,
         ]
-        lines.append(f"{shlex.join(words)}  # {', '.join(str(step.get('command')) for step, *_ in steps)}")
+        lines.append(f"{shlex.join(words)}  # {', '.join(step['command'] for step, *_ in steps)}")
     return lines
 
 
@@ -144,8 +142,7 @@ def step_text(step: Fields, *more: str, source: str = "", output: str | None = N
         source: the checkpoint that the step read.
         output: the checkpoint that it wrote: the line is for a shell, with the files that the step read.
     """
-    command = str(step.get("command", "?"))
-    arguments = step.get("arguments", {})
+    command, arguments = step["command"], step["arguments"]
     words = [*filter(None, ("" if output is None else "prunecli", command, source))]
     facts = []
     for name, value in arguments.items():
@@ -189,7 +186,7 @@ def _option(command: str, name: str, value: Any) -> list[str]:
 
 def _inputs(command: str, step: Fields) -> list[str]:
     """Options for the files that a step read."""
-    arguments = step.get("arguments", {})
+    arguments = step["arguments"]
     text = _mapping(arguments.get("text"))
     is_ranked = "metric" in arguments if command == "prune-experts" else "method" in arguments
     option = {

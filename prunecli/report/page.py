@@ -36,11 +36,10 @@ from prunecli.report.collect import (
     best,
     findings,
     rows_of,
-    tested,
 )
 from prunecli.report.history import command_lines, family_tree, original
 from prunecli.report.pictures import pictures_of, reduction_curves
-from prunecli.report.render import Block, Heading, Pictures, Text, Tree, render
+from prunecli.report.render import Block, Heading, Text, Tree, render
 from prunecli.results.document import Cells, Document, Shown, maybe, millions
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluation, Score
 from prunecli.results.gates import GateStatistics
@@ -58,7 +57,7 @@ MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 def quality_section(data: ReportData) -> Iterator[Block]:
     """Yield charts and tables of each evaluation.json."""
     for name, stored in data.of(Evaluation):
-        evaluation, _ = tested(stored)
+        evaluation, _ = stored.tested
         rows = rows_of(evaluation, data)
         unit, lost = _lost(rows)
         yield Heading(name)
@@ -68,9 +67,9 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 charts = [*_charts(key, score, rows, unit, lost), *charts]
                 break
         if charts:
-            yield Pictures(charts)
+            yield charts
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
-        sized: list[Cells] = []
+        sized = []
         for index, (shown, row) in enumerate(zip(main.rows, rows, strict=True)):
             speed: Cells = {}
             if row.timed is not None:
@@ -85,13 +84,9 @@ def quality_section(data: ReportData) -> Iterator[Block]:
                 {
                     "checkpoint": row.result.checkpoint,
                     f"{unit} removed": f"{lost[index].fraction:.1%}" if index in lost else None,
-                    "parameters": maybe(millions, row.size[0]),
+                    "parameters": None,  # its column; the value is below
                     "size": maybe(bytes_text, row.size[1]),
-                    **{
-                        title: text
-                        for title, text in shown.items()
-                        if title not in ("checkpoint", "parameters")
-                    },
+                    **dict(shown, parameters=maybe(millions, row.size[0])),
                     **speed,
                 }
             )
@@ -162,9 +157,8 @@ def _by_position(rows: Sequence[Row]) -> list[Picture]:
         points += own if len(own) > 1 else []
     if not points:
         return []
-    name, names = "KL divergence, nats", {point.series for point in points}
-    titles = "tokens before, log₂", f"{name} (lower is better)"
-    return [curves(f"{name} by position", points, *titles, joined=names)]
+    name = "KL divergence, nats"
+    return [curves(f"{name} by position", points, "tokens before, log₂", f"{name} (lower is better)")]
 
 
 MAPPED = ("expert", "head", "layer")
@@ -185,7 +179,7 @@ def sizes_section(data: ReportData) -> Iterator[Block]:
         for entry in entries
         for part, amount in entry.inventory.parts.items()
     ]
-    yield Pictures([bars("Bytes of weights by part", drawn, "bytes")])
+    yield [bars("Bytes of weights by part", drawn, "bytes")]
     rows = [
         {"checkpoint": entry.name}
         | {part: maybe("{0.parameters:,}", entry.inventory.parts.get(part)) for part in parts}
@@ -259,10 +253,10 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
                     "another choice."
                 )
             seen.add(key)
-            yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step].get('command', '?')}")
+            yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step]['command']}")
             yield Text(" ".join(summary(decision)))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
-                yield Pictures([_decision_map(decision)])
+                yield [_decision_map(decision)]
             yield cuts(decision)
 
 
@@ -299,7 +293,7 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
         yield Heading(name)
         if result.about:
             yield Text(result.about)
-        yield from map(Pictures, rows)
+        yield from rows
         yield from getattr(result, "shown", ())
 
 
@@ -315,7 +309,7 @@ def experts_section(data: ReportData) -> Iterator[Block]:
             (f"{one.side} {one.layer}", one.experts, one.original_experts) for one in entry.inventory.layers
         ]
         yield Heading(entry.name)
-        yield Pictures([kept_units(f"Experts kept by {entry.name}", layers, "expert")])
+        yield [kept_units(f"Experts kept by {entry.name}", layers, "expert")]
     yield from results_section(GateStatistics, data)
 
 
@@ -335,7 +329,7 @@ def heads_section(data: ReportData) -> Iterator[Block]:
             if any(layer.original_heads for layer in own):
                 drawn.append(kept_units(KIND_NAMES[kind], layers, "head"))
         yield Heading(entry.name, level=4)
-        yield Pictures(drawn)
+        yield drawn
 
 
 def training_section(data: ReportData) -> Iterator[Block]:

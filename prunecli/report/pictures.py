@@ -48,8 +48,6 @@ MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
 Rows = list[list[Picture]]
 """Rows of pictures, for the page and for `--plot`."""
-UNIT_RANGE = (0.0, 1.0)
-"""Ends of the colour scale for similarities."""
 
 
 def reduction_curves(
@@ -125,7 +123,6 @@ def training_curves(
         points,
         "updates",
         f"{score} / score of the unreduced model",
-        joined={point.series for point in points},
         x_ticks=sorted({one.updates for one in kept}),
         y_from_zero=True,
     )
@@ -176,8 +173,8 @@ def _speed(latency: Latency) -> Rows:
             Point(size, one.median, f"{name}, batch {size}", name, *one.ends)
             for name, size, one in sorted(speeds, key=lambda row: row[1])
         ]
-        options = {"joined": {name for name, _ in own}, "x_ticks": sizes, "y_from_zero": True}
-        pictures.append(curves(f"{caption}, against batch size", points, "batch size", unit, **options))
+        caption = f"{caption}, against batch size"
+        pictures.append(curves(caption, points, "batch size", unit, x_ticks=sizes, y_from_zero=True))
     return [pictures]
 
 
@@ -192,7 +189,7 @@ def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list
 
 def _similarities(caption: str, matrix: Sequence[Sequence[float]], names: Sequence[str]) -> Picture:
     """Draw a matrix of similarities of `names` with each other."""
-    return heat_map(caption, pd.DataFrame(matrix, names, names), UNIT_RANGE)
+    return heat_map(caption, pd.DataFrame(matrix, names, names))
 
 
 @pictures_of.register
@@ -259,16 +256,14 @@ def _training(training: Training) -> Rows:
         for step in steps[:: max(1, -(-len(steps) // MOST_POINTS))]
     ]
     if losses:
-        names = {point.series for point in losses}
-        pictures.append(curves(f"Loss of {training.output}", losses, "update", "loss", joined=names))
+        pictures.append(curves(f"Loss of {training.output}", losses, "update", "loss"))
     scores = [
         Point(step.step, step.chrf, "validation", "chrF++")
         for step in training.validation
         if step.chrf is not None
     ]
     if scores:
-        caption = f"chrF++ of {training.output}"
-        pictures.append(curves(caption, scores, "update", "chrF++", joined={"chrF++"}))
+        pictures.append(curves(f"chrF++ of {training.output}", scores, "update", "chrF++"))
     return [pictures]
 
 
@@ -322,7 +317,7 @@ def _head_comparison(comparison: HeadComparison) -> Rows:
     ]
     caption = f"Importance of {len(points)} heads{stated_correlation(stated.get('all'))}"
     titles = axis_title(comparison.first), axis_title(comparison.second)
-    return [[curves(caption, points, *titles, references=[0.0])]]
+    return [[curves(caption, points, *titles, joined=(), references=[0.0])]]
 
 
 @pictures_of.register
@@ -348,7 +343,7 @@ def _components(similarity: Similarity) -> Rows:
                     single = dict.fromkeys(names)
                     title = f"{measure.upper()}, {side}: {' and '.join(single)}"
                     titles = names if len(single) > 1 else ("", "")
-                    maps.append(heat_map(title, frame, UNIT_RANGE, titles=titles))
+                    maps.append(heat_map(title, frame, titles=titles))
             by_side.append(maps)
         rows += by_side if "between" in matrices else [[picture for maps in by_side for picture in maps]]
     return rows
@@ -361,7 +356,6 @@ def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> Rows:
             heat_map(
                 f"{name}; mean beside the diagonal {mean_correlation(values):.3f}",
                 pd.DataFrame(values),
-                UNIT_RANGE,
             )
             for name, values in maps.items()
         ]

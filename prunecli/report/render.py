@@ -79,13 +79,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Pictures beside one another, as far as the page is wide enough."""
-
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
 class Tree:
     """A tree of checkpoints as nested lists: the nodes with their depth, parents first."""
 
@@ -93,17 +86,18 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | Pictures | Tree
+Block = Heading | Text | Shown | list[Picture] | Tree
+"""A block of a page; pictures of a list are beside one another, as far as the page is wide enough."""
 
 
-def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> None:
+def save_pictures(rows: Sequence[list[Picture]], path: Path, title: str) -> None:
     """Write rows of pictures to one PNG, SVG or HTML file, chosen by the suffix of `path`.
 
     The file appears whole or not at all. An HTML file works offline.
     """
     kind = path.suffix.lower()
     if kind == ".html":
-        content = render(title or path.stem, [("", [Pictures(row) for row in rows])]).encode()
+        content = render(title or path.stem, [("", rows)]).encode()
     else:
         import vl_convert
 
@@ -123,9 +117,9 @@ def save_pictures(rows: Sequence[Sequence[Picture]], path: Path, title: str) -> 
             **({"title": title} if title else {}),
         }
         if kind == ".svg":
-            content = vl_convert.vegalite_to_svg(specification, **VEGA_LITE).encode()
+            content = vl_convert.vegalite_to_svg(specification, VEGA_LITE).encode()
         else:
-            content = vl_convert.vegalite_to_png(specification, scale=1.5, **VEGA_LITE)
+            content = vl_convert.vegalite_to_png(specification, VEGA_LITE, 1.5)
     with new_file(path) as partial:
         partial.write_bytes(content)
 
@@ -136,7 +130,7 @@ def _script() -> str:
     import vl_convert
 
     own = _asset("page.js").replace("THEME", json.dumps(THEME))
-    bundle = vl_convert.javascript_bundle(own, **VEGA_LITE)
+    bundle = vl_convert.javascript_bundle(own, VEGA_LITE)
     return bundle.replace("</script", r"<\/script")
 
 
@@ -152,11 +146,7 @@ def render(
     """
     missing = missing_packages()
     drawn = [
-        picture
-        for _, blocks in sections
-        for block in blocks
-        if isinstance(block, Pictures)
-        for picture in block.pictures
+        picture for _, blocks in sections for block in blocks if isinstance(block, list) for picture in block
     ]
     script = _script() if drawn and not missing else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -201,7 +201,7 @@ class Decisions(Document):
 
     def _tables(self) -> Tables:
         """`decisions`: where each unit is, its value and rank, the cut-off, its margin, whether it stays."""
-        rows: list[Row] = []
+        rows = []
         for decision in self.decisions:
             step: Row = {} if decision.step is None else {"step": decision.step}
             for place in decision.places:
@@ -232,7 +232,7 @@ def read_decisions(directory: Path, history: History) -> dict[int, Decision]:
     stored = Decisions.read(path)
     for decision in sorted(stored.decisions, key=lambda one: one.step or 0):
         step = decision.step
-        if step is None or step >= len(history) or history[step].get("command") != decision.command:
+        if step is None or step >= len(history) or history[step]["command"] != decision.command:
             raise CheckpointError(f"{path}: is not of the history in config.json", REMEDY)
         if step in found:
             raise CheckpointError(f"{path}: tells of one step twice", REMEDY)
@@ -253,7 +253,7 @@ def in_original_ids(decision: Decision, earlier: Mapping[int, Decision], history
         earlier: decisions of earlier steps, by original numbers.
         history: the history up to the step of the decision.
     """
-    made = [step for step, entry in enumerate(history) if entry.get("command") == SHARE_FFN]
+    made = [step for step, entry in enumerate(history) if entry["command"] == SHARE_FFN]
     since = made[-1] if made else 0  # share-ffn makes new hidden units
     before = [earlier[step] for step in sorted(earlier, reverse=True) if since <= step < len(history) - 1]
     places = []
@@ -275,8 +275,8 @@ def in_original_ids(decision: Decision, earlier: Mapping[int, Decision], history
 def _number_before(history: History, side: str, number: int) -> int:
     """The number in the original model of a layer of the source of the last step."""
     for entry in reversed(history[:-1]):
-        if entry.get("command") == PRUNE_LAYERS:
-            for gone in sorted(entry.get("arguments", {}).get("removed", {}).get(side, ())):
+        if entry["command"] == PRUNE_LAYERS:
+            for gone in sorted(entry["arguments"].get("removed", {}).get(side, ())):
                 number += gone <= number
     return number
 
@@ -303,7 +303,7 @@ def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say) -> Rewrite:
     made = (*rewrite.earlier, rewrite.decision)
     for step, one in enumerate(made, len(history) - len(made)):
         decision = in_original_ids(one, found, history[: step + 1])
-        found[step] = replace(decision, step=step, command=str(history[step].get("command", "")))
+        found[step] = replace(decision, step=step, command=history[step]["command"])
     stored = document(found).model_dump(exclude_unset=True, context=FILE)
     content = json.dumps(stored, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return replace(rewrite, decision=decision, files={**rewrite.files, FILE: f"{content}\n".encode()})

@@ -7,14 +7,14 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,50 +24,20 @@ from prunecli import __version__
 from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import pandas as pd
 
 
-Json: TypeAlias = dict[str, Any]
+Json = dict[str, Any]
 """A JSON object."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
 """A user's name and password in an address; a token of the hub."""
-
-
-def header(
-    format: str,  # noqa: A002 (the key's name)
-    checkpoints: Sequence[Checkpoint],
-    seed: int | None,
-) -> Json:
-    """The fields that every document begins with.
-
-    Args:
-        format: "prunecli.NAME/VERSION".
-        checkpoints: the models that it speaks of.
-        seed: of everything random, or None where nothing is.
-    """
-    return {
-        "format": format,
-        "prunecli": __version__,
-        "command": [_SECRET.sub("***", word) for word in COMMAND.get()],
-        "models": [
-            {
-                **origin(made.path),
-                **({"fingerprint": made.fingerprint} if made.is_local else {}),
-                "model_type": made.model_type,
-            }
-            for made in checkpoints
-        ],
-        "seed": seed,
-    }
 
 
 def merged_text(parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str) -> Json:
@@ -102,11 +72,11 @@ def sizes(checkpoint: Checkpoint) -> Json:
     return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
 
 
-Row: TypeAlias = Json
+Row = Json
 """Column's name -> value."""
-Cells: TypeAlias = dict[str, str | None]
+Cells = dict[str, str | None]
 """Heading of a shown table -> text of the cell; None: no value."""
-Tables: TypeAlias = dict[str, list[Row]]
+Tables = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
 
 
@@ -130,8 +100,8 @@ class Shown:
     def of(
         cls,
         title: str,
-        rows: Iterable[Mapping[str, Any]],
-        columns: Mapping[str, str],
+        rows: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, str] | None,
         text_columns: int = 1,
         keys: int = 1,
     ) -> Shown:
@@ -139,15 +109,13 @@ class Shown:
 
         Args:
             columns: heading -> text of the cell with names of values in braces, such as "{parameters!m}" or
-                "{lowest:.1%} to {highest:.1%}". Without one of the values, the row has no such cell.
+                "{lowest:.1%} to {highest:.1%}". Without one of the values, the row has no such cell. If None, `rows`
+                hold the texts of the cells.
         """
         cells = _Cells()
-        return cls(
-            title,
-            [{heading: cells.fill(form, row) for heading, form in columns.items()} for row in rows],
-            text_columns,
-            keys,
-        )
+        if columns is not None:
+            rows = [{heading: cells.fill(form, row) for heading, form in columns.items()} for row in rows]
+        return cls(title, rows, text_columns, keys)
 
     @cached_property
     def columns(self) -> list[str]:
@@ -346,6 +314,29 @@ class Document(Record):
     seed: int | None = None
 
     @classmethod
+    def header(cls, checkpoints: Sequence[Checkpoint], seed: int | None) -> Json:
+        """The fields that every document begins with.
+
+        Args:
+            checkpoints: the models that it speaks of.
+            seed: of everything random, or None where nothing is.
+        """
+        return {
+            "format": cls.FORMAT,
+            "prunecli": __version__,
+            "command": [_SECRET.sub("***", word) for word in COMMAND.get()],
+            "models": [
+                {
+                    **origin(made.path),
+                    **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                    "model_type": made.model_type,
+                }
+                for made in checkpoints
+            ],
+            "seed": seed,
+        }
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file of this format, or of an earlier version.
 
@@ -375,6 +366,10 @@ class Document(Record):
         """The fields that are there, but `EMPTY` ones."""
         fields = super().to_json()
         return {name: value for name, value in fields.items() if name == "seed" or value not in self.EMPTY}
+
+    def write(self, path: Path, *, force: bool) -> None:
+        """Write the file, whole or not at all; `force` replaces one that is there."""
+        write_json(path, self.to_json(), force=force)
 
     @property
     def about(self) -> str:

@@ -55,6 +55,8 @@ SPREAD = {"mean": "+.1f", "std": ".1f", "lowest": "+.1f", "highest": "+.1f"}
 """Figure of a difference over pairs -> its form."""
 LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "bits_per_character", "kl_divergence", "loss"}
 """Scores of which less is better."""
+LEAST = 30
+"""Examples from which tests are shown: with fewer, neither resampling nor a t-test is reliable."""
 GROUPS = {"source": "source_group", "target": "target_group"}
 
 
@@ -168,6 +170,19 @@ class Evaluation(Document):
     significance: Json | None = None
     results: list[Evaluated] = Field(min_length=1)
     examples: list[Example] = []
+
+    @property
+    def tested(self) -> tuple[Evaluation, str | None]:
+        """The evaluation without its significance test if there is too little text for one, and a line that says so."""
+        test = self.significance
+        # McNemar's test is exact: with too little text it finds nothing.
+        if test is None or str(test.get("test")).startswith("McNemar"):
+            return self, None
+        data = numbers(self.data) | numbers(test)
+        examples = data.get("examples", data.get("sentences", data.get("texts", LEAST)))
+        what = "windows" if "windows" in str(test.get("test")) else "sentences" if self.pairs else "texts"
+        few = too_few(int(examples), what)
+        return (self.model_copy(update={"significance": None}) if few else self), few
 
     @property
     def ruined(self) -> list[str]:
@@ -308,6 +323,13 @@ class Evaluation(Document):
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [{**name, "class": key, "f1": value} for key, value in by_class.items()]
         return found
+
+
+def too_few(examples: int, what: str) -> str | None:
+    """The message that replaces a test on too few examples; None if there are enough."""
+    if examples >= LEAST:
+        return None
+    return f"Too few {what} for a test of significance: {examples:,}; give {LEAST} or more."
 
 
 def beside(title: str, rows: Sequence[Row], keys: Mapping[str, str], cells: Callable[[Row], Cells]) -> Shown:

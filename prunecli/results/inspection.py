@@ -8,7 +8,7 @@ from pydantic import AliasChoices, Field
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.inventory import Amount, Inventory, Quantisation, StackLayers
-from prunecli.results.document import Count, Document, Json, Record, Tables, cells, header
+from prunecli.results.document import Count, Document, Json, Record, Tables, cells
 
 
 class SparseLayer(Record):
@@ -118,7 +118,7 @@ class Inspection(Document):
         ]
         return cls.model_validate(
             {
-                **header(cls.FORMAT, [checkpoint], None),
+                **cls.header([checkpoint], None),
                 **found,
                 "embedding": {} if tables is None else tables.change.to_json(),
                 "files": files,

@@ -67,7 +67,7 @@ class Tree(Record):
     def rows(self) -> list[Row]:
         """Each two clusters that join, by the leaves in them."""
         members = [[leaf] for leaf in self.leaves]
-        rows: list[Row] = []
+        rows = []
         for first, second, distance, _ in self.matrix:
             one, other = members[int(first)], members[int(second)]
             rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})

@@ -123,9 +123,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     made_of = [step.get("source", {}).get("fingerprint") for step in structure.history]
     known = [*made_of, checkpoint.fingerprint]
     since = structure.history[known.index(scores.fingerprint) :] if scores.fingerprint in known else ()
-    changed = scores.kind == "unit" and any(
-        step.get("command") in ("prune-ffn", "share-ffn") for step in since
-    )
+    changed = scores.kind == "unit" and any(step["command"] in ("prune-ffn", "share-ffn") for step in since)
     if scores.fingerprint not in known or changed:
         raise StatisticsError(
             f"The scores are of another model than {checkpoint.path}, or of another pruning of it.", again

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from prunecli.results.decisions import Written
-from prunecli.results.document import Count, Document, Json, Number, Record, Row, Shown, Tables, maybe
+from prunecli.results.document import Count, Document, Json, Number, Record, Shown, Tables, maybe
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""
@@ -178,22 +178,16 @@ class LoggedStep(Record):
     cosine: Number | None = None
 
 
-class Training(Document):
+class Training(Rewriting):
     """OUTPUT.finetune.json.
 
     Attributes:
-        left_out: files of the source that the result lacks.
-        stock: whether plain transformers opens the result, and why not.
         warmup: updates in which the learning rate rose.
         best: the step that is the result, where a validation chose it.
     """
 
     FORMAT = "prunecli.finetune/1"
 
-    left_out: list[str] = []
-    output: str
-    stock: Json = {}
-    arguments: Json = {}
     steps: Count
     warmup: Count | None = None
     epochs: Number | None = None
@@ -298,7 +292,7 @@ class Shrunk(Rewriting):
 
     def _tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""
-        tried: list[Row] = []
+        tried = []
         for one in self.tried:
             fields = one.to_json()
             quality, shares, metrics = (fields.pop(name) for name in ("quality", "shares", "metrics"))

@@ -22,7 +22,6 @@ from prunecli.results.document import (
     Shown,
     Tables,
     check_matrix,
-    header,
     maybe,
     numbers,
 )
@@ -284,7 +283,7 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
         for file, one in zip(files, scores, strict=True)
     ]
     return HeadComparison(
-        **header(HeadComparison.FORMAT, [], None) | {"models": models},
+        **HeadComparison.header([], None) | {"models": models},
         first=compared[0],
         second=compared[1],
         correlations=[correlation("all", heads), *(correlation(kind, own) for kind, own in by_kind(heads))],

@@ -24,7 +24,6 @@ from prunecli.results.document import (
     Tables,
     Total,
     first_fault,
-    header,
     merged_text,
 )
 from prunecli.results.evaluation import LOWER_IS_BETTER
@@ -399,7 +398,7 @@ def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) ->
     Raises:
         PruneError: values that are not finite, or larger than a result may hold.
     """
-    head = header(Scores.FORMAT, [checkpoint], seed)
+    head = Scores.header([checkpoint], seed)
     (model,) = head["models"]
     model["model_type"] = checkpoint.require_architecture().model_type  # without the prefix of reduced models
     try:

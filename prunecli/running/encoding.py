@@ -247,8 +247,7 @@ def text_examples(
     if len(empty) == len(rows):
         raise DataError("no text has a token", "Give other text.")
     ids = Sequences([row[i : i + longest] for row in rows for i in range(0, len(row), longest)])
-    pad_id, equal = filling(model, tokenizer)
-    return TokenExamples(ids, ids, pad_id, equal=equal)
+    return TokenExamples(ids, ids, *filling(model, tokenizer))
 
 
 def embedding_examples(

@@ -121,11 +121,6 @@ class Sequences:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def nothing_more(_rows: Sequence[int]) -> Mapping[str, Tensor]:
-    """No further tensors; a function of the module, since examples are pickled for another process."""
-    return {}
-
-
 @dataclass(frozen=True)
 class TokenExamples(Examples):
     """Texts, windows of them, or pairs of texts, with what is to be predicted of each.
@@ -136,17 +131,17 @@ class TokenExamples(Examples):
         pad_id: fills up inputs.
         types: `token_type_ids`, if the tokenizer returns any.
         shift: from labels `[B, T]` to the decoder's inputs; None: there is no decoder.
-        more: returns further inputs of a batch of these examples.
+        more: returns further inputs of a batch of these examples; None: there are none.
     """
 
     ids: Sequences
     labels: Sequences | Tensor
     pad_id: int
+    equal: bool = False
     types: Sequences | None = None
     shift: Callable[[Tensor], Tensor] | None = None
     max_rows: int | None = None
-    equal: bool = False
-    more: Callable[[Sequence[int]], Mapping[str, Tensor]] = nothing_more
+    more: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:
@@ -156,7 +151,7 @@ class TokenExamples(Examples):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
-        inputs = {**self.more(rows), **self.ids.inputs(rows, self.pad_id)}
+        inputs = {**(self.more(rows) if self.more else {}), **self.ids.inputs(rows, self.pad_id)}
         if self.types is not None:
             inputs["token_type_ids"] = self.types.padded(rows, 0)
         if isinstance(self.labels, Tensor):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
 from prunecli.processes import ALONE, ProcessGroup
+from prunecli.progress import Advance as Advance
 
 if TYPE_CHECKING:
     from prunecli.running.layerwise.runner import Layerwise, LayerwiseRun
@@ -29,8 +30,6 @@ B = TypeVar("B")
 Pass = Callable[[], Any]
 """One batch's forward pass of a runner's model, or of one of its stacks. Layer by layer it is begun once for each layer
 and more: it must do the same each time, and use no cache of keys and values."""
-
-Advance = Callable[[float], None]
 
 REHEARSING = ContextVar("REHEARSING", default=False)
 """Whether layers are run for gradients that another pass through them computes too: observers leave these out."""

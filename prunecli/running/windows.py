@@ -93,7 +93,7 @@ def lm_windows(
 def window_examples(windows: Sequence[Window], pad_id: int, equal: bool = False) -> TokenExamples:
     """Windows as examples, each with the tokens that are counted in it."""
     ids, labels = ([*window.ids] for window in windows), (window.labels for window in windows)
-    return TokenExamples(Sequences([*ids]), Sequences([*labels]), pad_id, equal=equal)
+    return TokenExamples(Sequences([*ids]), Sequences([*labels]), pad_id, equal)
 
 
 def packed_examples(
@@ -130,8 +130,7 @@ def packed_examples(
             labels.append(ids[start + 1 : start + 1 + length])
     if not inputs:
         raise DataError("there is no token to predict")
-    padding, equal = filling(model, tokenizer)
-    return TokenExamples(Sequences(inputs), Sequences(labels), padding, equal=equal)
+    return TokenExamples(Sequences(inputs), Sequences(labels), *filling(model, tokenizer))
 
 
 def _started(tokenizer: Any, model: Any, ids: list[int]) -> list[int]:

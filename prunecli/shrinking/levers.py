@@ -210,9 +210,9 @@ class Levers:
         def select(share: float, metric: str) -> Selection:
             options = ExpertOptions(ratio=share, balance=balance)
             if metric == GATES:
-                options = options.model_copy(update={"gates": self._scores("experts", metric)})
+                options = options.updated(gates=self._scores("experts", metric))
             elif metric != GRADIENT:
-                options = options.model_copy(update={"metric": metric})
+                options = options.updated(metric=metric)
             if metric != GRADIENT:
                 return plan_experts(self.checkpoint, options)
             budget = request_of(self.checkpoint, options, layers)

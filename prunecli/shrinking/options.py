@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -32,7 +32,7 @@ def _minutes(value: Any) -> Any:
     return float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
 
 
-Minutes: TypeAlias = Annotated[float, BeforeValidator(_minutes)]
+Minutes = Annotated[float, BeforeValidator(_minutes)]
 """A duration in minutes: 10, "10m", "90s" or "2h"."""
 
 

@@ -23,7 +23,6 @@ from prunecli.model.cost import decoding_bytes, usual_load
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
@@ -31,10 +30,10 @@ from prunecli.shrinking.levers import KINDS, Lever, Levers, named
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
 from prunecli.shrinking.texts import parts, windowed, written
-from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
+from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.choice import Dataset, Lines, TextChoice, columns
+from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import task_of
@@ -325,7 +324,7 @@ def shrink(
     else:
         applied, stages = run.carry_out(best, path, force=force)
     document = Shrunk(
-        **header(Shrunk.FORMAT, [source], None),
+        **Shrunk.header([source], None),
         left_out=[*applied.left_out],
         output=None if path is None else str(path),
         stock=applied.stock_support.to_json(),
@@ -337,7 +336,7 @@ def shrink(
         stages=stages,
     )
     if path is not None:
-        write_json(figures_path(path), document.to_json(), force=True)
+        document.write(figures_path(path), force=True)
     return document
 
 
@@ -383,7 +382,7 @@ def heal(
 
 def _plain(data: Dataset) -> PlainText:
     """All texts of an embedding model, one a line."""
-    texts = [" ".join(one.split()) for column in columns(data.text, data.pairs).values() for one in column]
+    texts = [" ".join(one.split()) for one in all_texts(data.text, data.pairs)]
     files = () if isinstance(data.text, ParallelText) else data.text.files
     return PlainText(tuple(files), tuple(filter(None, texts)))
 
@@ -391,10 +390,11 @@ def _plain(data: Dataset) -> PlainText:
 def _lines(data: Dataset) -> Lines:
     """The lines of a part of the text, for the vocabulary."""
     text = data.text
-    if isinstance(text, LabelledText):
-        whole = [*text.texts, *(text.seconds or ())]
-    else:
-        whole = [one for column in columns(text, data.pairs).values() for one in column]
+    whole = (
+        [*text.texts, *(text.seconds or ())]
+        if isinstance(text, LabelledText)
+        else all_texts(text, data.pairs)
+    )
     plain = text if isinstance(text, PlainText) and text.whole_files else None
     lines = [line for one in whole for line in one.split("\n") if line.strip()]
     languages = text.languages if isinstance(text, ParallelText) else ()

@@ -122,8 +122,8 @@ def masked(window: Sequence[int], marks: Marks) -> tuple[list[int], list[int]]:
     shown = len(ids) - hidden
     spans = max(1, min(round(hidden / SPAN), shown, len(marks.sentinels)))
     drawn = np.random.default_rng(zlib.crc32(array("q", ids).tobytes()))
-    inputs: list[int] = []
-    targets: list[int] = []
+    inputs = []
+    targets = []
     place = 0
     parts = _parts(drawn, shown, spans), _parts(drawn, hidden, spans)
     for sentinel, before, length in zip(marks.sentinels[:spans], *parts, strict=True):

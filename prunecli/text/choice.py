@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -15,6 +15,7 @@ from prunecli.options import Files, Name, Options, option, text_option
 from prunecli.progress import Say, unsaid
 from prunecli.text.files import TextFile, parse_text_file
 from prunecli.text.parallel import (
+    Pairs,
     ParallelText,
     has_split,
     languages_of,
@@ -26,9 +27,6 @@ from prunecli.text.plain import LabelledText, PlainText, read_labelled, read_pla
 from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
-Pairs = tuple[tuple[str, str], ...]
-"""Directions of translation, (source, target)."""
-
 WHOLE_SPLITS = ("train", "val", "dev")
 """Where the lines of whole splits are read and none is named."""
 
@@ -54,7 +52,7 @@ _NEEDS: Mapping[TrainingTask, str] = {
 """Task -> the text that it needs."""
 
 
-NamedText: TypeAlias = Annotated[
+NamedText = Annotated[
     TextFile, BeforeValidator(lambda value: parse_text_file(value) if isinstance(value, str) else value)
 ]
 """A file of text with a name, perhaps."""
@@ -196,7 +194,7 @@ class TextChoice(Options):
         *,
         also_plain: tuple[TrainingTask, ...] = (),
     ) -> None:
-        """Refuse text of other tasks, and a task without its text.
+        """Refuse text of other tasks, and a language model without text. `read` refuses other tasks without text.
 
         Args:
             more: further options -> whether they were given.
@@ -214,10 +212,6 @@ class TextChoice(Options):
                 raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
-        if task == "classification" and self.labelled is None:
-            raise UsageError("classification needs labels", _NEEDS[task])
-        if task == "embedding":
-            self._kind_of_embedding()
 
     def _kind_of_embedding(self) -> TaskName:
         """The task whose text the vectors are of."""
@@ -317,12 +311,12 @@ class TextChoice(Options):
                 raise UsageError(
                     "`select_split`: the text has no splits", "Name a directory with `select_data`."
                 )
-            named = {"data": data or self.data or self.demo, "split": split or self.split}
-            return self.model_copy(update={**named, "source_file": None, "target_file": None})
+            data, split = data or self.data or self.demo, split or self.split
+            return self.updated(data=data, split=split, source_file=None, target_file=None)
         if split is not None or data is None:
             raise UsageError("`select_split`: the text has no splits", "Name a file with `select_data`.")
         changed = {"labelled": data} if task == "classification" else {"files": (data,), "names": ()}
-        return self.model_copy(update=changed)
+        return self.updated(**changed)
 
     def lines(self, say: Say = unsaid) -> Lines:
         """All lines of `split` (else of those of `WHOLE_SPLITS` that there are) and of `files`, in `langs`.
@@ -333,7 +327,7 @@ class TextChoice(Options):
         """
         if self.data is None and self.demo is None and (self.split is not None or self.langs is not None):
             raise UsageError("`split` and `langs` go with `data`.", "Name a directory of text with `data`.")
-        texts: list[str] = []
+        texts = []
         splits: tuple[str, ...] = ()
         asked, languages = self.langs or (), dict[str, None]()
         if self.data is not None or self.demo is not None:
@@ -373,6 +367,11 @@ def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
             )
         return {"first texts": list(text.texts), "second texts": list(text.seconds)}
     return {"": list(text.texts)}
+
+
+def all_texts(text: Text, pairs: Pairs = ()) -> list[str]:
+    """The texts of all `columns`, one column after another."""
+    return [one for column in columns(text, pairs).values() for one in column]
 
 
 def described(text: Text) -> dict[str, Any]:

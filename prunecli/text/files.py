@@ -50,10 +50,7 @@ def read_lines(path: Path) -> tuple[str, ...]:
     if not text.strip():
         raise DataError(f"{path}: the file is empty", "Name a file with text.")
     # Not splitlines(), which would also cut at U+2028, form feeds and the like, inside a sentence.
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return tuple(line.removesuffix("\r") for line in lines)
+    return tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
 
 
 def lines_sha256(lines: Iterable[str]) -> str:
@@ -132,16 +129,10 @@ def document_of(row: Any) -> str | Chat | None:
     text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
     if messages is None and isinstance(text, str):
         return text
-    if text is not None or not isinstance(messages, list) or not messages:
-        return None
-    for message in messages:
-        if (
-            not isinstance(message, dict)
-            or not isinstance(message.get("role"), str)
-            or "content" not in message
-        ):
-            return None
-    return tuple(messages)
+    is_chat = isinstance(messages, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one for one in messages
+    )
+    return tuple(messages) if is_chat and messages and text is None else None
 
 
 _SCHEME = re.compile(r"hf:/+")
@@ -225,7 +216,7 @@ def read_hub_data(path: Path | str, max_tokens: int | None = None) -> tuple[str 
     from prunecli.model.conversion import require_package
 
     datasets = require_package("datasets>=3", f"{data}: reading a data set of the hub")
-    documents: list[str | Chat] = []
+    documents = []
     left = None if max_tokens is None else CHARACTERS * max_tokens
     try:
         rows = datasets.load_dataset(data.name, data.config, split=data.split, streaming=True)
@@ -287,8 +278,8 @@ def parse_text_file(value: str) -> TextFile:
             named in another form.
     """
     name, equals, file = value.partition("=")
-    if is_hub_data(value) or is_hub_data(file):
-        parse_hub_data(value if is_hub_data(value) else file)
+    for data in filter(is_hub_data, (value, file)):
+        parse_hub_data(data)
     if not equals or "/" in name or Path(value).is_file():
         return TextFile(Path(value))
     name = name.strip()

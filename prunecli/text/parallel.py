@@ -11,6 +11,8 @@ from prunecli.errors import DataError, UsageError
 from prunecli.tensors.json_files import read_json
 from prunecli.text.files import PACKED, lines_sha256, near_names, read_lines, require_count
 
+Pairs = tuple[tuple[str, str], ...]
+"""Directions of translation, (source, target)."""
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
 
 
@@ -59,9 +61,7 @@ def pair_name(source: str, target: str) -> str:
     return f"{source}-{target}"
 
 
-def parse_pairs(
-    pairs: Sequence[str] | None, langs: Sequence[str] | None, available: Sequence[str]
-) -> tuple[tuple[str, str], ...]:
+def parse_pairs(pairs: Sequence[str] | None, langs: Sequence[str] | None, available: Sequence[str]) -> Pairs:
     """Directions (source, target) from the options `pairs` and `langs`, each once, in the order given.
 
     Args:
@@ -209,7 +209,7 @@ def read_groups(path: Path) -> dict[str, str]:
     Raises:
         DataError: no such file, an empty one, or a line that is neither; a language in two groups.
     """
-    groups: dict[str, str] = {}
+    groups = {}
     if path.suffix.lower() == ".json":
         groups = read_json(path, error=DataError)
         if not isinstance(groups, dict) or not all(

@@ -109,7 +109,7 @@ def read_plain(
     if not files:
         raise UsageError("no file of text was given", "Name one or more with `files`.")
     paths = tuple(files)
-    texts: list[str] = []
+    texts = []
     owners: list[str] = []
     read: Counter[str] = Counter()
     for path, name in zip(paths, names or [""] * len(paths), strict=True):

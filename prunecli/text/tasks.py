@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 TaskName = Literal["translation", "classification", "mlm", "lm", "embedding"]
 """What a model can be measured at: `embedding`, the vectors of texts, needs no head."""
-TASKS: tuple[TaskName, ...] = get_args(TaskName)
+TASKS = get_args(TaskName)
 TrainingTask = Literal[TaskName, "feature-extraction"]
 """What a model can be trained for."""
-HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
+HEADLESS = ("embedding", "feature-extraction")
 """Tasks of models without a head, which learn from a teacher alone."""
 
 _ENDINGS: Mapping[str, TrainingTask] = {
@@ -60,11 +60,10 @@ def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     from prunecli.modules.classes import model_class, stock_class
 
     if checkpoint.architecture is None:
-        is_pair = checkpoint.config.get("is_encoder_decoder") is True
+        known, is_pair = stock_class(checkpoint), checkpoint.config.get("is_encoder_decoder") is True
     else:
-        is_pair = len(checkpoint.architecture.stacks) > 1
-    known = stock_class if checkpoint.architecture is None else model_class
-    return task_of_class(str(known(checkpoint).__name__), is_pair=is_pair)
+        known, is_pair = model_class(checkpoint), len(checkpoint.architecture.stacks) > 1
+    return task_of_class(known.__name__, is_pair=is_pair)
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:

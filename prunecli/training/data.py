@@ -20,9 +20,9 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
 from prunecli.running.examples import Examples, TokenExamples
 from prunecli.running.windows import mlm_examples, packed_examples
-from prunecli.text.choice import Text, TextChoice, columns
+from prunecli.text.choice import Text, TextChoice, all_texts
 from prunecli.text.files import lines_sha256
-from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
+from prunecli.text.parallel import Pairs, ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
 from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
@@ -52,7 +52,7 @@ class TrainingData:
     task: TrainingTask
     train: Text
     valid: Text | None = None
-    pairs: tuple[tuple[str, str], ...] = ()
+    pairs: Pairs = ()
 
     def describe(self) -> dict[str, Any]:
         """The values that the result depends on, as JSON."""
@@ -137,8 +137,7 @@ def make_examples(
 
     def encoded(text: Text, progress: Progress = silent, seed: int = 0) -> Examples:
         if lesson is not None:
-            texts = [one for column in columns(text, data.pairs).values() for one in column]
-            return lesson.examples(tokenizer, model, texts, options.context)
+            return lesson.examples(tokenizer, model, all_texts(text, data.pairs), options.context)
         if isinstance(text, ParallelText):
             return translation_examples(tokenizer, model, text, data.pairs, progress, skip_blank=True)
         if isinstance(text, LabelledText):
@@ -269,4 +268,4 @@ def with_filled_batch(
             "Give more text, or a smaller `batch_tokens`.",
         )
     report(f"The training text has {tokens:,} tokens: each update takes all of it.")
-    return options.model_copy(update={"batch_tokens": tokens})
+    return options.updated(batch_tokens=tokens)

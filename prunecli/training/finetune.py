@@ -30,10 +30,10 @@ from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import Json, header
+from prunecli.results.document import Json
 from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
@@ -320,7 +320,6 @@ def finetune(
     dry_run: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
-    warn: Say = unsaid,
 ) -> tuple[Training, StockSupport] | None:
     """Train, write the best model as a checkpoint, and the training's figures beside it.
 
@@ -332,8 +331,7 @@ def finetune(
         task: None: what the model is for.
         resume: go on where the same call was interrupted.
         dry_run: only check options, model and text; `say` is called with what would be done.
-        say: hears what is chosen by itself, and of each validation.
-        warn: hears what the result lacks.
+        say: hears what is chosen by itself, of each validation, and what the result lacks.
 
     Returns:
         The figures, and whether plain transformers opens the result; None on other processes than the first.
@@ -371,7 +369,7 @@ def finetune(
         # What is left where there are no logits.
         hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
         loss = LossOptions(label_smoothing=0.0, hidden=hidden)
-        options = options.model_copy(update={"loss": loss})
+        options = options.updated(loss=loss)
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:
@@ -443,10 +441,10 @@ def finetune(
             with staged(model, log) as (source, weights, rewrite):
                 left_out = source.side_files.left_out
                 if left_out:
-                    warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
+                    say(f"Left out, as no part of the model: {in_one_line(left_out)}")
                 support = stock_support(weights, rewrite.structure)
                 training = Training(  # before anything is written: a record refuses figures that cannot be
-                    **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
+                    **Training.header([] if start.config is not None else [source], options.seed),
                     left_out=[*left_out],
                     output=str(destination.output),
                     stock=support.to_json(),
@@ -454,7 +452,7 @@ def finetune(
                     **log,
                 )
                 apply(weights, rewrite, destination.output, force=destination.force)
-            write_json(destination.figures, training.to_json(), force=True)
+            training.write(destination.figures, force=True)
         except (OSError, OutputError) as error:
             # The weights took hours: whatever the disk refused, the next run only has to write them again.
             failed = error if isinstance(error, OutputError) else output_error(destination.output, error)

@@ -126,12 +126,13 @@ def distillation(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
 def hidden_distance(outputs: Any, taught: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Sum over the scored tokens of the mean squared difference of the last hidden states."""
     labels = batch["labels"]
+    scored, real = labels != IGNORED, batch["attention_mask"].bool()
     decoder = getattr(outputs, "decoder_hidden_states", None)
     if decoder is None:
-        scored = labels != IGNORED if labels.dim() > 1 else batch["attention_mask"].bool()
-        distance = _distance(outputs.hidden_states[-1], taught.hidden_states[-1], scored)
-        return distance if labels.dim() > 1 else distance / scored.sum() * len(labels)
-    scored, real = labels != IGNORED, batch["attention_mask"].bool()
+        own, other = outputs.hidden_states[-1], taught.hidden_states[-1]
+        if labels.dim() > 1:
+            return _distance(own, other, scored)
+        return _distance(own, other, real) / real.sum() * len(labels)
     output = _distance(decoder[-1], taught.decoder_hidden_states[-1], scored)
     encoder = _distance(outputs.encoder_last_hidden_state, taught.encoder_last_hidden_state, real)
     return output + encoder / real.sum() * scored.sum()
@@ -170,11 +171,12 @@ def load_teacher(
     with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     by_token = task != "embedding" or options.loss.hidden > 0
+    same_tokens = "A teacher must predict the same tokens: name a model with the same tokenizer."
     own_size = vocabulary_size(student.config)
     if by_token and None not in (size, own_size) and size != own_size:
         raise UsageError(
             f"{path}: the teacher has a vocabulary of {size:,}, the model one of {own_size:,}",
-            "A teacher must predict the same tokens: name a model with the same tokenizer.",
+            same_tokens,
         )
     if by_token:
         theirs, ours = load_tokenizer(directory).get_vocab(), tokenizer.get_vocab()
@@ -183,7 +185,7 @@ def load_teacher(
             raise UsageError(
                 f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
                 f"({theirs.get(token)}, the model's is {ours.get(token)})",
-                "A teacher must predict the same tokens: name a model with the same tokenizer.",
+                same_tokens,
             )
     teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
     if task != "feature-extraction":
@@ -278,8 +280,9 @@ def make_lesson(
         )
     words = load_tokenizer(directory)
     if words.get_vocab() == tokenizer.get_vocab():
-        return Lesson(teacher, pooling, taught, None)
-    say(f"{path} has another vocabulary: it reads each text in its own tokens.")
+        words = None
+    else:
+        say(f"{path} has another vocabulary: it reads each text in its own tokens.")
     return Lesson(teacher, pooling, taught, words)
 
 

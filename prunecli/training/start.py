@@ -33,7 +33,7 @@ from prunecli.text.tokens import Tokenizer, load_tokenizer
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
 
-KNOWN: dict[str, Architecture] = {
+KNOWN = {
     **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
     **FAMILIES,
 }

@@ -95,10 +95,8 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         shutil.rmtree(state)
     if run.is_file():
         kept = lenient(read_json)(run, FORMAT) or {}
-        held, inputs = (
-            kept.get("run"),
-            kept.get("inputs", {}),
-        )  # 0.2.0 has names and hashes of files in the second
+        # 0.2.0 has names and hashes of files in the second.
+        held, inputs = kept.get("run"), kept.get("inputs", {})
         if not isinstance(held, dict) or not isinstance(inputs, dict):
             raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
         before: dict[str, Any] = held | inputs

@@ -57,7 +57,7 @@ def with_dtype(options: TrainingOptions) -> TrainingOptions:
         return options
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
     is_fast = on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda"))
-    return options.model_copy(update={"dtype": "bfloat16" if is_fast else "float32"})
+    return options.updated(dtype="bfloat16" if is_fast else "float32")
 
 
 def training_arguments(options: TrainingOptions, state: Path, *, validates: bool) -> TrainingArguments:

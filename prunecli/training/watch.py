@@ -16,10 +16,9 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
 from prunecli.processes import ProcessGroup, handling
-from prunecli.progress import Say
+from prunecli.progress import Advance, Say
 from prunecli.results.document import LARGEST
 from prunecli.running.examples import IGNORED, Examples
-from prunecli.running.runner import Advance
 from prunecli.training.loss import Objective
 
 REMEDY = "Lower `learning_rate`, raise `warmup`, or try `dtype=float32`, with `resume=never`."

@@ -104,7 +104,7 @@ def test_random_weights_are_the_lower_bound(models):
         model.save_pretrained(models / f"random-{seed}")
     stored = compared(models, "one", "less", "random-0", "random-1")
     opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(opened, portions_of(TEXT, PAIRS), OPTIONS.model_copy(update={"random_baseline": 2}))
+    drawn = compare(opened, portions_of(TEXT, PAIRS), OPTIONS.updated(random_baseline=2))
     assert list(drawn) == ["less", random_label(0), random_label(1)]
     for seed in (0, 1):
         for measure in ("cka", "lns"):

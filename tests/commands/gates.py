@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from prunecli.results.document import header
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
 from prunecli.tensors.documents import write_json
 from tests.gates import gate_statistics
@@ -30,7 +29,7 @@ def _sums(source, target):
 
 
 def write_gates(path, **options):
-    write_json(path, {**header(GateStatistics.FORMAT, [], None), **statistics(**options).to_json()})
+    write_json(path, {**GateStatistics.header([], None), **statistics(**options).to_json()})
     return path
 
 
@@ -55,5 +54,5 @@ def _text_sums(used):
 
 def write_text_gates(path):
     made = text_statistics()
-    write_json(path, {**header(made.format, [], None), **made.to_json()})
+    write_json(path, {**made.header([], None), **made.to_json()})
     return path

@@ -257,7 +257,7 @@ def printed(
     **more: int,
 ) -> list[str]:
     """Lines of a table at a width; none is longer."""
-    monkeypatch.setattr(console, "width", lambda: width)
+    monkeypatch.setenv("COLUMNS", str(width))
     console.table("Speed", rows, **more)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
@@ -294,7 +294,7 @@ def test_what_fits_is_one_table_with_whole_headings(monkeypatch, capsys):
 def test_no_rows_and_a_value_wider_than_the_terminal(monkeypatch, capsys):
     console.table("nothing", [])
     assert not capsys.readouterr().out
-    monkeypatch.setattr(console, "width", lambda: 60)
+    monkeypatch.setenv("COLUMNS", "60")
     console.table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
     shown = capsys.readouterr().out
     assert (shown.count("x"), shown.count("y")) == (90, 90)

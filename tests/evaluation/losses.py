@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prunecli.running.batches import measure_losses
 from prunecli.running.encoding import padding_id
-from prunecli.running.losses import measure_losses
 from prunecli.running.runner import Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 

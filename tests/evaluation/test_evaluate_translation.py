@@ -64,7 +64,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
         }
 
     monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
-    payload = evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(comet="some/model"))).to_json()
+    payload = evaluate(checkpoints, DATA, OPTIONS.updated(comet="some/model")).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
     assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
@@ -102,7 +102,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
     monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
     monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
-    options, said = OPTIONS.model_copy(update=dict(most_translations=most, samples=0)), []
+    options, said = OPTIONS.updated(most_translations=most, samples=0), []
     made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
     assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
@@ -172,7 +172,7 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.evaluation.tasks.write_json", stopped)
+        patch.setattr("prunecli.results.document.write_json", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
@@ -196,7 +196,7 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     kept.parent.mkdir()
     output.rename(kept)
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(hypotheses=tmp_path)), output)
+        evaluate(checkpoints, DATA, OPTIONS.updated(hypotheses=tmp_path), output)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)

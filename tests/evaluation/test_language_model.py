@@ -131,7 +131,7 @@ def head_of(path: Path) -> int:
 def test_the_first_models_head_is_held_beside_the_others(models, monkeypatch):
     model = load_model(models["full"], device="cpu")
     weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
-    options = OPTIONS.model_copy(update=dict(dtype="float32"))
+    options = OPTIONS.updated(dtype="float32")
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     free = -(-(weights + head) * 10 // 9)
     assert len(evaluate(models, Dataset("lm", TEXT), options).results) == 2

@@ -46,18 +46,18 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen = []
     clock = [0.0]
-    real = latency.Turns.model
+    real = workloads.Workload.load
 
-    def model(self, label):
-        loaded = real(self, label)
-        loaded.label = label
+    def load(work, path, *rest):
+        loaded = real(work, path, *rest)
+        loaded.label = path.name
         return loaded
 
     def decode(model, sources, beam, *_, **__):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(latency.Turns, "model", model)
+    monkeypatch.setattr(workloads.Workload, "load", load)
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
@@ -72,7 +72,7 @@ def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, mo
 
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
-    options = OPTIONS.model_copy(update=dict(beams=(1,), batch_sizes=(1,), runs=5, sentences=1))
+    options = OPTIONS.updated(beams=(1,), batch_sizes=(1,), runs=5, sentences=1)
     _, pruned = bench_latency(checkpoints, sentences, options).results
     # Run by run 2, 2.1, 20, 2.05, 1.95: the median is 2.05; from it they are 0.05, 0.05, 17.95, 0, 0.1: again 0.05.
     assert pruned.timings[0].speedup.median == pytest.approx(2.05)
@@ -160,7 +160,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentenc
     assert [len(ids) for ids in work.rows] == [left, left]
     decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency({"full": path}, sentences, TURNS.model_copy(update=dict(new_tokens=64)))
+        bench_latency({"full": path}, sentences, TURNS.updated(new_tokens=64))
 
 
 LINES = ("the hen in the inn", "a hat", "no", "the ten hens")
@@ -185,16 +185,14 @@ class Clocked:
     def __init__(self, monkeypatch):
         self.now, self.passes = 0.0, []
         monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
-        real = latency.Turns.model
+        real = workloads.Workload.load
 
-        def model(runner, label):
-            loaded = real(runner, label)
-            if not hasattr(loaded, "is_clocked"):
-                loaded.is_clocked = True
-                loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
+        def load(*given):
+            loaded = real(*given)
+            loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
             return loaded
 
-        monkeypatch.setattr(latency.Turns, "model", model)
+        monkeypatch.setattr(workloads.Workload, "load", load)
 
     def passed(self, _model, _arguments, inputs):
         ids = inputs["input_ids"]
@@ -209,7 +207,7 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     """1905.10650 has no such table; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "llama")
-    found = bench_latency({"full": path}, text, QUICK.model_copy(update=dict(new_tokens=3)))
+    found = bench_latency({"full": path}, text, QUICK.updated(new_tokens=3))
     lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
     one, batched = clocked.passes[:16], clocked.passes[32:36]
     # A prompt alone: its tokens at once, then 3 passes of one token each.
@@ -234,19 +232,19 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
 def test_prompts_of_one_length(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2))
-    bench_latency({"full": path}, text.model_copy(update=dict(context=5)), options)
+    options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
+    bench_latency({"full": path}, text.updated(context=5), options)
     assert clocked.passes[0][0] == (2, 5)
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
-        bench_latency({"full": path}, text.model_copy(update=dict(context=30)), options)
+        bench_latency({"full": path}, text.updated(context=30), options)
     with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
         bench_latency(
             {"full": path},
-            text.model_copy(update=dict(context=60)),
-            options.model_copy(update=dict(new_tokens=4)),
+            text.updated(context=60),
+            options.updated(new_tokens=4),
         )
     with pytest.raises(UsageError, match="64 new tokens"):
-        bench_latency({"full": path}, text, options.model_copy(update=dict(new_tokens=63)))
+        bench_latency({"full": path}, text, options.updated(new_tokens=63))
 
 
 def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
@@ -286,7 +284,7 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
     else:  # what a process of its own does; that of a failure is real
         monkeypatch.setattr(latency.subprocess, "run", in_this_process)
     before = torch.get_num_threads()
-    options = QUICK.model_copy(update=dict(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1))
+    options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
     payload = bench_latency({"full": path}, text, options).to_json()
     assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
@@ -312,22 +310,22 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
 def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, more, message):
     path = tiny_family(tmp_path / "full", family)
     with pytest.raises(PruneError, match=message):
-        bench_latency({"full": path}, text, QUICK.model_copy(update=more), task=task)
+        bench_latency({"full": path}, text, QUICK.updated(**more), task=task)
 
 
 def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     clocked = Clocked(monkeypatch)
     monkeypatch.setattr(workloads, "PROMPT", 9)
     path = tiny_family(tmp_path / "full", "gpt2")
-    options = QUICK.model_copy(update=dict(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2))
-    found = bench_latency({"full": path}, text.model_copy(update=dict(whole_files=None)), options)
+    options = QUICK.updated(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
+    found = bench_latency({"full": path}, text.updated(whole_files=None), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
     assert found.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
         bench_latency(
             {"full": path},
-            text.model_copy(update=dict(whole_files=True)),
-            options.model_copy(update=dict(sentences=8)),
+            text.updated(whole_files=True),
+            options.updated(sentences=8),
         )
 
 

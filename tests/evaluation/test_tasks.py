@@ -16,7 +16,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.modules.loading import load_model
-from prunecli.running.losses import measure_losses
+from prunecli.running.batches import measure_losses
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset, TextChoice

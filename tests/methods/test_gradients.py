@@ -21,9 +21,8 @@ from prunecli.modules.devices import choose_devices
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.losses import example_losses
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText

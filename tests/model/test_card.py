@@ -96,7 +96,12 @@ def test_damaged_front_matter_is_none(text):
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 SNAPSHOT = {**STEP, "source": {"path": "org/name", "revision": HASH, "fingerprint": "sha256:abc"}}
-LATER = {"command": "prune-heads", "prunecli": "0.1.0", "source": {"path": "half", "fingerprint": "sha256:b"}}
+LATER = {
+    "command": "prune-heads",
+    "arguments": {},
+    "prunecli": "0.1.0",
+    "source": {"path": "half", "fingerprint": "sha256:b"},
+}
 
 
 FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
@@ -119,7 +124,7 @@ FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
         ((STEP,), "", {"_name_or_path": "C:\\models"}, None),
         ((STEP,), "", {"_name_or_path": 3}, None),
         (
-            ({"command": "finetune", "prunecli": "0.1.0"},),
+            ({"command": "finetune", "arguments": {}, "prunecli": "0.1.0"},),
             "",
             {"_name_or_path": "org/name"},
             None,

@@ -8,7 +8,6 @@ from prunecli.errors import CheckpointError, HubError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.described import describe_checkpoint
 from prunecli.model.inventory import take_inventory
-from prunecli.results.document import header
 from prunecli.results.inspection import Inspection
 from prunecli.tensors.hub.fetch import local_directory
 from tests.hub_server import MAIN_COMMIT, hub, point_at
@@ -65,7 +64,7 @@ def test_aliases_that_are_tied_count_once(folder, hub):
 def test_what_was_not_fetched_has_neither_values_nor_fingerprint(folder, hub):
     hub.add("org/tiny", tiny_nllb_moe(folder / "source"))
     with describe_checkpoint("org/tiny") as described:
-        (known,) = header("prunecli.inspect/1", [described], None)["models"]
+        (known,) = Inspection.header([described], None)["models"]
         assert known == {"path": "org/tiny", "revision": MAIN_COMMIT, "model_type": "nllb-moe"}
         with pytest.raises(CheckpointError, match="not fetched"):
             described.read("model.shared.weight")

@@ -10,8 +10,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
+from prunecli.running.batches import token_losses
 from prunecli.running.examples import Batch
-from prunecli.running.losses import token_losses
 from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions

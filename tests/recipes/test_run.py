@@ -106,7 +106,7 @@ def test_a_failure_stops_the_run_and_the_next_run_goes_on_there(workplace):
 def test_a_damaged_state_is_as_good_as_none(workplace, text):
     path = workplace / "state.json"
     path.write_text(text)
-    assert read_state(path) == {}
+    assert read_state(path) is None
 
 
 def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(workplace):

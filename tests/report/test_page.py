@@ -13,7 +13,6 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect, findings
 from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
-from prunecli.results.document import header
 from prunecli.tensors.documents import write_json as write_document
 from tests.commands.calls import done
 from tests.commands.gates import text_statistics
@@ -396,7 +395,7 @@ def test_texts(tmp_path):
 
 def test_gate_statistics_of_texts(tmp_path):
     gates = text_statistics()
-    write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
+    write_document(tmp_path / "gates.json", {**gates.header([], None), **gates.to_json()})
     found = page(tmp_path)
     assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
     assert "3 texts." in found.text

@@ -10,7 +10,7 @@ from prunecli import __version__
 from prunecli.errors import OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import COMMAND
-from prunecli.results.document import header
+from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import read_json
 from tests.tiny import tiny_nllb_moe
@@ -65,7 +65,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
 def test_the_header(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["pytest", "--password", "1234"])
     checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
-    assert header("prunecli.gates/1", [checkpoint], 3) == {
+    assert GateStatistics.header([checkpoint], 3) == {
         "format": "prunecli.gates/1",
         "prunecli": __version__,
         "command": [],
@@ -84,7 +84,7 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
         "-o",
         "a@b",
     ]
-    command = copy_context().run(lambda: (COMMAND.set(words), header("prunecli.evaluation/1", [], None))[1])
+    command = copy_context().run(lambda: (COMMAND.set(words), GateStatistics.header([], None))[1])
     assert command["command"] == [*words[:2], "https://***@example.invalid/org/name", "--x=***", "-o", "a@b"]
 
 

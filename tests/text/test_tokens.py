@@ -38,10 +38,19 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
 class TwoVocabularies:
     """A tokenizer like FSMT's, which takes every text for one of the source language."""
 
-    unk_token_id = None
     src_lang, tgt_lang = "en", "de"
-    encoder = {"a": 0, "b": 1}
-    decoder = {0: "b", 1: "c", 2: "a"}
+    all_special_tokens = ()
+    unk_token_id = bos_token_id = eos_token_id = pad_token_id = None
+
+    def __init__(self):
+        self.encoder = {"a": 0, "b": 1}
+        self.decoder = {0: "b", 1: "c", 2: "a"}
+        vars(self).update(
+            dict.fromkeys(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
+        )
+
+    def get_added_vocab(self):
+        return {}
 
     def get_tgt_vocab(self):
         return self.decoder

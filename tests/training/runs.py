@@ -73,7 +73,7 @@ OPTIONS = TrainingOptions(
 
 
 def options(**changes):
-    return OPTIONS.model_copy(update=changes)
+    return OPTIONS.updated(**changes)
 
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):

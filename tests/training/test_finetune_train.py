@@ -82,10 +82,8 @@ def test_accumulated_batches_are_one_batch(tmp_path):
     assert {max(lengths) for lengths in examples.lengths} == {longest}
     assert len({target for _, target in examples.lengths}) == 4
     made = options(steps=3, eval_every=1, learning_rate=1e-2)
-    whole = train(model, tmp_path / "a", made.model_copy(update=dict(batch_tokens=4 * longest)), data)
-    parts = train(
-        model, tmp_path / "b", made.model_copy(update=dict(batch_tokens=2 * longest, accumulate=2)), data
-    )
+    whole = train(model, tmp_path / "a", made.updated(batch_tokens=4 * longest), data)
+    parts = train(model, tmp_path / "b", made.updated(batch_tokens=2 * longest, accumulate=2), data)
     assert whole.log["tokens"] == parts.log["tokens"] == 3 * sum(target for _, target in examples.lengths)
     one, other = ([row["loss"] for row in log["training"]] for log in (whole.log, parts.log))
     assert other == pytest.approx(one, rel=1e-4)

@@ -76,10 +76,10 @@ def test_what_is_kept_in_its_course(tmp_path):
     text = TextChoice(files=(text_file(tmp_path / "text"),))
     destination = Destination(tmp_path / "out", save_every=2, keep_at=(3,))
     said = []
-    chosen = options(steps=4).model_copy(update=dict(loss=LossOptions()))
+    chosen = options(steps=4).updated(loss=LossOptions())
     finetune(Start(model), text, destination, chosen, say=said.append)
     assert sorted(path.name for path in (tmp_path / "out.steps").iterdir()) == ["step-2", "step-3", "step-4"]
-    finetune(Start(model), text, Destination(tmp_path / "two"), chosen.model_copy(update={"steps": 2}))
+    finetune(Start(model), text, Destination(tmp_path / "two"), chosen.updated(steps=2))
     weights = "model.safetensors"
     assert (tmp_path / "out.steps/step-2" / weights).read_bytes() == (tmp_path / "two" / weights).read_bytes()
     assert (tmp_path / "out.steps/step-4" / weights).read_bytes() == (tmp_path / "out" / weights).read_bytes()
@@ -91,7 +91,7 @@ def test_what_is_kept_in_its_course(tmp_path):
     with pytest.raises(PruneError, match=r"new\.steps: exists already"):
         finetune(Start(model), text, Destination(tmp_path / "new", save_every=2), chosen)
     forced = Destination(tmp_path / "out", force=True, keep_at=(1,))
-    finetune(Start(model), text, forced, chosen.model_copy(update={"steps": 1}))
+    finetune(Start(model), text, forced, chosen.updated(steps=1))
     assert [path.name for path in (tmp_path / "out.steps").iterdir()] == ["step-1"]
 
 
@@ -134,7 +134,7 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
         assert training_bytes(before, chosen, 1)["low-rank updates"] == 4 * trained.log["parameters"]
     losses = [row["loss"] for row in trained.log["validation"]]
     assert losses[-1] < losses[0]
-    again = train(model, tmp_path / "cut", chosen.model_copy(update={"steps": 2}), data)
+    again = train(model, tmp_path / "cut", chosen.updated(steps=2), data)
     assert staged(again) != staged(trained)
     assert staged(train(model, tmp_path / "cut", chosen, data)) == staged(trained)  # gone on from its state
 

@@ -55,7 +55,7 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
     examples = packed_examples(tokenizer, model, data.train.texts, len(stream) - 1)
     assert examples.batch([0]).inputs["input_ids"].tolist() == window.tolist()
     made = options(steps=3, eval_every=1, learning_rate=1e-3, warmup=1, batch_tokens=window.numel())
-    trained = train(source, tmp_path / "state", made.model_copy(update=dict(context=window.numel())), data)
+    trained = train(source, tmp_path / "state", made.updated(context=window.numel()), data)
     model.set_experts_implementation("eager")
     adam = torch.optim.Adam(model.parameters(), betas=made.betas)
     for row in trained.log["training"]:

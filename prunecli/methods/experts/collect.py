@@ -37,7 +37,6 @@ from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, n
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.results.document import header
 from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, outputs_path, write_outputs
 from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
@@ -184,7 +183,7 @@ def collect_gates(
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
-                write_json(path, statistics.to_json(), force=force)
+                statistics.write(path, force=force)
                 if parts is not None:
                     write_outputs(outputs_path(path), checkpoint.fingerprint, parts)
         for left in (partial_path(path), *layers_paths(path)):
@@ -313,9 +312,11 @@ def score(
         name: reduce(GateSums.__add__, [state.sums[part] for part in parts])
         for name, parts in work.entries.items()
     }
-    kind = GateStatistics.TEXT_FORMAT if material.mode == "text" else GateStatistics.FORMAT
+    head = GateStatistics.header([checkpoint], None)
+    if material.mode == "text":
+        head["format"] = GateStatistics.TEXT_FORMAT
     return GateStatistics(
-        **header(kind, [checkpoint], None),
+        **head,
         model=GateModel(
             fingerprint=checkpoint.fingerprint,
             model_type=checkpoint.resolved.family.model_type,

@@ -31,11 +31,10 @@ from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
-from prunecli.running.batches import task_batches
+from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport, make_runner
-from prunecli.running.losses import batch_vectors, example_losses, require_finite
-from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.documents import refuse_unwritable
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tasks import TaskName, task_of
@@ -61,7 +60,6 @@ def score_heads(
     force: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
-    report: Callable[[RunReport], None] = lambda _run: None,
 ) -> Scores:
     """Score each attention head by what the model loses without it (1905.10650, 3 and 4.1).
 
@@ -71,8 +69,7 @@ def score_heads(
         output: file that the scores are written to, if any.
         task: task of the text. If None, the task of the model.
         force: replace `output`.
-        say: called with lines about choices made by default.
-        report: called with the costs of a run layer by layer.
+        say: called with lines about choices made by default, and about a run layer by layer.
 
     Raises:
         PruneError: a model, text, option or output that cannot be used.
@@ -123,7 +120,7 @@ def score_heads(
         )
         fields |= ablation.scores(data, selected)
     if options.memory is not None:
-        report(run)
+        say(run.line(back=True))
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,
@@ -131,7 +128,7 @@ def score_heads(
         **fields,
     )
     if output is not None:
-        write_json(Path(output), scores.to_json(), force=force)
+        scores.write(Path(output), force=force)
     return scores
 
 

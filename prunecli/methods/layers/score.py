@@ -32,9 +32,14 @@ from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.document import LARGEST
 from prunecli.results.unit_scores import Scores, scores_of
-from prunecli.running.batches import TokenObserver, observe_batches
+from prunecli.running.batches import (
+    TokenObserver,
+    batch_vectors,
+    observe_batches,
+    require_finite,
+    token_losses,
+)
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.losses import batch_vectors, require_finite, token_losses
 from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -25,7 +25,7 @@ FfnInit = Literal[Init, "concat"]
 """How one FFN is made of several."""
 KeepUnits = Literal["norms", "activations"]
 """Hidden units to keep where a shared FFN gets narrower."""
-Width: TypeAlias = (
+Width = (
     Annotated[int, Field(ge=1)]
     | Annotated[Literal["match"], BeforeValidator(lambda value: str(value).strip().lower())]
     | None
@@ -72,13 +72,18 @@ class SharingOptions(Options):
     """Options of both commands that share or drop parts of layers."""
 
     part: ClassVar[Literal["FFN", "attention"]]
+    parts: ClassVar[str]
     configurations: ClassVar[tuple[Configuration, ...]] = CONFIGURATIONS
     default: ClassVar[str]
     """Configuration if no option names one, for a model with two stacks."""
 
     preset: str | None
-    encoder: Treatment | None
-    decoder: Treatment | None
+    encoder: Treatment | None = option(
+        None, "{cls.parts} of the encoder, instead of --preset: share, keep or drop."
+    )
+    decoder: Treatment | None = option(
+        None, "{cls.parts} of the decoder, instead of --preset: share, keep or drop."
+    )
     cross: Treatment | None = None
     width: Width = None
     init: FfnInit | None = None
@@ -116,6 +121,7 @@ class FfnOptions(SharingOptions):
     """
 
     part = "FFN"
+    parts = "FFNs"
     default = "SharedEncNoDec"
     """What costs the paper's models least for what it saves."""
 
@@ -125,8 +131,6 @@ class FfnOptions(SharingOptions):
         "SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec for a model with one stack.",
         metavar="NAME",
     )
-    encoder: Treatment | None = option(None, "FFNs of the encoder, instead of --preset: share, keep or drop.")
-    decoder: Treatment | None = option(None, "FFNs of the decoder, instead of --preset: share, keep or drop.")
     width: Width = option(
         None,
         "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
@@ -165,6 +169,7 @@ class AttentionOptions(SharingOptions):
     """Options of `share-attention`."""
 
     part = "attention"
+    parts = "Self-attention"
     configurations = tuple(known for known in CONFIGURATIONS if not (known.across or known.match))
     default = "SharedEncSharedDec"
 
@@ -173,12 +178,6 @@ class AttentionOptions(SharingOptions):
         "Configuration of self-attention, as in the paper: SharedEnc, SharedDec, SharedEncSharedDec, NoEnc, NoDec, "
         "NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared for a model with one stack.",
         metavar="NAME",
-    )
-    encoder: Treatment | None = option(
-        None, "Self-attention of the encoder, instead of --preset: share, keep or drop."
-    )
-    decoder: Treatment | None = option(
-        None, "Self-attention of the decoder, instead of --preset: share, keep or drop."
     )
     cross: Treatment | None = option(None, "Cross-attention: share, keep or drop. Default: keep.")
     init: Init | None = selection_option(

@@ -138,7 +138,7 @@ def _plan(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
     arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
         if chosen.match and options.width is None:
-            options = options.model_copy(update={"width": "match"})
+            options = options.updated(width="match")
         arguments |= {side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)}
         arguments |= {
             "width": options.width,

@@ -159,7 +159,7 @@ class Gradients(LayerPasses):
     def _send(self, stage: Stage, mixture: Mixture, one: _Run, routed: Routed) -> _Sent:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
         outputs = self._states.get(routed.rows).to(self._device).requires_grad_()
-        stored: list[Stored] = []
+        stored = []
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
             stored.append(self._states.put(rows.detach().to(mixture.dtype)))

@@ -46,7 +46,7 @@ from prunecli.running.runner import (
     chunks,
     ignored,
 )
-from prunecli.tensors.quantities import size_text
+from prunecli.tensors.quantities import bytes_text, size_text
 
 B = TypeVar("B")
 
@@ -75,6 +75,16 @@ class RunReport:
     seconds: float = 0.0
     readings: int = 0
     spilled_bytes: int = 0
+
+    def line(self, *, back: bool = False) -> str:
+        """Sentence for the user; `back`: the run went back through the layers too."""
+        rate = bytes_text(self.bytes_read / max(self.seconds, 1e-9))
+        times = "once" if self.readings == 1 else f"in {self.readings} groups"
+        spilled = f"; {bytes_text(self.spilled_bytes)} of states in a file" if self.spilled_bytes else ""
+        return (
+            f"Went through the layers{' and back' if back else ''} {times}: {bytes_text(self.bytes_read)} of weights "
+            f"read, {rate} a second{spilled}."
+        )
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ class LayerwiseRun(Gradients):
             if passes and ahead:
                 self.want(ahead[0])
             for index, following in zip(ahead, [*ahead[1:], None], strict=False):
-                seen: list[Any] = []
+                seen = []
                 if passes:  # a process without any keeps step with the others
                     with self.loaded(index):
                         for own, routed in zip(

@@ -132,12 +132,11 @@ class StateStore:
 
     def write(self, held: Stored, start: int, rows: Tensor) -> None:
         """Replace the entries from `start` on along the first axis."""
-        offset = held.offset + start * held.row_bytes
         if held.in_memory:
-            place = self._bytes(True, offset, rows.numel() * held.dtype.itemsize)
-            place.view(held.dtype).view(rows.shape).copy_(rows.detach())
+            self.rows(held, start, start + len(rows)).copy_(rows.detach())
             return
         assert self._file is not None
+        offset = held.offset + start * held.row_bytes
         data = rows.detach().to("cpu", held.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
         try:
             write_from(self._file, offset, data)

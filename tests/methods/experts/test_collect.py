@@ -102,7 +102,7 @@ def test_forced_sums_are_those_of_single_sentences(subject, pair):
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
 def test_batches_change_nothing(subject, searched, options):
     subject = searched if options.mode == "beam" else subject
-    single = options.model_copy(update={"batch_tokens": 1})
+    single = options.updated(batch_tokens=1)
     ours, alone = subject.collect(options).entries, subject.collect(single).entries
     for pair, sums in ours.items():
         for name in SUMS:

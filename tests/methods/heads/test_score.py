@@ -31,9 +31,9 @@ from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
+from prunecli.running.batches import example_losses
 from prunecli.running.encoding import padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.losses import example_losses
 from prunecli.running.runner import InMemory, Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
