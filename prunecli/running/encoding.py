@@ -300,10 +300,10 @@ def position_count(model: Any) -> int | None:
     """Tokens that the model has positions for, or None where nothing bounds them."""
     bound = max_positions(model.config)
     embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
-    positions = getattr(embeddings, "position_embeddings", None)
-    if isinstance(positions, torch.nn.Embedding) and positions.padding_idx is not None:
+    positions: Any = getattr(embeddings, "position_embeddings", None)
+    if getattr(positions, "padding_idx", None) is not None:
         # RoBERTa and its kin count positions from behind the padding's.
-        rows = positions.num_embeddings - positions.padding_idx - 1
+        rows = len(positions.weight) - int(positions.padding_idx) - 1
         return rows if bound is None else min(bound, rows)
     return bound
 

@@ -353,3 +353,13 @@ def test_the_types_that_mix_padding_into_texts_are_known():
             found = model(input_ids=padded, attention_mask=mask)[0][:, :5]
             expected = model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
         assert (float((found - expected).abs().max()) > 1e-3) == (model_type in encoding.MIXING)
+
+
+@pytest.mark.parametrize("model_type", ["camembert", "ibert"])
+def test_positions_behind_the_paddings_are_counted(model_type):
+    model = tiny.build(model_type)
+    longest = encoding.position_count(model)
+    ids = torch.full((1, longest + 1), 20)
+    model(input_ids=ids[:, :-1])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=ids)
