@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 PACKAGE = "the Python package prunecli"
 """What cards and errors say is needed; an address belongs here once there is one. No package index has it yet."""
 
