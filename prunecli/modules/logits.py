@@ -162,11 +162,14 @@ class Logits:
         if part not in self._outputs:
             self._is_inside = True
             try:
-                self._outputs[part] = forward(*arguments, **options)
+                output = forward(*arguments, **options)
             finally:
                 self._is_inside = False
+            if not isinstance(output, Mapping):  # ModernBERT calls its output layer a decoder
+                return output
+            self._outputs[part] = output
         output = self._outputs[part]
-        hidden = output.get("last_hidden_state") if parts[part] and isinstance(output, Mapping) else None
+        hidden = output.get("last_hidden_state") if parts[part] else None
         if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
             return output
         self._cuts += 1

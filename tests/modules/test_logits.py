@@ -15,7 +15,7 @@ from prunecli.running.examples import Batch
 from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
 from tests.families.records import CASES
 from tests.reference.losses import nll
 from tests.tiny import VOCAB
@@ -77,6 +77,19 @@ def test_every_declared_family(model_type, tmp_path, monkeypatch):
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
     assert max(given) == 4
     assert sum(given) == int((batch.labels != -100).sum()), "no position that nobody counts"
+
+
+@pytest.mark.parametrize(("model_type", "task"), [("modernbert", "mlm"), ("modernbert-decoder", "lm")])
+def test_an_output_layer_that_is_called_a_decoder(model_type, task, monkeypatch):
+    model = tiny.build(model_type)
+    batch = batch_of(task)
+    wanted = expected(model, batch)
+    positions(monkeypatch, 4, model.config.vocab_size)
+    with torch.no_grad():
+        sums, _ = token_losses(model, batch)
+        found = logits.Logits(model, batch.arguments(model), batch.labels != -100, by_states=True)
+        assert len(found.of_states(found.states[:3])) == 3
+    assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
 class _Odd(nn.Module):
