@@ -175,19 +175,21 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     Raises:
         CheckpointError: the config names no token to begin with, or none for padding, which every shift replaces.
     """
-    for key in ("decoder_start_token_id", "pad_token_id"):
-        if getattr(model.config, key, None) is None:
-            raise CheckpointError(
-                f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
-            )
-    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        return shifted
-    for base in type(model).__mro__:
-        shift = getattr(sys.modules.get(base.__module__), "shift_tokens_right", None)
-        if shift is not None:
-            inputs: Tensor = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
-            return inputs
+    start, padding = (getattr(model.config, key, None) for key in ("decoder_start_token_id", "pad_token_id"))
+    try:
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
+            return shifted
+        for base in type(model).__mro__:
+            shift = getattr(sys.modules.get(base.__module__), "shift_tokens_right", None)
+            if shift is not None:
+                inputs: Tensor = shift(labels, padding, start)
+                return inputs
+    except (TypeError, ValueError) as error:  # T5Gemma has these tokens elsewhere
+        key = "decoder_start_token_id" if start is None else "pad_token_id"
+        raise CheckpointError(
+            f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
+        ) from error
     raise UnsupportedModelError(f"{type(model).__name__} does not say how its decoder's inputs are made")
 
 
@@ -292,7 +294,8 @@ def max_positions(config: Any, *, output: bool = False) -> int | None:
         output: of those that it writes, of which LED has fewer.
     """
     of_stack = f"max_{'decoder' if output else 'encoder'}_position_embeddings"
-    value = getattr(config, "max_position_embeddings", getattr(config, of_stack, None))
+    stated = (getattr(config, key, None) for key in ("max_position_embeddings", of_stack, "max_seq_len"))
+    value = next((one for one in stated if one is not None), None)
     return int(value) if isinstance(value, int) and value > 1 else None
 
 

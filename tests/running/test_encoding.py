@@ -174,6 +174,13 @@ def test_inputs_of_decoders_want_both_tokens(tmp_path, family, key):
         encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
 
 
+def test_inputs_of_decoders_whose_config_has_the_tokens_elsewhere():
+    model = tiny.build("t5gemma")
+    assert getattr(model.config, "decoder_start_token_id", None) is None
+    found = encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
+    assert found.tolist() == [[model.config.decoder.bos_token_id, 5, 6]]
+
+
 LINES = ("the tin", "the hen")
 PAIR = ("eng_Latn", "fra_Latn")
 TEXT = ParallelText("t", {"eng_Latn": ("the tin", "the"), "fra_Latn": ("ten", "hen")})
@@ -355,8 +362,8 @@ def test_the_types_that_mix_padding_into_texts_are_known():
         assert (float((found - expected).abs().max()) > 1e-3) == (model_type in encoding.MIXING)
 
 
-@pytest.mark.parametrize("model_type", ["camembert", "ibert"])
-def test_positions_behind_the_paddings_are_counted(model_type):
+@pytest.mark.parametrize("model_type", ["camembert", "ibert", "mpt"])
+def test_all_positions_are_counted_and_no_more(model_type):
     model = tiny.build(model_type)
     longest = encoding.position_count(model)
     ids = torch.full((1, longest + 1), 20)
