@@ -299,10 +299,14 @@ def module_name(model: Any, name: str) -> str:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
-    for rule in get_model_conversion_mapping(model):
-        if not isinstance(rule, WeightConverter):
-            name, _ = rule.rename_source_key(name)
-    return placed(model, name) or own
+    rules = [one for one in get_model_conversion_mapping(model) if not isinstance(one, WeightConverter)]
+    for dot in ("", "."):  # which some rules ask for behind the name of a module
+        renamed = name + dot
+        for rule in rules:
+            renamed, _ = rule.rename_source_key(renamed)
+        if (found := placed(model, renamed.removesuffix("."))) is not None:
+            return found
+    return own
 
 
 def submodule(model: Any, name: str) -> Any:

@@ -18,6 +18,7 @@ from prunecli.methods.options import HeadOptions, NarrowOptions
 from prunecli.methods.sharing.plan import output_layer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.patchwork import submodule
 from prunecli.model.probe import layer_keys
 from prunecli.model.skeleton import Skeleton
 from prunecli.model.stock import uniform_heads
@@ -637,3 +638,11 @@ def test_a_model_of_images_is_measured_under_the_names_of_its_class(command, tmp
         assert {output_layer(ffn.tensors) for ffn in checkpoint.layout.ffns} == {"down_proj"}
     given = ("--text", tmp_path / "text.txt", "--ratio", "0.5", "-o", tmp_path / "out")
     done(command, tmp_path / "model", *given)
+
+
+def test_a_module_is_found_by_rules_that_ask_for_a_dot_behind_it(tmp_path):
+    model = cutting.saved("bailing_hybrid", tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        (layer, *_) = checkpoint.layout.own_attentions
+    assert layer.output.endswith("attention.dense")
+    assert isinstance(submodule(model, layer.output), torch.nn.Linear)
