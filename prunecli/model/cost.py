@@ -177,18 +177,18 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
 def model_dim(family: Architecture) -> str:
     """The axis that all layers share: the width of the hidden states."""
-    spec = next(
-        spec for spec in family.stacks[0].ffn.tensors if spec.hidden is not None and len(spec.shape) == 2
+    return next(
+        spec.shape[1 - spec.units.axis]
+        for spec in family.stacks[0].ffn.tensors
+        if spec.units is not None and len(spec.shape) == 2
     )
-    assert spec.hidden is not None
-    return spec.shape[1 - spec.hidden]
 
 
 def _key_width(sizes: Sizes, attention: Attention) -> int:
     """All key heads side by side: no projection has fewer rows."""
     return min(
-        sizes.count(spec.shape[spec.heads.axis]) * min(blocks) // sum(blocks)
+        sizes.count(spec.shape[spec.units.axis]) * min(blocks) // sum(blocks)
         for spec in attention.tensors
-        if spec.heads is not None and len(spec.shape) == 2
-        for blocks in [list(map(sizes.count, spec.heads.blocks))]
+        if spec.units is not None and len(spec.shape) == 2
+        for blocks in [list(map(sizes.count, spec.units.blocks))]
     )

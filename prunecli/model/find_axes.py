@@ -57,10 +57,10 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 kind,
                 layer.heads,
                 layer.original_heads,
-                layer.stack.side,
+                layer.side,
                 layer.layer,
                 layer.kind,
-                layer.tensors,
+                layer.carriers,
             )
             for layer in layout.require_heads()
         )
@@ -69,14 +69,14 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             Axis(
                 axis_name(ffn.name, "unit"),
                 kind,
-                tuple(range(ffn.width)),
-                ffn.width,
+                tuple(range(ffn.count)),
+                ffn.count,
                 ffn.side,
                 ffn.layer,
                 carriers=ffn.carriers,
             )
             for ffn in layout.ffns
-            if ffn.tensors and not ffn.is_shared
+            if ffn.carriers and not ffn.is_shared
         ) + tuple(_expert_units(checkpoint))
     structure, axes, found = layout.structure, [], layout.family.found
     for stack in layout.family.stacks:

@@ -217,7 +217,7 @@ def _structure(
         if axes[name].kind == "unit" and not axes[name].keys
     }
     if units:
-        stock = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
+        stock = {ffn.name: ffn.stated for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}
         structure = structure.changing(units, {}, (), widths)
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure

@@ -108,7 +108,7 @@ def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
     ffns = [
         layer
         for layer in layers
-        if options.side in (None, layer.side) and (layer.tensors or (layer.is_sparse and has_experts))
+        if options.side in (None, layer.side) and (layer.carriers or (layer.is_sparse and has_experts))
     ]
     dense = [layer for layer in ffns if not layer.is_sparse]
     if not dense or (len(dense) < len(ffns) and not options.dense_only):

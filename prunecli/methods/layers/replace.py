@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.on_text import runner_and_batches
-from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.find_axes import axes_of
@@ -98,11 +98,14 @@ def cut_replaced(
         maps.update(observer.take())
     made: dict[str, Floats] = {}
     for gap in gaps:
-        for suffix, hidden in gap.ffn.tensors.items():
-            if is_output(gap.ffn.tensors, suffix):
-                name, matrix = f"{gap.ffn.name}.{suffix}", maps[gap.ends]
-                own = np.concatenate([*values(checkpoint, Copy(name), "F64")])
-                made[name] = matrix.T @ own if hidden == 1 else own @ matrix
+        for name in gap.ffn.tensor_names:
+            if module_of(name) == gap.ffn.output:
+                own, carrier = (
+                    np.concatenate([*values(checkpoint, Copy(name), "F64")]),
+                    gap.ffn.carriers.get(name),
+                )
+                is_turned = carrier is None or carrier.dim != 1
+                made[name] = own @ maps[gap.ends] if is_turned else maps[gap.ends].T @ own
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
 
 
@@ -154,7 +157,7 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = submodule(model, f"{gap.ffn.name}.{output_layer(gap.ffn.tensors)}")
+            output = submodule(model, gap.ffn.output)
             yield output.register_forward_hook(partial(self._add_ffn, gap))
             layer = submodule(model, gap.before)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
