@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prunecli.architectures import Architecture
-from prunecli.tensors.reader import Handle, Stored, read_into
+from prunecli.tensors.reader import Handle, Stored, bytes_of
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""
@@ -75,15 +74,7 @@ def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> boo
         return False
     size = BLOCK if a.info.nbytes > SAMPLES * BLOCK else a.info.nbytes
     starts = {round(index * (a.info.nbytes - size) / (SAMPLES - 1)) for index in range(SAMPLES)}
-    return all(_bytes(first, a.offset + at, size) == _bytes(second, b.offset + at, size) for at in starts)
-
-
-def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:
-    if isinstance(file, int):
-        return os.pread(file, nbytes, offset)
-    data = bytearray(nbytes)
-    read_into(file, offset, memoryview(data))
-    return bytes(data)
+    return all(bytes_of(first, a.offset + at, size) == bytes_of(second, b.offset + at, size) for at in starts)
 
 
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
