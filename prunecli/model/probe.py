@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
 from typing import Any
 
-from prunecli.model.axes import Carrier, module_of
+from prunecli.model.axes import Carrier, module_of, renaming
 from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
@@ -67,16 +67,8 @@ class LayerKey:
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
         """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
-        pattern = re.compile(rf"({'|'.join(map(re.escape, self.prefixes))})\.(\d+)\.")
-        new = {old: place for place, old in enumerate(kept)}
-        found = {}
-        for name in names:
-            match = pattern.match(name)
-            if match is None:
-                found[name] = name
-            elif int(match[2]) in new:
-                found[f"{match[1]}.{new[int(match[2])]}.{name[match.end() :]}"] = name
-        return found
+        rename = renaming(dict.fromkeys(self.prefixes, kept))
+        return {new: name for name in names if (new := rename(name)) is not None}
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
         """Return the values of config.json for a model with these layers alone."""

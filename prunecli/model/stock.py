@@ -11,7 +11,7 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
-from prunecli.model.depth import layers_left, renaming
+from prunecli.model.depth import layers_left, renaming_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import AttentionLayer, FfnLayer
@@ -127,7 +127,7 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         for stack in result.family.stacks
         if len(left[stack.side]) < source.resolved.sizes.depth(stack)
     }
-    rename = renaming(result.family, {side: left[side] for side in gone})
+    rename = renaming_of(result.family, {side: left[side] for side in gone})
     counts = [
         len(result.structure.units(name, "expert", layer.num_experts).kept)
         for layer in source.mixtures

@@ -319,7 +319,7 @@ class Trial:
         with ExitStack() as hooks:
             for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
                 layer = self.model.get_submodule(name)[number]
-                hooks.enter_context(layer.register_forward_hook(_hand_on, with_kwargs=True))
+                hooks.enter_context(layer.register_forward_hook(hand_on, with_kwargs=True))
             expected = self.logits(self.model)
         return self._apart(expected, smaller)
 
@@ -576,8 +576,14 @@ def _text(vocabulary: int) -> Tensor:
     return torch.randint(least, vocabulary, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    given = args[0] if args else kwargs["hidden_states"]
+def given_states(args: Any, kwargs: Any) -> Any:
+    """Hidden states that a layer is given."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    """Return the hidden states that a layer is given in the place of its own, as its hook; other outputs stay."""
+    given = given_states(args, kwargs)
     return type(output)([given, *output[1:]]) if isinstance(output, (tuple, list)) else given
 
 

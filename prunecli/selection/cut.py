@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError, located
-from prunecli.model.axes import Axis, Carrier, Kind, axis_name
+from prunecli.model.axes import Axis, Carrier, Kind, Rename, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
-from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
+from prunecli.model.depth import heirs, keeping_layers, renaming_of
 from prunecli.model.find_axes import CHANNELS, axes_of
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantised import renamed_settings
@@ -74,7 +74,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             family.found.try_layers(
                 {stack.depth: kept_layers[stack.side] for stack in family.stacks if stack.side in kept_layers}
             )
-    rename = renaming(family, kept_layers)
+    rename = renaming_of(family, kept_layers)
     moved = _inherited(source, kept_layers, rename) if kept_layers else {}
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
     for name, own in places.items():

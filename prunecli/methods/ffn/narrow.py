@@ -7,11 +7,9 @@ from dataclasses import replace
 from math import gcd
 from pathlib import Path
 
-import numpy as np
-
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.options import NarrowOptions
-from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, squares
+from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, unit_norms
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
@@ -19,7 +17,6 @@ from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, selection_of_file
-from prunecli.tensors.stream import Copy
 from prunecli.text.choice import Dataset
 
 NORMS_WARNING = (
@@ -141,16 +138,10 @@ def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> 
     Returns:
         `[units]`, float64. If experts are stacked, norms are taken over all of them together.
     """
-    product = np.ones(axis.count)
     matrices = [name for name in axis.carriers if len(checkpoint.info(name).shape) > 1]
     if output_only:
         matrices = outputs(axis.carriers)
-    for name in matrices:
-        carrier = axis.carriers[name]
-        each = squares(checkpoint, Copy(name), carrier.dim)
-        for block in each.reshape(len(carrier.blocks), axis.count, -1):
-            product *= np.sqrt(block.sum(axis=1))
-    return product
+    return unit_norms(checkpoint, {name: axis.carriers[name] for name in matrices}, axis.count)
 
 
 def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:

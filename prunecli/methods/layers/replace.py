@@ -54,19 +54,12 @@ class Gap:
     """A run of removed layers.
 
     Attributes:
-        before: name of the layer before the run.
-        last: name of the last layer of the run.
+        ends: names of the layer before the run, and of its last layer: the map begins and ends there.
         ffn: FFN of the layer before the run.
     """
 
-    before: str
-    last: str
+    ends: tuple[str, str]
     ffn: FfnLayer
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """Names of the layers at which the map begins and ends."""
-        return self.before, self.last
 
 
 def cut_replaced(
@@ -140,7 +133,7 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
                     f"{checkpoint.path}: the FFN of layer {place}, before removed layers, {fault}",
                     "A linear map needs a dense FFN of floating-point weights: leave `replace` out.",
                 )
-            yield Gap(axis.members.format(place), axis.members.format(following - 1), ffn)
+            yield Gap((axis.members.format(place), axis.members.format(following - 1)), ffn)
 
 
 class GapObserver(TokenObserver):
@@ -159,9 +152,8 @@ class GapObserver(TokenObserver):
         for gap in self._gaps:
             output = submodule(model, gap.ffn.output)
             yield output.register_forward_hook(partial(self._add_ffn, gap))
-            layer = submodule(model, gap.before)
+            layer, last = (submodule(model, name) for name in gap.ends)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
-            last = submodule(model, gap.last)
             yield last.register_forward_hook(partial(self._add_after, gap))
 
     def take(self) -> Maps:
@@ -210,7 +202,7 @@ class GapObserver(TokenObserver):
         fits = (moved - scale * own).norm(dim=1) <= TOLERANCE * size + rounding
         if not (fits & (size > 2 * rounding)).double().mean() >= FITTING:
             raise UnsupportedModelError(
-                f"{gap.before}: the layer does not add the output of its FFN to the hidden states, but changes it "
+                f"{gap.ends[0]}: the layer does not add the output of its FFN to the hidden states, but changes it "
                 "first (by a norm, perhaps), so that no linear map fits into the FFN",
                 "Leave `replace` out.",
             )

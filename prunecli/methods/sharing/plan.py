@@ -6,9 +6,8 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange
@@ -18,7 +17,7 @@ from prunecli.methods.sharing.options import (
     SharingOptions,
     chosen_configuration,
 )
-from prunecli.methods.units import squares
+from prunecli.methods.units import unit_norms
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
@@ -85,7 +84,7 @@ def plan_ffn(
     if options.keep_units == "norms":
         checkpoint.check()
         worth = {
-            axis_name(owner, "unit"): unit_norms(checkpoint, layers, group)
+            axis_name(owner, "unit"): group_norms(checkpoint, layers, group)
             for owner, group in narrowed.items()
         }
     elif activations is None:
@@ -299,20 +298,9 @@ def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
 
 
-def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
-    """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
-
-    The FFN is the one that the group's initialisation makes; its weights are read block by block.
-
-    Returns:
-        `[init_width]`, float64.
-
-    Raises:
-        CheckpointError: a file ends early.
-    """
-    product, group = np.ones(group.init_width), replace(group, width=group.init_width)
-    for name, carrier in layers[group.owner].carriers.items():
-        if name.endswith("weight"):
-            each = squares(checkpoint, ffn_tensor(checkpoint, layers, group, name), carrier.dim)
-            product *= np.sqrt(each).reshape(len(carrier.blocks), -1).prod(axis=0)
-    return product
+def group_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
+    """`unit_norms` of the FFN that the group's initialisation makes: ||row of W1|| x ||column of W2||."""
+    carriers = layers[group.owner].carriers
+    made = partial(ffn_tensor, checkpoint, layers, replace(group, width=group.init_width))
+    matrices = {name: carrier for name, carrier in carriers.items() if name.endswith("weight")}
+    return unit_norms(checkpoint, matrices, group.init_width, made)
