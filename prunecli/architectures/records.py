@@ -374,6 +374,7 @@ class Architecture:
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
+        vocabulary: config keys of the number of tokens; empty: none is known.
         embedding: where tokens come in and go out; None: their tables cannot be factorised.
         window_period: every so many-th layer sees all tokens, the others a window, where config.json has no
             `layer_types` (nor another number under `sliding_window_pattern`); None: no such rule.
@@ -405,6 +406,7 @@ class Architecture:
     stock_fault: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
+    vocabulary: tuple[str, ...] = ("vocab_size",)
     embedding: TokenEmbedding | None = None
     window_period: int | None = None
     window_start: str | None = None

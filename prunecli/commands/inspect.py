@@ -174,7 +174,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
     parts += [f"{sizes.count(key):,} hidden units of each expert ({key})" for key in family.found.experts]
-    for key in family.found.vocabulary[:1]:
+    for key in family.vocabulary[:1]:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
     with suppress(UnsupportedModelError):
         (axis,) = axes_of(opened, "channel")

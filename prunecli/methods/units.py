@@ -19,7 +19,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
-from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
+from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.tensors.computing import values
 from prunecli.tensors.stream import Copy, Expression
 from prunecli.text.choice import Dataset, TextChoice
@@ -193,6 +193,21 @@ def drawn(axes: Sequence[Axis], seed: int, note: str = "") -> Ranking:
     generator = np.random.default_rng(seed)
     values = {axis.name: 1.0 - generator.random(axis.original)[[*axis.ids]] for axis in axes}
     return Ranking(values, how=f"drawn at random (seed {seed}){note}")
+
+
+def kept_by_file(checkpoint: Checkpoint, options: UnitOptions, axes: Sequence[Axis]) -> Selection:
+    """The units that the file `keep` names.
+
+    Raises:
+        StatisticsError: as `read_kept`.
+    """
+    path = Path(str(options.keep))
+    kept = read_kept(path, axes)
+    decision = decision_of(axes, kept, how=f"named in {path.name}")
+    arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{options.UNITS.capitalize()} by {path}.",)
+    return selection_of(
+        options.COMMAND, checkpoint, axes, decision, arguments, (path,), dtype=options.dtype, reasons=reasons
+    )
 
 
 def plan(

@@ -121,14 +121,14 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size.
     """
+    width = itemsize(target or stored_dtype(checkpoint))
     if checkpoint.family is not None and checkpoint.runs_stock:
-        return _mixture_bytes(checkpoint, load, itemsize(target or stored_dtype(checkpoint)))
+        return _mixture_bytes(checkpoint, load, width)
     family = checkpoint.require_architecture()
 
     def size(key: str) -> int:
         return checkpoint.layout.sizes.count(key)
 
-    width = itemsize(target or stored_dtype(checkpoint))
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     sequences = load.batch * (load.beam if decoders else 1)
     rows = sequences * load.length * width

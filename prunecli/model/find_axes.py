@@ -159,12 +159,12 @@ def vocabulary_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     Raises:
         UnsupportedModelError: the family is not declared, and no key of its config is known to be it.
     """
-    found = checkpoint.require_architecture().found
-    if found is not None and not found.vocabulary:
+    keys = checkpoint.require_architecture().vocabulary
+    if not keys:
         raise UnsupportedModelError(
             f"{checkpoint.path}: no key of its config.json is known to hold the number of tokens and nothing else"
         )
-    return (VOCABULARY,) if found is None else found.vocabulary
+    return keys
 
 
 def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:

@@ -70,7 +70,6 @@ class Found:
         skeleton: of the model.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
-        vocabulary: keys of config.json of the number of tokens; empty: none was found.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
             `template_of` -> where they lie.
@@ -81,7 +80,6 @@ class Found:
     skeleton: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
-    vocabulary: tuple[str, ...]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
@@ -275,6 +273,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         stacks=stacks,
         tied=_tied(whole, checkpoint),
         loose=loose,
+        vocabulary=next((tuple(units.keys) for units, _ in tokens), ()),
         embedding=embedding,
         head_counts=tuple(units.keys),
         head_width=_width_key(values, units) if is_counted else None,
@@ -293,7 +292,6 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             whole,
             tuple(layers),
             movable,
-            next((tuple(units.keys) for units, _ in tokens), ()),
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
                 [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}

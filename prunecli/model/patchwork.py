@@ -369,17 +369,14 @@ def fit_sizes(
         shape[carrier.dim] = unit * sum(carrier.blocks) * kept
         if kept:
             resize(module, attribute, tuple(shape))
-        elif attribute == "weight" and is_output(module, carrier):
+        elif attribute != "weight":
+            continue
+        # Whether a linear layer reads the heads. The weight of GPT-2's Conv1D is [in, out].
+        elif not isinstance(module, nn.Embedding) and carrier.dim == (0 if hasattr(module, "nf") else 1):
             others = math.prod(size for dim, size in enumerate(shape) if dim != carrier.dim)
             model.set_submodule(path, OnlyBias(module, others))
-        elif attribute == "weight":
+        else:
             model.set_submodule(path, NoHeads(module, unit * sum(carrier.blocks)))
-
-
-def is_output(module: nn.Module, carrier: Carrier) -> bool:
-    """Whether the heads are what a linear layer reads."""
-    is_turned = hasattr(module, "nf")  # GPT-2's Conv1D, whose weight is [in, out]
-    return not isinstance(module, nn.Embedding) and carrier.dim == (0 if is_turned else 1)
 
 
 def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:

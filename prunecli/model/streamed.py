@@ -85,9 +85,7 @@ class StreamedCheckpoint(Checkpoint):
         }
 
 
-def stream_model(
-    name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
-) -> Checkpoint:
+def stream_model(name: Path | str, *, say: Say = unsaid, progress: Progress = silent) -> Checkpoint:
     """Open a model of the hub without fetching its weights: what a rewrite takes of them is read by ranges.
 
     All is of one commit. What lies beside the weights is fetched into the hub's cache. Weight files that are there
@@ -97,7 +95,6 @@ def stream_model(
         name: `org/name` or `org/name@revision`.
         say: is told what is read from where.
         progress: of headers, side files and samples.
-        bars: whether huggingface_hub shows its own, in a terminal.
 
     Raises:
         UsageError: it is a directory.
@@ -117,7 +114,7 @@ def stream_model(
         weights, size = unfetched_weights(snapshot)
         needed = needed_files(snapshot.sizes, snapshot.read)
         beside = [file for file in needed if file not in weights and not file.endswith(".index.json")]
-        fetch(snapshot, beside, say, progress, bars)
+        fetch(snapshot, beside, say, progress, bars=False)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(size)} what the result takes is fetched, not kept."
@@ -171,7 +168,7 @@ def remote_files(
 
 
 def read_headers(
-    snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress = silent
+    snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress
 ) -> dict[str, WeightFile]:
     """Read the headers of .safetensors files.
 

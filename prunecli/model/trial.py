@@ -137,7 +137,9 @@ class Trial:
             return [], False
         still = apart.model.all_tied_weights_keys
         aliases = [name for name in self.skeleton.model.all_tied_weights_keys if name not in still]
-        return [self.skeleton.stored_name(name) for name in aliases], self.of_config({TIE_KEY: False}) == 0
+        changed = self.opened(apart, stored_form(self.model))
+        is_same = bool((self.logits(changed) == self._whole).all())
+        return [self.skeleton.stored_name(name) for name in aliases], is_same
 
     @_once
     def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
@@ -397,15 +399,6 @@ class Trial:
         finally:
             for (_, _, module), stock in zip(modules, forwards, strict=True):
                 module.forward = stock
-
-    def of_config(self, changes: Changes) -> float:
-        """By how much the same tensors under another config differ in what the model says.
-
-        Raises:
-            Exception: as `of_units`.
-        """
-        other = self.opened(self.skeleton.changed(changes), stored_form(self.model))
-        return float((self.logits(other) - self._whole).abs().max())
 
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """Compare the model without some experts with the one that never picks them.

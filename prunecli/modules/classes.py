@@ -135,7 +135,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
         return model_from_config(model_class, config, **options)
 
 
-def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
     """`stock_class`; where layers differ, a subclass of it that gives each layer what the checkpoint has in it.
 
     Raises:

@@ -18,9 +18,7 @@ Outputs = dict[str, Any]
 """Module's name -> what its last call returned."""
 
 
-def unchanged_below(
-    model: Any, checkpoint: Checkpoint, *, decoder: bool = True
-) -> dict[str, tuple[str, ...]]:
+def unchanged_below(model: Any, checkpoint: Checkpoint, *, decoder: bool) -> dict[str, tuple[str, ...]]:
     """Attention's name -> the modules whose outputs do not depend on its heads.
 
     For an attention of the encoder these are the encoder's lower layers; for one of the decoder the whole encoder and,

@@ -180,7 +180,7 @@ def linears_to_int8(model: nn.Module) -> None:
             linear_to_int8(module, module.weight.detach()).is_copy = True
 
 
-def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -> None:
+def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint]) -> None:
     """Refuse where products of bytes do not run fast, or not exactly, and models whose class is not built here.
 
     Raises:

@@ -186,7 +186,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 
 
 def run_expert(
-    module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None = None
+    module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None
 ) -> Tensor:
     """One expert on its own rows; differentiable where it is watched.
 

@@ -98,9 +98,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
 Shape = tuple[int, ...]
 
 
-def rewrite_embeddings(
-    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None = None
-) -> Rewrite:
+def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None) -> Rewrite:
     """The checkpoint with its embeddings as planned, its tensors in the order of the source.
 
     Args:

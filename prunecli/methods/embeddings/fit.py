@@ -384,7 +384,7 @@ LINEAR_FROM = 6.0
 
 
 @torch.no_grad()
-def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int = 0) -> int:
+def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int) -> int:
     """Set every weight but the map table's, to make the unit the best projective embedding of the same n.
 
     The map table has to hold the rows `start.mapped(...)`. Each of the n values of e is carried to the last expansion

@@ -348,7 +348,7 @@ Means = Mapping[str, Floats]
 """Layer's name -> `[original experts, width]`."""
 
 
-def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[str] = ()) -> Means:
+def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[str]) -> Means:
     """E[f] of every expert over the tokens routed to it, 0 where there are none.
 
     Args:

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
-from pathlib import Path
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.options import NarrowOptions
-from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, unit_norms
+from prunecli.methods.units import (
+    Ranking,
+    TextRun,
+    by_scores,
+    drawn,
+    kept_by_file,
+    measured,
+    plan,
+    unit_norms,
+)
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection, selection_of_file
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import Dataset
 
 NORMS_WARNING = (
@@ -47,7 +55,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         # Norms of stored values would not be those of the weights.
         raise checkpoint.quantised_refusal(name)
     if options.keep is not None:
-        return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+        return kept_by_file(checkpoint, options, axes)
     budget = _budget(axes, options)
     if options.metric != "random":
         checkpoint.check()  # weights of other shapes than config.json says would be added up
