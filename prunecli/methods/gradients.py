@@ -234,9 +234,9 @@ def gradient_fields(
         mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
         return sum(int(batch.inputs.get(mask, batch.inputs["attention_mask"]).sum()) for batch in batches)
 
-    found: dict[Kind, dict[str, Any]] = {}
+    found = {}
     for kind, own in axes.items():
-        by: Per = "token" if fisher and kind == "unit" else per
+        by = "token" if fisher and kind == "unit" else per
         found[kind] = {
             "kind": kind,
             "method": NORMS if kind == "channel" else GRADIENT,

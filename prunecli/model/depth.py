@@ -117,7 +117,7 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
 
 def layers_left(sizes: Sizes, before: Structure, after: Structure) -> dict[Side, list[int]]:
     """Side -> places of the layers of `after` among those of `before`, which `sizes` counts."""
-    kept: dict[Side, list[int]] = {}
+    kept = {}
     for stack in sizes.family.stacks:
         held = before.units(stack.side, "layer", sizes.depth(stack))
         left = after.units(stack.side, "layer", held.of)

@@ -175,7 +175,7 @@ def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
     grown = layout.changed(
         config=with_keys(layout.config, dict.fromkeys(vocabulary_keys(checkpoint), size + 1))
     ).shapes
-    carriers: dict[str, Carrier] = {}
+    carriers = {}
     config = checkpoint.config
     for name, info in checkpoint.tensors.items():
         if name in shapes:

@@ -259,7 +259,7 @@ def _recorded(layout: ModelLayout) -> dict[str, Declared]:
     def add(
         owner: str, specs: Iterable[TensorSpec], *, experts: int = 0, part: Part | None = None
     ) -> dict[str, Declared]:
-        found: dict[str, Declared] = {}
+        found = {}
         for spec in specs:
             if sizes.holds(spec.optional):
                 shape = tuple(experts if key == "expert_count" else sizes.count(key) for key in spec.shape)

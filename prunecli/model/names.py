@@ -40,8 +40,8 @@ def stored_names(
         return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
     renamed = {name: new(name) for name in names if not (name.endswith(buffers) or name in family.buffers)}
-    owner: dict[str, str] = {name: old for old, name in renamed.items() if name not in tied}
-    chosen: dict[str, str] = {}
+    owner = {name: old for old, name in renamed.items() if name not in tied}
+    chosen = {}
     for old, name in renamed.items():
         target = tied.get(name)
         if target is None:
@@ -92,7 +92,7 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
 
 def by_module(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Name of a group of tensors, the numbers of layers and experts as `*` -> its tensors."""
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups = defaultdict(list)
     for name in names:
         pieces = name.split(".")
         numbers = [place for place, piece in enumerate(pieces) if piece.isdecimal()]

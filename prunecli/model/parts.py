@@ -271,7 +271,7 @@ def _layer(
         )
     # Layers of one stack may differ.
     attention = replace(attention, tensors=sizes.those_of(stack, structure, number, attention.tensors))
-    kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
+    kind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
     return AttentionLayer(
         name=name,

@@ -476,7 +476,7 @@ def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, in
 
 
 def _moves(before: Mapping[str, Shape], after: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
-    moved: dict[str, tuple[int, int, int]] = {}
+    moved = {}
     for name, shape in before.items():
         new = after.get(name, ())
         dims = [dim for dim, (one, other) in enumerate(zip(shape, new, strict=False)) if one != other]

@@ -102,7 +102,7 @@ def find_quantised(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Qua
         CheckpointError: the scales of one are not of its shape, or absent.
     """
     settings = settings_of(config)
-    others: list[tuple[str, str, str]] = []
+    others = []
     companions: dict[str, dict[str, str]] = {}
     for name in tensors:
         owner, _, own = name.rpartition(".")
@@ -110,12 +110,12 @@ def find_quantised(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Qua
             companions.setdefault(owner, {})[own] = name
         else:
             others.append((name, owner, own))
-    found: dict[str, QuantisedWeight] = {}
+    found = {}
     blocks: Blocks = {}
     for name, owner, own in others:
         info = tensors[name]
         more = companions.get(owner, {})
-        weight: QuantisedWeight | None = None
+        weight = None
         is_nvfp4 = info.dtype == "U8" and (own == "weight_packed" or "weight_scale_2" in more)
         if own in ("qweight", "weight_packed") or (own == "weight" and is_nvfp4):
             make = _grouped if own == "qweight" else _nvfp4 if is_nvfp4 else _packed
@@ -157,7 +157,7 @@ def values_of(
         shapes: of weights whose shape their own tensors do not tell.
     """
     owners = owners_of(weights.values())
-    seen: dict[str, TensorInfo] = {}
+    seen = {}
     for name, info in tensors.items():
         weight = owners.get(name)
         if weight is None:

@@ -240,7 +240,7 @@ class Trial:
             Exception: as `of_units`.
         """
         generator = torch.Generator().manual_seed(3)
-        kept: dict[str, Sequence[int]] = {}
+        kept = {}
         for number, axis in enumerate(dict.fromkeys(axes.values())):
             count = least + number % (units.held - least)
             kept[axis] = sorted(torch.randperm(units.held, generator=generator)[:count].tolist())

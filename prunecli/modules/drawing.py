@@ -43,7 +43,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             drawn = nn.Parameter(torch.full(value.shape, torch.nan), requires_grad=value.requires_grad)
             setattr(module, name, drawn)
     with torch.no_grad():
-        spreads: dict[DefineEmbedding, float] = {}
+        spreads = {}
         for module in model.modules():
             if isinstance(module, DefineEmbedding):
                 table = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)

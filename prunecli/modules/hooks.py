@@ -48,7 +48,7 @@ def states_of(output: Any) -> Tensor:
 @contextmanager
 def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
     """Record the outputs of the named modules within the block."""
-    outputs: Outputs = {}
+    outputs = {}
 
     def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         outputs[name] = _copy(output)

@@ -167,7 +167,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
     runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
     watcher: Callable[[int, Tensor, Tensor, Tensor], None] | None = getattr(module, "watcher", None)
-    watch: Watch | None = None
+    watch = None
     if watcher is not None:
         of_rows = torch.empty(len(rows), dtype=weights.dtype, device=weights.device)
         of_rows[plan.position.reshape(-1)] = weights.reshape(-1)

@@ -167,7 +167,7 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
 
 def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
     """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
-    names: dict[str, str | None] = {}
+    names = {}
     for name, own in places.items():
         axis = axes[name]
         new = {old: number for number, old in enumerate(own)}
@@ -231,8 +231,8 @@ def _renamed(
     Raises:
         UnsupportedModelError: a number that is in no name of one of them: in a pattern, of many perhaps.
     """
-    patterns: list[tuple[Kind, re.Pattern[str], dict[int, int]]] = []
-    numbered: dict[Kind, re.Pattern[str]] = {}
+    patterns = []
+    numbered = {}
     for name, own in places.items():
         kind, members = axes[name].kind, axes[name].members
         if members:

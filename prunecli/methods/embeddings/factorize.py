@@ -21,7 +21,7 @@ from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stream import Copy, Expression, Generated, Output, given, zeros
+from prunecli.tensors.stream import Copy, Generated, Output, given, zeros
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
     source, output = plan.tables.input, f"{plan.tables.output}.weight"
-    fitted: dict[str, Expression] = {}  # also what is computed from the unit
+    fitted = {}  # also what is computed from the unit
     if factors is not None and (unit := factors.unit) is not None:
         if plan.change.unit is None:
             rows = (unit.num_embeddings, unit.embedding_dim)

@@ -324,7 +324,7 @@ def train(
 
     dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
     rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
-    optimizers: list[torch.optim.Optimizer] = [
+    optimizers = [
         torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
         torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
     ]

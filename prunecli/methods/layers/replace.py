@@ -80,7 +80,7 @@ def cut_replaced(
             add its output to the hidden states.
         PruneError: text or a model that cannot be used.
     """
-    maps: Maps = {} if known is None else known
+    maps = {} if known is None else known
     arguments: Any = {"text": described(data.text), **cast("Any", selection.step["arguments"])}
     step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
@@ -89,7 +89,7 @@ def cut_replaced(
         observer = GapObserver(new)
         observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
-    made: dict[str, Floats] = {}
+    made = {}
     for gap in gaps:
         for name in gap.ffn.tensor_names:
             if module_of(name) == gap.ffn.output:
@@ -158,7 +158,7 @@ class GapObserver(TokenObserver):
 
     def take(self) -> Maps:
         """Return the map T of each gap."""
-        maps: Maps = {}
+        maps = {}
         for gap in self._gaps:
             products, moved = self._sums[gap].cpu().numpy()
             identity = np.eye(len(products))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange
+from prunecli.methods.sharing.arrange import Group, SharePlan, arrange
 from prunecli.methods.sharing.options import (
     AttentionOptions,
     FfnOptions,
@@ -80,7 +80,7 @@ def plan_ffn(
                 "`keep_units`: no FFN gets narrower.", "Leave it out, or give a smaller `width`."
             )
         return plan
-    tokens: Mapping[str, int] = {}
+    tokens = {}
     if options.keep_units == "norms":
         checkpoint.check()
         worth = {
@@ -127,7 +127,7 @@ def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
 def _plan(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
     """The plan, but for the hidden units that stay."""
     layout = checkpoint.layout
-    layers: Sequence[Layer] = layout.ffns if options.part == "FFN" else layout.attentions
+    layers = layout.ffns if options.part == "FFN" else layout.attentions
     if not layers:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the model has no {options.part} that can be shared or removed"
@@ -175,7 +175,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     checkpoint.check()
     layers: Mapping[str, Any] = plan.layers
     own = {name: layer.tensor_names for name, layer in layers.items()}
-    made: dict[str, list[Output]] = defaultdict(list)
+    made = defaultdict(list)
     for group in plan.groups:
         for name, *sources in zip(own[group.owner], *(own[name] for name in group.sources), strict=True):
             if plan.part == "FFN":
@@ -190,7 +190,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     gone = {name for names in own.values() for name in names}
     structure = _structure(checkpoint, plan, layers)
     result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
-    parts: tuple[FfnLayer | AttentionLayer, ...] = (*result.ffns, *result.attentions)
+    parts = (*result.ffns, *result.attentions)
     for layer in parts:
         if layer.name not in plan.removed:
             continue
