@@ -30,7 +30,7 @@ class UnitAxis:
     """
 
     axis: int
-    blocks: tuple[str, ...] = ("1",)
+    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True)

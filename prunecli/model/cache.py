@@ -71,7 +71,7 @@ class ModelCache:
     """
 
     layers: tuple[LayerCache, ...]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...]
 
     def bytes(self, sequences: int, length: int, itemsize: int) -> int:
         """Return the bytes of all layers; see `LayerCache.bytes`."""

@@ -47,7 +47,7 @@ class GroupLayer:
     inputs: int
     outputs: int
     groups: int
-    shared: bool = False
+    shared: bool
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:

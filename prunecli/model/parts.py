@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
@@ -112,8 +112,8 @@ class FfnLayer(Owned):
     removed: bool
     is_sparse: bool
     carriers: Mapping[str, Carrier]
-    stack: Stack = field(repr=False)
-    spec: FeedForward = field(repr=False)
+    stack: Stack
+    spec: FeedForward
 
     @property
     def kind(self) -> Side:
@@ -217,8 +217,8 @@ class AttentionLayer(Owned):
     original_heads: int
     carriers: Mapping[str, Carrier]
     output: str
-    stack: Stack = field(repr=False)
-    spec: Attention = field(repr=False)
+    stack: Stack
+    spec: Attention
     owner: str
     removed: bool = False
     window: str = ""

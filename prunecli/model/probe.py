@@ -56,12 +56,12 @@ class LayerKey:
     prefixes: tuple[str, ...]
     modules: tuple[str, ...]
     depth: int
-    lists: tuple[str, ...] = ()
-    numbered: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    by_number: tuple[str, ...] = ()
-    period: tuple[str, str] | None = None
+    lists: tuple[str, ...]
+    numbered: tuple[str, ...]
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    by_number: tuple[str, ...]
+    period: tuple[str, str] | None
     samples: tuple[int, ...] = ()
     shares: Mapping[str, Carrier] = field(default_factory=dict, compare=False)
 

@@ -41,7 +41,7 @@ class Selection:
 
     kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
-    step: Mapping[str, object] = field(default_factory=dict)
+    step: Mapping[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     decision: Decision | None = None
     dropped: Collection[str] = ()

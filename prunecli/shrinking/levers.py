@@ -323,5 +323,5 @@ def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:
 
 def named(selection: Selection, target: str) -> Selection:
     """The selection with an argument in its history entry that names `shrink` and its target."""
-    arguments: Any = selection.step["arguments"]
-    return replace(selection, step={**selection.step, "arguments": {**arguments, "by shrink": target}})
+    arguments = {**selection.step["arguments"], "by shrink": target}
+    return replace(selection, step={**selection.step, "arguments": arguments})

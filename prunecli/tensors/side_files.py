@@ -235,7 +235,7 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
         return "a pipeline of diffusers, made of several models (model_index.json)", remedy
     for ending, what, remedy in _FORMATS:
         if found := next((name for name in sorted(names) if re.search(f"({ending})$", name)), None):
-            return f"holds {what} ({found})", remedy.format(file=found)
+            return f"holds {what} ({found})", remedy
     if "config.json" in names:
         return None
     if inner:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
@@ -58,7 +57,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
                 "Only the last layers can be removed: `metric=last`.",
             )
     numbers = {side: gone for side, gone in removed.items() if gone}
-    arguments = {**({"removed": numbers} if numbers else {}), **cast("Any", made.step["arguments"])}
+    arguments = {**({"removed": numbers} if numbers else {}), **made.step["arguments"]}
     return replace(made, step={**made.step, "arguments": arguments})
 
 

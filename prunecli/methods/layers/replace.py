@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,8 +81,8 @@ def cut_replaced(
         PruneError: text or a model that cannot be used.
     """
     maps = {} if known is None else known
-    arguments: Any = {"text": described(data.text), **cast("Any", selection.step["arguments"])}
-    step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
+    arguments = {"text": described(data.text), **selection.step["arguments"], "replace": "linear"}
+    step = {**selection.step, "arguments": arguments}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
     if new := [gap for gap in gaps if gap.ends not in maps]:
         runner, batches = runner_and_batches(checkpoint, data, run.running, whole=True)

@@ -63,9 +63,9 @@ class SharePlan:
         groups: every dense FFN, or every attention, that the result stores, changed or not, in the order of the model.
         removed: names of the FFNs or attentions that the result lacks.
         sparse: names of the mixtures of experts, which do not change.
-        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
         dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
-        seed: seed of new hidden units. None for attentions.
+        seed: seed of new hidden units.
+        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
         step: the entry for `Structure.history`.
         reasons: lines about choices made by default.
         decision: the values that hidden units were chosen by, if any were chosen.
@@ -74,11 +74,11 @@ class SharePlan:
     part: str
     layers: Mapping[str, Layer]
     groups: tuple[Group, ...]
-    removed: tuple[str, ...] = ()
-    sparse: tuple[str, ...] = ()
+    removed: tuple[str, ...]
+    sparse: tuple[str, ...]
+    dtype: str | None
+    seed: int
     units: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    dtype: str | None = None
-    seed: int | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     decision: Decision | None = None
