@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from prunecli.architectures import Architecture
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.architectures.records import Attention
-from prunecli.model.cache import find_cache, stated_count, text_config, text_layers
+from prunecli.model.cache import find_cache, stated_count, text_layers
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import Sizes, text_config
 from prunecli.model.quantised import owners_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize
@@ -108,8 +108,7 @@ def head_bytes(checkpoint: Checkpoint, target: str | None) -> int:
 
     Of a family that is not declared too: its largest matrix with a row for each token. 0 where it has none.
     """
-    inner = checkpoint.config.get("text_config")
-    stated = [held.get("vocab_size") for held in (checkpoint.config, inner) if isinstance(held, Mapping)]
+    stated = [held.get("vocab_size") for held in (checkpoint.config, text_config(checkpoint.config))]
     tables = (info.cast(target) for info in checkpoint.tensors.values() if len(info.shape) == 2)
     return max((info.nbytes for info in tables if info.shape[0] in stated), default=0)
 

@@ -19,7 +19,7 @@ MOST_HEADS = 100_000
 """A config.json that names more is damaged; a list of them would not fit in memory."""
 
 KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
-KIND_NAMES: Mapping[str, str] = {
+KIND_NAMES = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
     "cross": "cross-attention",

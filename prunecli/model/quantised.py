@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from prunecli.errors import CheckpointError
+from prunecli.model.declared import text_config
 from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 from prunecli.tensors.reader import TensorInfo
 
@@ -323,9 +324,7 @@ def _unfit(message: str) -> CheckpointError:
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the quantisation settings of config.json or of its part on a language model; empty if there are none."""
-    inner = config.get("text_config")
-    places = (config, inner if isinstance(inner, Mapping) else {})
-    stated = (place.get(key) for place in places for key in KEYS)
+    stated = (place.get(key) for place in (config, text_config(config)) for key in KEYS)
     return next((value for value in stated if isinstance(value, Mapping)), {})
 
 

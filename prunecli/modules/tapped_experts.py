@@ -113,7 +113,7 @@ def _tap_switch(block: Any, undone: ExitStack) -> None:
     undone.enter_context(block.experts.register_forward_hook(observe))
 
 
-_TAPS: dict[str, Callable[[Any, ExitStack], None]] = {
+_TAPS = {
     "Llama4TextMoe": _tap_llama4,
     "SwitchTransformersSparseMLP": _tap_switch,
 }

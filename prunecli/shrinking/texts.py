@@ -10,7 +10,8 @@ from typing import Any
 
 from prunecli.errors import DataError
 from prunecli.evaluation.quality_check import characters_of, part_of
-from prunecli.model.cache import stated_count, text_config
+from prunecli.model.cache import stated_count
+from prunecli.model.declared import text_config
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText

@@ -170,7 +170,7 @@ ADAPTER = "adapter_config.json"
 """Its weights fit the original model; transformers would look for them beside the result."""
 _READ = "Give the model with model.safetensors or pytorch_model.bin"
 _CONVERT = f"{_READ}, or convert it with {{}}: from_pretrained(DIR, {{}}).save_pretrained(NEW)."
-_FORMATS: tuple[tuple[str, str, str], ...] = (
+_FORMATS = (
     (
         r"\.(gguf|ggml)",
         "weights of llama.cpp, in GGUF",

@@ -9,7 +9,7 @@ from math import fsum, sqrt
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.options import HeadOptions, Normalize
+from prunecli.methods.options import HeadOptions
 from prunecli.methods.units import by_scores, drawn, kept_by_file, plan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
@@ -20,7 +20,7 @@ from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
 
-DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
+DEFAULT_NORMALIZE = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 

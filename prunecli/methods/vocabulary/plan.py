@@ -233,7 +233,7 @@ def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
 MESSAGE = "\ue000"
 """Stands for the content of every message: a character that no template writes."""
 
-_CHATS: tuple[tuple[str, ...], ...] = (
+_CHATS = (
     ("user",),
     ("system", "user"),
     ("user", "assistant", "user"),
