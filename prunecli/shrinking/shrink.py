@@ -26,7 +26,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
-from prunecli.shrinking.levers import KINDS, Lever, Levers, named
+from prunecli.shrinking.levers import KINDS, Levers, named
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
 from prunecli.shrinking.texts import parts, windowed, written
@@ -108,7 +108,7 @@ class Shrinking:
         # The maps are solved from the states of a model in memory.
         self._replaces = options.replace == "linear" and options.memory is None
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
-        self._levers: Mapping[str, Lever] = levers.find()
+        self._levers = levers.find()
         self._measurer = self._measurer_of(tried)
         self._begun, self._begun_with = time.monotonic(), set[str]()
 
