@@ -168,8 +168,7 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
                 donor = skeleton.donor(_donor_values(layout, layer, skeleton))
                 fit_sizes(model, donor, names, layer.carriers, layer.count, layer.stated)
             if layer.spec.position_bias:
-                attention = submodule(model, layer.name)
-                pick_bias(attention, layer.heads, layer.stated)
+                pick_bias(submodule(model, layer.name), layer.heads, layer.stated)
     for ffn in layout.ffns:
         aliases |= ffn.shared_tensors
         if ffn.removed:

@@ -189,8 +189,7 @@ def _grouped(tensors: Tensors, parts: Mapping[str, str], settings: Mapping[str, 
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scales)}")
     _require(tensors, parts, "qzeros", (scales[0], -(-outputs * bits // WORD)))
     _require(tensors, parts, "g_idx", (inputs,), (0,))
-    stated = settings.get("group_size")
-    size = _count(stated) or inputs
+    size = _count(settings.get("group_size")) or inputs
     if -(-inputs // size) != scales[0]:
         raise _unfit(
             f"{values.name}: scales {list(scales)} of {inputs} inputs are not of groups of {size}, as config.json says"

@@ -107,8 +107,7 @@ def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
             )
         return own
     has_experts = checkpoint.layout.family.mixture is not None
-    sides = [layer.side for layer in layers]
-    if options.side is not None and options.side not in sides:
+    if options.side is not None and options.side not in [layer.side for layer in layers]:
         raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
     ffns = [
         layer
