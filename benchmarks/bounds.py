@@ -90,12 +90,12 @@ def token_products(layout: ModelLayout) -> Products:
 
 def _projections(attention: Attention) -> list[str]:
     """Names of an attention's matrices, the query's first; a table of relative positions is none."""
-    return [spec.name for spec in attention.tensors if spec.heads is not None and len(spec.shape) == 2]
+    return [spec.name for spec in attention.tensors if spec.units is not None and len(spec.shape) == 2]
 
 
 def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
     owner, record, shapes = ffn.owner, ffn.stack.ffn, layout.shapes
-    products = [spec.name for spec in record.tensors if spec.hidden is not None]
+    products = [spec.name for spec in record.tensors if spec.units is not None]
     if not ffn.is_sparse:
         return _matrices(shapes, owner, products)
     mixture = layout.family.mixture

@@ -108,7 +108,7 @@ def _share(checkpoint: Checkpoint, kind: Kind) -> float:
         kinds = kinds_of(steps[-1]["arguments"] if steps else {})
         layers = checkpoint.layout.attentions
         chosen = [layer for layer in layers if layer.kind in kinds] or layers
-        counts = [(layer.num_heads, layer.original_heads) for layer in chosen]
+        counts = [(layer.count, layer.original_heads) for layer in chosen]
     else:
         counts = [(layer.num_experts, layer.original_experts) for layer in checkpoint.require_mixtures()]
     kept, whole = map(sum, zip(*counts, strict=True))

@@ -16,9 +16,7 @@ _SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5, MT5)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
 _DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GEMMA2, GEMMA3, PHI3)
 
-FAMILIES: dict[str, Architecture] = {
-    family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)
-}
+FAMILIES = {family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)}
 
 OLDER_TYPES = {"nllb_moe": "nllb-moe"}
 """What older revisions of published models call a family -> what it is called now, by transformers too."""

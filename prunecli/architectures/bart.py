@@ -44,7 +44,7 @@ BART_TIED = {
     "model.decoder.embed_tokens.weight": "model.shared.weight",
 }
 
-BART_SIZES: dict[str, int | float | bool | str] = {
+BART_SIZES = {
     "d_model": 1024,
     "encoder_layers": 12,
     "decoder_layers": 12,

@@ -52,7 +52,7 @@ def bert_embeddings(model: str) -> tuple[TensorSpec, ...]:
     )
 
 
-BERT_SIZES: dict[str, int | float | bool | str] = {
+BERT_SIZES = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,

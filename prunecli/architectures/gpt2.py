@@ -25,8 +25,8 @@ _ATTENTION = Attention(
     kind="self",
     heads="n_head",
     tensors=(
-        *linear("attn.c_attn", "n_embd", "3*n_embd", "attention", heads=0, turned=True, blocks=FUSED),
-        *linear("attn.c_proj", "n_embd", "n_embd", "attention", heads=1, turned=True),
+        *linear("attn.c_attn", "n_embd", "3*n_embd", "attention", units=0, turned=True, blocks=FUSED),
+        *linear("attn.c_proj", "n_embd", "n_embd", "attention", units=1, turned=True),
     ),
     output="attn.c_proj",
     norms=("ln_1",),

@@ -16,6 +16,7 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
+    UnitAxis,
     embeddings,
     linear,
     norm,
@@ -45,9 +46,8 @@ def llama_stack(
 
     def projection(name: str, inputs: str, outputs: str, lies: Literal[0, 1]) -> tuple[TensorSpec, ...]:
         part: Part = "attention" if name.startswith("self_attn.") else "ffn"
-        heads, hidden = (lies, None) if part == "attention" else (None, lies)
         bias = biases.get(name.rpartition(".")[2], False)
-        return linear(name, inputs, outputs, part, heads=heads, hidden=hidden, bias=bias)
+        return linear(name, inputs, outputs, part, units=lies, bias=bias)
 
     attention = Attention(
         name="self_attn",
@@ -235,13 +235,13 @@ _PHI3_STACK = replace(
         replace(
             _LLAMA_STACK.attentions[0],
             tensors=(
-                *linear("self_attn.o_proj", _QUERIES, "hidden_size", "attention", heads=1, bias=False),
+                *linear("self_attn.o_proj", _QUERIES, "hidden_size", "attention", units=1, bias=False),
                 *linear(
                     "self_attn.qkv_proj",
                     "hidden_size",
                     _FUSED,
                     "attention",
-                    heads=0,
+                    units=0,
                     bias=False,
                     blocks=("num_attention_heads/num_key_value_heads", "1", "1"),
                 ),
@@ -255,10 +255,9 @@ _PHI3_STACK = replace(
                 "gate_up_proj.weight",
                 ("2*intermediate_size", "hidden_size"),
                 "ffn",
-                hidden=0,
-                hidden_blocks=2,
+                units=UnitAxis(0, ("1", "1")),
             ),
-            *linear("down_proj", "intermediate_size", "hidden_size", "ffn", hidden=1, bias=False),
+            *linear("down_proj", "intermediate_size", "hidden_size", "ffn", units=1, bias=False),
         ),
     ),
 )

@@ -101,7 +101,7 @@ def experts_alone(
     return Architecture(model_type, model_class, opened_by, extras=("",), mixture=mixture)
 
 
-EXPERTS_ONLY: dict[str, Architecture] = {
+EXPERTS_ONLY = {
     family.model_type: family
     for family in (
         experts_alone("minimax_m1", "MiniMaxM1ForCausalLM", BLOCK_SPARSE, top_k=2),

@@ -19,18 +19,18 @@ Side = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True)
-class HeadAxis:
-    """Along which axis of a tensor an attention's heads lie one after another, each with the same share of it.
+class UnitAxis:
+    """Axis of a tensor on which the heads of an attention, or hidden units of an FFN, lie, each with the same share.
 
     Attributes:
         axis: 0 for the rows of a linear layer's weight.
-        blocks: all heads occur on it once for each of these, one block after another: three times where query, key
-            and value are fused. Each is the width of one head there as a multiple of the others', counted as a
-            shape's axis is: of several query heads on one key/value head, say.
+        blocks: all units occur on it once for each of these, one block after another: three times where query, key
+            and value are fused, twice where gate and up are. Each is the width of one unit there as a multiple of the
+            others', counted as a shape's axis is: of several query heads on one key/value head, say.
     """
 
     axis: int
-    blocks: tuple[str, ...] = ("1",)
+    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,8 @@ class TensorSpec:
         shape: `[out, in]` for a linear layer's weight.
         part: what `inspect` counts it under.
         optional: the condition under which the tensor exists, or None: always.
-        heads: where the heads of its attention lie, or None: it does not change with them.
-        hidden: the axis on which the hidden units of its FFN lie one after another, or None: it does not change with
+        units: where the heads of its attention, or the hidden units of its FFN, lie, or None: it does not change with
             them.
-        hidden_blocks: how often all hidden units occur on it, one block after another: 2 where gate and up are fused.
         first: only the first layer of a stack has it.
     """
 
@@ -53,9 +51,7 @@ class TensorSpec:
     shape: tuple[str, ...]
     part: Part
     optional: str | None = None
-    heads: HeadAxis | None = None
-    hidden: int | None = None
-    hidden_blocks: int = 1
+    units: UnitAxis | None = None
     first: bool = False
 
 
@@ -65,8 +61,7 @@ def linear(
     outputs: str,
     part: Part,
     *,
-    heads: Literal[0, 1] | None = None,
-    hidden: Literal[0, 1] | None = None,
+    units: Literal[0, 1] | None = None,
     bias: bool | str = True,
     turned: bool = False,
     blocks: tuple[str, ...] = ("1",),
@@ -75,31 +70,20 @@ def linear(
     """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer.
 
     Args:
-        heads: whether the heads of an attention lie in the outputs (0) or the inputs (1).
-        hidden: the same of the hidden units of an FFN.
+        units: whether the heads of an attention, or hidden units of an FFN, lie in the outputs (0) or the inputs (1).
         bias: whether there is one, or the condition.
         turned: whether the weight is stored as `[inputs, outputs]`.
-        blocks: of the heads, see `HeadAxis`.
+        blocks: of the units, see `UnitAxis`.
         optional: condition under which the weight exists.
     """
-
-    def axis(side: int) -> int:
-        return 1 - side if turned else side
-
-    weight = TensorSpec(
-        f"{name}.weight",
-        (inputs, outputs) if turned else (outputs, inputs),
-        part,
-        optional,
-        None if heads is None else HeadAxis(axis(heads), blocks),
-        None if hidden is None else axis(hidden),
-    )
+    shape = (inputs, outputs) if turned else (outputs, inputs)
+    own = None if units is None else UnitAxis(1 - units if turned else units, blocks)
+    weight = TensorSpec(f"{name}.weight", shape, part, optional, own)
     if bias is False:
         return (weight,)
     condition = bias if isinstance(bias, str) else None
-    of_heads = HeadAxis(0, blocks) if heads == 0 else None
-    own = TensorSpec(f"{name}.bias", (outputs,), part, condition, of_heads, 0 if hidden == 0 else None)
-    return weight, own
+    own = UnitAxis(0, blocks) if units == 0 else None
+    return weight, TensorSpec(f"{name}.bias", (outputs,), part, condition, own)
 
 
 def norm(name: str, width: str, *, bias: bool = True, optional: str | None = None) -> tuple[TensorSpec, ...]:
@@ -196,8 +180,8 @@ def attention(
         fields: of `Attention`.
     """
     inner = inner or width
-    own = [linear(f"{name}.{one}", width, inner, "attention", heads=0, bias=bias) for one in inputs]
-    own.append(linear(f"{name}.{output}", inner, width, "attention", heads=1, bias=bias))
+    own = [linear(f"{name}.{one}", width, inner, "attention", units=0, bias=bias) for one in inputs]
+    own.append(linear(f"{name}.{output}", inner, width, "attention", units=1, bias=bias))
     tensors = (*(spec for specs in own for spec in specs), *more)
     return Attention(name, kind, heads, tensors, f"{name}.{output}", norms, **fields)
 
@@ -222,8 +206,8 @@ def feed_forward(
     """
     first, second = layers
     tensors = (
-        *linear(first, outer, width, "ffn", hidden=0, **options),
-        *linear(second, width, outer, "ffn", hidden=1, **options),
+        *linear(first, outer, width, "ffn", units=0, **options),
+        *linear(second, width, outer, "ffn", units=1, **options),
     )
     return FeedForward(name, width, norms, tensors, router, sparse_step)
 
@@ -390,6 +374,7 @@ class Architecture:
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
+        vocabulary: config keys of the number of tokens; empty: none is known.
         embedding: where tokens come in and go out; None: their tables cannot be factorised.
         window_period: every so many-th layer sees all tokens, the others a window, where config.json has no
             `layer_types` (nor another number under `sliding_window_pattern`); None: no such rule.
@@ -421,6 +406,7 @@ class Architecture:
     stock_fault: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
+    vocabulary: tuple[str, ...] = ("vocab_size",)
     embedding: TokenEmbedding | None = None
     window_period: int | None = None
     window_start: str | None = None

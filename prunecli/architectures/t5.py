@@ -30,7 +30,7 @@ GATED = "feed_forward_proj:gated-"
 
 
 _NORM = partial(norm, width="d_model", bias=False)
-_WIDE = partial(linear, inputs="d_model", outputs="d_ff", part="ffn", hidden=0, bias=False)
+_WIDE = partial(linear, inputs="d_model", outputs="d_ff", part="ffn", units=0, bias=False)
 
 
 def _attention(name: str, kind: Literal["self", "cross"]) -> Attention:
@@ -61,7 +61,7 @@ def _stack(side: Side, depth: str, attentions: tuple[Attention, ...]) -> Stack:
         *_WIDE("wi", optional=f"!{GATED}"),
         *_WIDE("wi_0", optional=GATED),
         *_WIDE("wi_1", optional=GATED),
-        *linear("wo", "d_ff", "d_model", "ffn", hidden=1, bias=False),
+        *linear("wo", "d_ff", "d_model", "ffn", units=1, bias=False),
     )
     ffn = FeedForward(f"{last}.DenseReluDense", "d_ff", (f"{last}.layer_norm",), tensors)
     return stack(side, f"{side}.block.{{layer}}", depth, attentions, ffn, _NORM)

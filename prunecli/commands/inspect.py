@@ -174,7 +174,7 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
     parts += [f"{sizes.count(key):,} hidden units of each expert ({key})" for key in family.found.experts]
-    for key in family.found.vocabulary[:1]:
+    for key in family.vocabulary[:1]:
         parts.append(f"{sizes.count(key):,} tokens ({key})")
     with suppress(UnsupportedModelError):
         (axis,) = axes_of(opened, "channel")
@@ -189,11 +189,11 @@ def _heads(inventory: Inventory) -> list[dict[str, str]]:
     """A line for each kind of attention while all of its layers have their heads, else one for each layer."""
     counts: dict[str, list[str]] = {}
     for layer in inventory.attentions:
-        counts.setdefault(layer.kind, []).append(_held(layer.num_heads, layer.original_heads))
+        counts.setdefault(layer.kind, []).append(_held(layer.count, layer.original_heads))
     rows = {kind: (len(own), own[0]) for kind, own in counts.items() if len(set(own)) == 1}
     for layer in inventory.attentions:
         if layer.kind not in rows:
-            rows[layer.name] = 1, _held(layer.num_heads, layer.original_heads)
+            rows[layer.name] = 1, _held(layer.count, layer.original_heads)
     return [
         {"attention": name, "layers": str(layers), "heads in each": heads}
         for name, (layers, heads) in rows.items()

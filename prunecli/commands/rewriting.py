@@ -100,7 +100,7 @@ class RewritingOptions(WritingOptions):
                 raise UsageError(
                     "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
                 )
-            return stream_model(self.checkpoint, say=console.note, progress=console.progress(), bars=False)
+            return stream_model(self.checkpoint, say=console.note, progress=console.progress())
         return open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(

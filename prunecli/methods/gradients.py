@@ -38,7 +38,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.patchwork import module_name, submodule
 from prunecli.model.probe import MIXES, layer_of, outputs
-from prunecli.model.trial import stream_norms
+from prunecli.model.trial import given_states, stream_norms
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling
 from prunecli.modules.stock_experts import expert_modules, own_experts
@@ -234,9 +234,9 @@ def gradient_fields(
         mask = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
         return sum(int(batch.inputs.get(mask, batch.inputs["attention_mask"]).sum()) for batch in batches)
 
-    found: dict[Kind, dict[str, Any]] = {}
+    found = {}
     for kind, own in axes.items():
-        by: Per = "token" if fisher and kind == "unit" else per
+        by = "token" if fisher and kind == "unit" else per
         found[kind] = {
             "kind": kind,
             "method": NORMS if kind == "channel" else GRADIENT,
@@ -358,7 +358,7 @@ def _watch_layers(
     """Watch what each layer adds to its input."""
 
     def compute(name: str, number: int, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        before = given[0] if given else options["hidden_states"]
+        before = given_states(given, options)
         output = forward(*given, **options)
         if REHEARSING.get():
             return output

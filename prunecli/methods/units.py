@@ -12,16 +12,16 @@ import numpy as np
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
-from prunecli.model.axes import Axis
+from prunecli.model.axes import Axis, Carrier
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
-from prunecli.selection.selection import Selection, decision_of, num_removed, selection_of
+from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.tensors.computing import values
-from prunecli.tensors.stream import Expression
+from prunecli.tensors.stream import Copy, Expression
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED
 from prunecli.text.tasks import TaskName
@@ -98,13 +98,32 @@ def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple
     return found
 
 
-def squares(checkpoint: Checkpoint, expression: Expression, dim: int) -> Array:
-    """Sums of a tensor's squared values over all dimensions but `dim`, float64; the values are read block by block."""
-    found = []
-    for rows in values(checkpoint, expression, "F64"):
-        others = tuple(other for other in range(rows.ndim) if other != dim)
-        found.append(np.square(rows).sum(axis=others))
-    return np.concatenate(found) if dim == 0 else np.sum(found, axis=0)
+def unit_norms(
+    checkpoint: Checkpoint,
+    carriers: Mapping[str, Carrier],
+    count: int,
+    made: Callable[[str], Expression] = Copy,
+) -> Array:
+    """The product over matrices of the l2 norm of a unit's part, `[units]` float64; they are read block by block.
+
+    Args:
+        carriers: matrix -> where the units lie.
+        count: number of units.
+        made: what a matrix is made of, by its name.
+
+    Raises:
+        CheckpointError: a file ends early.
+    """
+    product = np.ones(count)
+    for name, carrier in carriers.items():
+        found = []
+        for rows in values(checkpoint, made(name), "F64"):
+            others = tuple(other for other in range(rows.ndim) if other != carrier.dim)
+            found.append(np.square(rows).sum(axis=others))
+        each = np.concatenate(found) if carrier.dim == 0 else np.sum(found, axis=0)
+        for block in each.reshape(len(carrier.blocks), count, -1):
+            product *= np.sqrt(block.sum(axis=1))
+    return product
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,21 @@ def drawn(axes: Sequence[Axis], seed: int, note: str = "") -> Ranking:
     generator = np.random.default_rng(seed)
     values = {axis.name: 1.0 - generator.random(axis.original)[[*axis.ids]] for axis in axes}
     return Ranking(values, how=f"drawn at random (seed {seed}){note}")
+
+
+def kept_by_file(checkpoint: Checkpoint, options: UnitOptions, axes: Sequence[Axis]) -> Selection:
+    """The units that the file `keep` names.
+
+    Raises:
+        StatisticsError: as `read_kept`.
+    """
+    path = Path(str(options.keep))
+    kept = read_kept(path, axes)
+    decision = decision_of(axes, kept, how=f"named in {path.name}")
+    arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{options.UNITS.capitalize()} by {path}.",)
+    return selection_of(
+        options.COMMAND, checkpoint, axes, decision, arguments, (path,), dtype=options.dtype, reasons=reasons
+    )
 
 
 def plan(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,6 +24,24 @@ def axis_name(owner: str, kind: Kind) -> str:
 def module_of(name: str) -> str:
     """The owner in the name of an axis, or of a tensor: "model.encoder.layers.3.self_attn", "encoder"."""
     return name.rpartition(".")[0]
+
+
+Rename = Callable[[str], str | None]
+"""Name of a layer, or of what is in one -> its name where only some layers stay; None: it goes with its layer."""
+
+
+def renaming(kept: Mapping[str, Sequence[int]]) -> Rename:
+    """How modules and tensors are called in the model with only some layers: prefix of layers -> numbers that stay."""
+    pattern = re.compile(rf"({'|'.join(map(re.escape, kept))})\.(\d+)(?=\.|$)")
+
+    def rename(name: str) -> str | None:
+        match = pattern.match(name) if kept else None
+        if match is None:
+            return name
+        numbers, number = kept[match[1]], int(match[2])
+        return f"{match[1]}.{numbers.index(number)}{name[match.end() :]}" if number in numbers else None
+
+    return rename
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import text_config
 from prunecli.tensors.reader import TensorInfo
 
 KEYS_AND_VALUES = re.compile(r"(?:^|\.)(?:k_proj|v_proj|(?:SelfAttention|EncDecAttention)\.[kv])\.weight$")
@@ -71,17 +72,11 @@ class ModelCache:
     """
 
     layers: tuple[LayerCache, ...]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...]
 
     def bytes(self, sequences: int, length: int, itemsize: int) -> int:
         """Return the bytes of all layers; see `LayerCache.bytes`."""
         return sum(layer.bytes(sequences, length, itemsize) for layer in self.layers)
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json on the language model: all of it, or what a model of text and images keeps apart."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
 
 
 def stated_count(config: Mapping[str, Any], *keys: str) -> int:

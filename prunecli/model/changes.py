@@ -85,7 +85,7 @@ class EmbeddingChange:
 
     def to_json(self) -> dict[str, Any]:
         """The sides that differ."""
-        sides: dict[str, Any] = {}
+        sides = {}
         if self.input is not None:
             sides["input"] = self.input.to_json()
         if self.output is not None:

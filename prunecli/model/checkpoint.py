@@ -377,8 +377,7 @@ def open_model(path: Path | str) -> Checkpoint:
         PruneError: as `checkpoint_directory`.
     """
     directory = checkpoint_directory(path)
-    config = read_config(directory)
-    return Checkpoint(directory, config, find_weights(directory))
+    return Checkpoint(directory, read_config(directory), find_weights(directory))
 
 
 def directory_of(model: Checkpoint | Path | str, say: Say = unsaid) -> Path:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from prunecli.architectures import Architecture
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.architectures.records import Attention
-from prunecli.model.cache import find_cache, stated_count, text_config, text_layers
+from prunecli.model.cache import find_cache, stated_count, text_layers
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import Sizes, text_config
 from prunecli.model.quantised import owners_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize
@@ -108,8 +108,7 @@ def head_bytes(checkpoint: Checkpoint, target: str | None) -> int:
 
     Of a family that is not declared too: its largest matrix with a row for each token. 0 where it has none.
     """
-    inner = checkpoint.config.get("text_config")
-    stated = [held.get("vocab_size") for held in (checkpoint.config, inner) if isinstance(held, Mapping)]
+    stated = [held.get("vocab_size") for held in (checkpoint.config, text_config(checkpoint.config))]
     tables = (info.cast(target) for info in checkpoint.tensors.values() if len(info.shape) == 2)
     return max((info.nbytes for info in tables if info.shape[0] in stated), default=0)
 
@@ -121,14 +120,14 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size.
     """
+    width = itemsize(target or stored_dtype(checkpoint))
     if checkpoint.family is not None and checkpoint.runs_stock:
-        return _mixture_bytes(checkpoint, load, itemsize(target or stored_dtype(checkpoint)))
+        return _mixture_bytes(checkpoint, load, width)
     family = checkpoint.require_architecture()
 
     def size(key: str) -> int:
         return checkpoint.layout.sizes.count(key)
 
-    width = itemsize(target or stored_dtype(checkpoint))
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     sequences = load.batch * (load.beam if decoders else 1)
     rows = sequences * load.length * width
@@ -177,18 +176,18 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
 def model_dim(family: Architecture) -> str:
     """The axis that all layers share: the width of the hidden states."""
-    spec = next(
-        spec for spec in family.stacks[0].ffn.tensors if spec.hidden is not None and len(spec.shape) == 2
+    return next(
+        spec.shape[1 - spec.units.axis]
+        for spec in family.stacks[0].ffn.tensors
+        if spec.units is not None and len(spec.shape) == 2
     )
-    assert spec.hidden is not None
-    return spec.shape[1 - spec.hidden]
 
 
 def _key_width(sizes: Sizes, attention: Attention) -> int:
     """All key heads side by side: no projection has fewer rows."""
     return min(
-        sizes.count(spec.shape[spec.heads.axis]) * min(blocks) // sum(blocks)
+        sizes.count(spec.shape[spec.units.axis]) * min(blocks) // sum(blocks)
         for spec in attention.tensors
-        if spec.heads is not None and len(spec.shape) == 2
-        for blocks in [list(map(sizes.count, spec.heads.blocks))]
+        if spec.units is not None and len(spec.shape) == 2
+        for blocks in [list(map(sizes.count, spec.units.blocks))]
     )

@@ -36,7 +36,7 @@ _OUTER = re.compile(
 
 _ROUNDS_WIDTH = "block_auto_adjust_ff_dim"
 
-_KNOWN_SETTINGS: Mapping[str, Any] = {
+_KNOWN_SETTINGS = {
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
     "share_encoder_decoder_embeddings": True,
@@ -201,6 +201,12 @@ def value_of(values: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json on the language model: all of it, or what a model of text and images keeps apart."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
 
 
 def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 """DeFINE and the ablations of Tables 6 to 8: without split and mix, residual connections instead of the skip
 connection, neither, a fixed number of groups with and without a shuffle between the layers, one group, and no
 expansion at all (n to m, the projective embedding of Dai et al.)."""
-SKIPPING: frozenset[UnitKind] = frozenset({"define", "hgt-no-mixing"})
+SKIPPING = frozenset({"define", "hgt-no-mixing"})
 """The kinds whose layers l > 1 also read the map vector e."""
 
 
@@ -47,7 +47,7 @@ class GroupLayer:
     inputs: int
     outputs: int
     groups: int
-    shared: bool = False
+    shared: bool
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:

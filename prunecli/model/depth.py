@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
-from prunecli.model.axes import axis_name
+from prunecli.model.axes import Rename, axis_name, module_of, renaming
 from prunecli.model.declared import REMEDY, Sizes
 from prunecli.model.parts import layer_windows
 from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
-
-Rename = Callable[[str], str | None]
-"""Name of a layer, or of what is in one -> its name where only some layers stay; None: it goes with its layer."""
 
 Value = TypeVar("Value")
 
@@ -46,28 +42,10 @@ def check_layers(sizes: Sizes, structure: Structure) -> None:
             )
 
 
-def renaming(family: Architecture, kept: Kept) -> Rename:
+def renaming_of(family: Architecture, kept: Kept) -> Rename:
     """How tensors are called in the model with only these layers."""
-    stacks = [
-        (
-            re.compile(re.escape(stack.layers).replace(r"\{layer\}", r"(\d+)") + r"(?=\.|$)"),
-            stack.layers,
-            numbers,
-        )
-        for stack in family.stacks
-        if (numbers := kept.get(stack.side)) is not None
-    ]
-
-    def rename(name: str) -> str | None:
-        for pattern, layers, numbers in stacks:
-            if match := pattern.match(name):
-                number = int(match[1])
-                if number not in numbers:
-                    return None
-                return layers.format(layer=numbers.index(number)) + name[match.end() :]
-        return name
-
-    return rename
+    prefixes = {stack.side: module_of(stack.layers) for stack in family.stacks}
+    return renaming({prefixes[side]: numbers for side, numbers in kept.items() if side in prefixes})
 
 
 def renaming_since(family: Architecture, structure: Structure, fingerprint: str | None) -> Rename | None:
@@ -87,7 +65,7 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
                 side: [n for n in range(structure.units(side, "layer", 0).of) if n not in numbers]
                 for side, numbers in step["arguments"]["removed"].items()
             }
-            renames.append(renaming(family, kept))
+            renames.append(renaming_of(family, kept))
 
     def rename(name: str) -> str | None:
         found: str | None = name
@@ -109,7 +87,7 @@ def heirs(structure: Structure, rename: Rename) -> dict[str, str]:
 
 def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
     """`structure` of the model with only these layers: their numbers, and all that it says of them."""
-    rename = renaming(sizes.family, kept)
+    rename = renaming_of(sizes.family, kept)
     found = heirs(structure, rename)
     moved = found | {axis_name(owner, "head"): axis_name(heir, "head") for owner, heir in found.items()}
 
@@ -139,7 +117,7 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
 
 def layers_left(sizes: Sizes, before: Structure, after: Structure) -> dict[Side, list[int]]:
     """Side -> places of the layers of `after` among those of `before`, which `sizes` counts."""
-    kept: dict[Side, list[int]] = {}
+    kept = {}
     for stack in sizes.family.stacks:
         held = before.units(stack.side, "layer", sizes.depth(stack))
         left = after.units(stack.side, "layer", held.of)

@@ -64,13 +64,10 @@ def resolve_tables(sizes: Sizes, structure: Structure) -> TokenTables | None:
         return None
     table = f"{family.embedding.input}.weight"
     if family.found is not None:
-        vocabulary, model_dim = (
-            sizes.count(family.found.vocabulary[0]),
-            family.found.skeleton.stored[table][1],
-        )
+        model_dim = family.found.skeleton.stored[table][1]
     else:
-        spec = next(spec for spec in family.tensors if spec.name == table)
-        vocabulary, model_dim = (sizes.count(axis) for axis in spec.shape)
+        model_dim = sizes.count(next(spec.shape[1] for spec in family.tensors if spec.name == table))
+    vocabulary = sizes.count(family.vocabulary[0])
     output = f"{family.embedding.output}.weight"
     return TokenTables(
         input=family.embedding.input,

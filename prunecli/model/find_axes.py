@@ -57,10 +57,10 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
                 kind,
                 layer.heads,
                 layer.original_heads,
-                layer.stack.side,
+                layer.side,
                 layer.layer,
                 layer.kind,
-                layer.tensors,
+                layer.carriers,
             )
             for layer in layout.require_heads()
         )
@@ -69,14 +69,14 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             Axis(
                 axis_name(ffn.name, "unit"),
                 kind,
-                tuple(range(ffn.width)),
-                ffn.width,
+                tuple(range(ffn.count)),
+                ffn.count,
                 ffn.side,
                 ffn.layer,
                 carriers=ffn.carriers,
             )
             for ffn in layout.ffns
-            if ffn.tensors and not ffn.is_shared
+            if ffn.carriers and not ffn.is_shared
         ) + tuple(_expert_units(checkpoint))
     structure, axes, found = layout.structure, [], layout.family.found
     for stack in layout.family.stacks:
@@ -159,12 +159,12 @@ def vocabulary_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     Raises:
         UnsupportedModelError: the family is not declared, and no key of its config is known to be it.
     """
-    found = checkpoint.require_architecture().found
-    if found is not None and not found.vocabulary:
+    keys = checkpoint.require_architecture().vocabulary
+    if not keys:
         raise UnsupportedModelError(
             f"{checkpoint.path}: no key of its config.json is known to hold the number of tokens and nothing else"
         )
-    return (VOCABULARY,) if found is None else found.vocabulary
+    return keys
 
 
 def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
@@ -175,7 +175,7 @@ def _token_carriers(checkpoint: Checkpoint) -> dict[str, Carrier]:
     grown = layout.changed(
         config=with_keys(layout.config, dict.fromkeys(vocabulary_keys(checkpoint), size + 1))
     ).shapes
-    carriers: dict[str, Carrier] = {}
+    carriers = {}
     config = checkpoint.config
     for name, info in checkpoint.tensors.items():
         if name in shapes:

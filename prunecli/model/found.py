@@ -18,13 +18,13 @@ from prunecli.architectures.records import (
     Architecture,
     Attention,
     FeedForward,
-    HeadAxis,
     Mixture,
     ModelClass,
     Side,
     Stack,
     TensorSpec,
     TokenEmbedding,
+    UnitAxis,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier, module_of
@@ -70,7 +70,6 @@ class Found:
         skeleton: of the model.
         layers: its stacks.
         movable: keys of those whose layers a small copy can lose.
-        vocabulary: keys of config.json of the number of tokens; empty: none was found.
         parts: names of the tensors of FFNs and attentions that can be cut.
         experts: key of the hidden units of experts, of which all keep as many -> name of a tensor without numbers, see
             `template_of` -> where they lie.
@@ -81,7 +80,6 @@ class Found:
     skeleton: Skeleton
     layers: tuple[LayerKey, ...]
     movable: tuple[str, ...]
-    vocabulary: tuple[str, ...]
     parts: frozenset[str]
     experts: Mapping[str, Carriers]
     structure: Structure
@@ -275,6 +273,7 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
         stacks=stacks,
         tied=_tied(whole, checkpoint),
         loose=loose,
+        vocabulary=next((tuple(units.keys) for units, _ in tokens), ()),
         embedding=embedding,
         head_counts=tuple(units.keys),
         head_width=_width_key(values, units) if is_counted else None,
@@ -293,7 +292,6 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             whole,
             tuple(layers),
             movable,
-            next((tuple(units.keys) for units, _ in tokens), ()),
             frozenset(cut).union(_beside(whole.stored, cut)),
             {
                 [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}
@@ -421,7 +419,7 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
 
     owner = f"{stack.ffn.name}." if stack.ffn.name else ""
     hidden = {
-        owner + spec.name: Carrier(spec.hidden) for spec in stack.ffn.tensors if spec.hidden is not None
+        owner + spec.name: Carrier(spec.units.axis) for spec in stack.ffn.tensors if spec.units is not None
     }
     attentions = tuple(tried(one, [f"{one.output}.weight"], remove_attention) for one in stack.attentions)
     ffn = tried(stack.ffn, outputs(hidden), remove_ffn)
@@ -453,11 +451,15 @@ def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers)
     (key,) = units.keys
     # The output layer comes last, see `output_layer`; of models with images the names are sorted.
     specs = [
-        TensorSpec(name[start:], (), "ffn", hidden=carrier.dim, hidden_blocks=len(carrier.blocks))
+        _spec(name[start:], "ffn", carrier)
         for name, carrier in sorted(own.items(), key=lambda item: item[0] in outputs(own)[:1])
     ]
     others = (TensorSpec(name[start:], (), "ffn") for name in _beside(names, own))
     return FeedForward(owner, key, (), (*specs, *others))
+
+
+def _spec(name: str, part: Literal["attention", "ffn"], carrier: Carrier) -> TensorSpec:
+    return TensorSpec(name, (), part, units=UnitAxis(carrier.dim, tuple(map(str, carrier.blocks))))
 
 
 def _sparse_ffn(trial: Trial, prefix: str, mixture: Mixture) -> FeedForward:
@@ -481,12 +483,7 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
     made = []
     for owner, tensors in parents.items():
         for output in outputs(tensors)[:1]:
-            specs = [
-                TensorSpec(
-                    name, (), "attention", heads=HeadAxis(carrier.dim, tuple(map(str, carrier.blocks)))
-                )
-                for name, carrier in tensors.items()
-            ]
+            specs = [_spec(name, "attention", carrier) for name, carrier in tensors.items()]
             others = (TensorSpec(name, (), "attention") for name in _beside(names, tensors))
             kind: Literal["self", "cross"] = "cross" if _CROSS.search(owner) else "self"
             queries = keys[0] if len(keys) > 1 else None

@@ -150,7 +150,7 @@ def _placed(members: Iterable[_Member]) -> Mixture:
 
     routers = [one for one in members if one.others > 1 and not is_stacked(one)]
     blocks, router, stacked, vectors = [], set(), set(), {}
-    experts: set[str] = set()
+    experts = set()
     for own in routers:
         beside = [other for other in routers if other.stack == own.stack]
         near = [

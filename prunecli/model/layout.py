@@ -96,7 +96,7 @@ class ModelLayout:
         """Every layer, the encoder's first."""
         attentions: dict[tuple[Side, int], list[AttentionLayer]] = {}
         for one in self.attentions:
-            attentions.setdefault((one.stack.side, one.layer), []).append(one)
+            attentions.setdefault((one.side, one.layer), []).append(one)
         return tuple(
             Layer(
                 ffn.side,
@@ -213,33 +213,23 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
 def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Declared]:
     """The tensors of the stock model with the widths and heads that each layer has now, without those that are gone."""
     gone = {*layout.ties}
-
-    def resize(name: str, dim: int, size: int) -> None:
-        shape, part = tensors[name]
-        tensors[name] = (*shape[:dim], size, *shape[dim + 1 :]), part
-
     if (tables := layout.tables) is not None:
         if tables.unit is not None:
             gone.update(f"{name}.weight" for name in (tables.input, *tables.aliases))
         tensors |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
-    for layer in layout.attentions:
+    parts: tuple[AttentionLayer | FfnLayer, ...] = (*layout.attentions, *layout.ffns)
+    for layer in parts:
         gone.update(layer.shared_tensors)
         if layer.removed:
-            gone.update(layer.norm_tensors, (f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors))
-        elif not layer.num_heads:  # a tensor of no head at all is not stored
-            gone.update(layer.tensors)
-        elif not layer.is_shared and layer.num_heads != layer.stated_heads:
-            for name, carrier in layer.tensors.items():
-                held = tensors[name][0][carrier.dim]
-                resize(name, carrier.dim, held * layer.num_heads // layer.stated_heads)
-    for ffn in layout.ffns:
-        if ffn.removed:
-            gone.update(ffn.norm_tensors, (f"{ffn.name}.{spec.name}" for spec in ffn.stack.ffn.tensors))
-        elif ffn.is_shared:
-            gone.update(ffn.tensor_names)
-        else:
-            for name, carrier in ffn.carriers.items():
-                resize(name, carrier.dim, ffn.width * len(carrier.blocks))
+            record = layer.spec if isinstance(layer, AttentionLayer) else layer.stack.ffn
+            gone.update(layer.norm_tensors, (f"{layer.prefix}{spec.name}" for spec in record.tensors))
+        elif not layer.count:  # a tensor of no head at all is not stored
+            gone.update(layer.carriers)
+        elif not layer.is_shared and layer.count != layer.stated:
+            for name, carrier in layer.carriers.items():
+                shape, part = tensors[name]
+                size = shape[carrier.dim] * layer.count // layer.stated
+                tensors[name] = (*shape[: carrier.dim], size, *shape[carrier.dim + 1 :]), part
     return {name: declared for name, declared in tensors.items() if name not in gone}
 
 
@@ -269,7 +259,7 @@ def _recorded(layout: ModelLayout) -> dict[str, Declared]:
     def add(
         owner: str, specs: Iterable[TensorSpec], *, experts: int = 0, part: Part | None = None
     ) -> dict[str, Declared]:
-        found: dict[str, Declared] = {}
+        found = {}
         for spec in specs:
             if sizes.holds(spec.optional):
                 shape = tuple(experts if key == "expert_count" else sizes.count(key) for key in spec.shape)

@@ -250,7 +250,7 @@ def experts_of(
         return {}, dict(members)
     pattern = re.compile(re.escape(f"{mixture.expert}.").replace(r"\{expert\}", r"(\d+)"))
     experts: dict[int, dict[str, Info]] = {}
-    rest: dict[str, Info] = {}
+    rest = {}
     for suffix, info in members.items():
         if match := pattern.match(suffix):
             experts.setdefault(int(match[1]), {})[suffix[match.end() :]] = info

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prunecli.architectures import Architecture
-from prunecli.tensors.reader import Handle, Stored, read_into
+from prunecli.tensors.reader import Handle, Stored, bytes_of
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""
@@ -41,8 +40,8 @@ def stored_names(
         return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
     renamed = {name: new(name) for name in names if not (name.endswith(buffers) or name in family.buffers)}
-    owner: dict[str, str] = {name: old for old, name in renamed.items() if name not in tied}
-    chosen: dict[str, str] = {}
+    owner = {name: old for old, name in renamed.items() if name not in tied}
+    chosen = {}
     for old, name in renamed.items():
         target = tied.get(name)
         if target is None:
@@ -75,15 +74,7 @@ def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> boo
         return False
     size = BLOCK if a.info.nbytes > SAMPLES * BLOCK else a.info.nbytes
     starts = {round(index * (a.info.nbytes - size) / (SAMPLES - 1)) for index in range(SAMPLES)}
-    return all(_bytes(first, a.offset + at, size) == _bytes(second, b.offset + at, size) for at in starts)
-
-
-def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:
-    if isinstance(file, int):
-        return os.pread(file, nbytes, offset)
-    data = bytearray(nbytes)
-    read_into(file, offset, memoryview(data))
-    return bytes(data)
+    return all(bytes_of(first, a.offset + at, size) == bytes_of(second, b.offset + at, size) for at in starts)
 
 
 def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
@@ -101,7 +92,7 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
 
 def by_module(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Name of a group of tensors, the numbers of layers and experts as `*` -> its tensors."""
-    groups: dict[str, list[str]] = defaultdict(list)
+    groups = defaultdict(list)
     for name in names:
         pieces = name.split(".")
         numbers = [place for place, piece in enumerate(pieces) if piece.isdecimal()]

@@ -164,7 +164,7 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
     able = [cls for cls in declared if all(any(name.startswith(n) for name in names) for n in cls.needs)]
     able.sort(key=lambda cls: cls.name not in named)  # stable: those of config.json come first
     names_by_auto: dict[str, str] = {}
-    read: set[str] = set()
+    read = set()
     for cls in able:
         if cls.labelled:
             if cls.needs[-1] in read:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
-from prunecli.architectures.records import Attention, FeedForward, Side, Stack
+from prunecli.architectures.records import Attention, FeedForward, Side, Stack, TensorSpec
 from prunecli.errors import CheckpointError
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import REMEDY, Sizes, value_of
 from prunecli.model.structure import Structure
 
@@ -19,7 +19,7 @@ MOST_HEADS = 100_000
 """A config.json that names more is damaged; a list of them would not fit in memory."""
 
 KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
-KIND_NAMES: Mapping[str, str] = {
+KIND_NAMES = {
     "encoder": "encoder self-attention",
     "decoder": "decoder self-attention",
     "cross": "cross-attention",
@@ -27,10 +27,36 @@ KIND_NAMES: Mapping[str, str] = {
 
 
 class Owned:
-    """Part of a layer that may run the tensors of another one of its kind: an attention or an FFN."""
+    """Part of a layer that may run the tensors of another one of its kind: an attention or an FFN.
+
+    Attributes:
+        layer: number of its layer in the stack.
+        owner: name of the part whose tensors it runs: its own, but where it is shared.
+        stack: the record of its stack.
+        spec: its record, with the tensors that its layer has.
+        carriers: full names, in its own layer, of the tensors that grow with its units -> where the units lie.
+        stated: number of heads or hidden units that config.json counts for it.
+        removed: whether it is gone, together with its norms.
+    """
 
     name: str
+    layer: int
     owner: str
+    removed: bool
+    stated: int
+    carriers: Mapping[str, Carrier]
+    stack: Stack
+    spec: Attention | FeedForward
+
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of its tensors, which those in its record continue."""
+        return self.name.removesuffix(self.spec.name)
+
+    @property
+    def side(self) -> Side:
+        """Side of its stack."""
+        return self.stack.side
 
     @property
     def is_shared(self) -> bool:
@@ -42,6 +68,28 @@ class Owned:
         """The other one whose tensors it runs; None: it runs its own."""
         return self.owner if self.is_shared else None
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether tensors are stored under its own name."""
+        return not (self.removed or self.is_shared)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Full names of all tensors that it would have of its own. A table that all layers use is none of them."""
+        return tuple(f"{self.prefix}{spec.name}" for spec in self.spec.tensors if not spec.first)
+
+    @property
+    def shared_tensors(self) -> dict[str, str]:
+        """Full names in its own layer -> those of the tensors that it runs; empty where it runs its own."""
+        names = self.tensor_names if self.is_shared else ()
+        return {name: self.owner + name.removeprefix(self.name) for name in names}
+
+    @property
+    def norm_tensors(self) -> tuple[str, ...]:
+        """Full names of the tensors of its own norms, which are never shared."""
+        layer, own = self.stack.layers.format(layer=self.layer), tuple(f"{norm}." for norm in self.spec.norms)
+        return tuple(f"{layer}.{spec.name}" for spec in self.stack.norms if spec.name.startswith(own))
+
 
 @dataclass(frozen=True)
 class FfnLayer(Owned):
@@ -50,30 +98,22 @@ class FfnLayer(Owned):
     Attributes:
         name: "model.encoder.layers.0.ffn"; that of the layer where the FFN's parts lie in the layer itself.
         own_name: the same, but with ".ffn" after the layer's name there, so that it cannot be taken for the layer.
-        side: of which stack.
-        layer: its number in the stack.
-        width: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
-        owner: name of the FFN whose tensors it runs: its own, but where it is shared.
-        removed: whether it is gone, together with its norm.
+        count: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
         is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
-        tensors: of a dense FFN, relative to it -> the axis on which the hidden units lie, or None: the output's bias
-            has none. Empty where it is removed or sparse.
-        blocks: of these, how often all hidden units occur on that axis: 2 where gate and up are fused.
-        norm_tensors: full names of those of its own norms, which are never shared.
+        spec: without tensors where it is removed or sparse.
     """
 
     name: str
     own_name: str
-    side: Side
     layer: int
-    width: int
+    count: int
+    stated: int
     owner: str
     removed: bool
     is_sparse: bool
-    tensors: Mapping[str, int | None]
-    blocks: Mapping[str, int]
-    norm_tensors: tuple[str, ...]
-    stack: Stack = field(repr=False)
+    carriers: Mapping[str, Carrier]
+    stack: Stack
+    spec: FeedForward
 
     @property
     def kind(self) -> Side:
@@ -81,18 +121,14 @@ class FfnLayer(Owned):
         return self.side
 
     @property
-    def carriers(self) -> dict[str, Carrier]:
-        """Full names of the tensors that it would have of its own -> where the hidden units lie in them."""
-        return {
-            f"{self.name}.{suffix}": Carrier(dim, (1,) * self.blocks[suffix])
-            for suffix, dim in self.tensors.items()
-            if dim is not None
-        }
+    def prefix(self) -> str:
+        """See `Owned`."""
+        return f"{self.name}."
 
     @property
-    def tensor_names(self) -> tuple[str, ...]:
-        """Full names of all tensors that it would have of its own, in the order of `tensors`."""
-        return tuple(f"{self.name}.{suffix}" for suffix in self.tensors)
+    def output(self) -> str:
+        """Name of the linear layer that gives the output: it holds the last tensor."""
+        return module_of(self.tensor_names[-1])
 
 
 def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
@@ -106,12 +142,6 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         for stack in sizes.family.stacks
         for number, layer in sizes.layers(stack)
     }
-
-    def width(name: str) -> int:
-        if name in structure.widths:
-            return structure.widths[name]
-        return sizes.count(positions[name][0].ffn.width)
-
     layers = []
     for name, (stack, number) in positions.items():
         owner = structure.shared.get(name, name)
@@ -121,21 +151,20 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         sparse = not specs
         removed = name in structure.removed and not sparse
         specs = () if removed else specs
-        norms = own_norms(stack, stack.ffn)
+        width = sizes.count(positions[owner][0].ffn.width)
         layers.append(
             FfnLayer(
                 name=name,
                 own_name=name if stack.ffn.name else f"{name}.ffn",
-                side=stack.side,
                 layer=number,
-                width=0 if removed else width(owner),
+                count=0 if removed else structure.widths.get(owner, width),
+                stated=sizes.count(stack.ffn.width),
                 owner=owner,
                 removed=removed,
                 is_sparse=sparse,
-                tensors={spec.name: spec.hidden for spec in specs},
-                blocks={spec.name: spec.hidden_blocks for spec in specs},
-                norm_tensors=tuple(f"{stack.layers.format(layer=number)}.{norm}" for norm in norms),
+                carriers=_carriers(sizes, name, specs),
                 stack=stack,
+                spec=replace(stack.ffn, tensors=specs),
             )
         )
     return tuple(layers)
@@ -158,10 +187,13 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
     return step > 0 and (structure.original_layer(stack.side, number) + 1) % step == 0
 
 
-def own_norms(stack: Stack, part: FeedForward | Attention) -> tuple[str, ...]:
-    """The tensors of the own norms of an FFN or attention of the stack, relative to the layer."""
-    own = tuple(f"{norm}." for norm in part.norms)
-    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
+def _carriers(sizes: Sizes, owner: str, specs: Iterable[TensorSpec]) -> dict[str, Carrier]:
+    """Full names of the tensors of `owner` that grow with heads or hidden units, and where these lie."""
+    return {
+        f"{owner}.{spec.name}": Carrier(spec.units.axis, tuple(map(sizes.count, spec.units.blocks)))
+        for spec in specs
+        if spec.units is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -171,16 +203,9 @@ class AttentionLayer(Owned):
     Attributes:
         name: "model.encoder.layers.0.self_attn".
         kind: self-attention of the encoder or decoder, or cross-attention.
-        layer: its number in the stack.
         heads: original ids of the heads that it holds, in the order in which they are stored; none where it is removed.
-        stated_heads: how many config.json counts for it.
         original_heads: how many heads the original attention had.
-        tensors: full names, in its own layer, of the tensors that grow with the heads, and where the heads lie.
         output: name of the linear layer whose input is the heads' outputs one after another.
-        stack: the record of its stack.
-        spec: its record.
-        owner: name of the attention whose tensors it runs: its own, but where it is shared.
-        removed: whether it is gone, together with its norms.
         window: what it sees, in the words of config.json's `layer_types`; "" where all layers see the same.
     """
 
@@ -188,53 +213,24 @@ class AttentionLayer(Owned):
     kind: AttentionKind
     layer: int
     heads: tuple[int, ...]
-    stated_heads: int
+    stated: int
     original_heads: int
-    tensors: Mapping[str, Carrier]
+    carriers: Mapping[str, Carrier]
     output: str
-    stack: Stack = field(repr=False)
-    spec: Attention = field(repr=False)
+    stack: Stack
+    spec: Attention
     owner: str
     removed: bool = False
     window: str = ""
 
     @property
-    def has_tensors(self) -> bool:
-        """Whether tensors are stored under its own name."""
-        return not (self.removed or self.is_shared)
-
-    @property
-    def prefix(self) -> str:
-        """Beginning of the names of its layer's tensors."""
-        return self.name.removesuffix(self.spec.name)
-
-    @property
-    def tensor_names(self) -> tuple[str, ...]:
-        """Full names of all tensors that it would have of its own."""
-        return tuple(f"{self.prefix}{spec.name}" for spec in self.spec.tensors if not spec.first)
-
-    @property
-    def shared_tensors(self) -> dict[str, str]:
-        """Full names in its own layer -> those of the tensors that it runs; empty where it runs its own.
-
-        A table of positions that all layers use is none of them.
-        """
-        source = self.owner.removesuffix(self.spec.name)
-        return {name: source + name.removeprefix(self.prefix) for name in self.tensor_names if self.is_shared}
-
-    @property
-    def norm_tensors(self) -> tuple[str, ...]:
-        """Full names of those of its norms, which are never shared."""
-        return tuple(f"{self.prefix}{name}" for name in own_norms(self.stack, self.spec))
-
-    @property
     def is_whole(self) -> bool:
         """Whether it holds every head that config.json counts, in order."""
-        return self.heads == tuple(range(self.stated_heads))
+        return self.heads == tuple(range(self.stated))
 
     @property
-    def num_heads(self) -> int:
-        """How many it holds."""
+    def count(self) -> int:
+        """Number of heads that it holds."""
         return len(self.heads)
 
 
@@ -251,7 +247,7 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
         for attention in stack.attentions
     ]
     # Of a class that was asked some layers may have no attention.
-    layers = [layer for layer in layers if layer.tensors]
+    layers = [layer for layer in layers if layer.carriers]
     return tuple(sorted(layers, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
 
 
@@ -275,21 +271,16 @@ def _layer(
         )
     # Layers of one stack may differ.
     attention = replace(attention, tensors=sizes.those_of(stack, structure, number, attention.tensors))
-    axes = {
-        f"{owner}.{spec.name}": Carrier(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
-        for spec in attention.tensors
-        if spec.heads is not None
-    }
-    kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
+    kind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
     return AttentionLayer(
         name=name,
         kind=kind,
         layer=number,
         heads=ids,
-        stated_heads=counted,
+        stated=counted,
         original_heads=original,
-        tensors=axes,
+        carriers=_carriers(sizes, owner, attention.tensors),
         output=output,
         stack=stack,
         spec=attention,

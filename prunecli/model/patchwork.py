@@ -164,20 +164,18 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
         if layer.removed:
             remove_attention(model, layer.stack, layer.spec, layer.layer, names)
         elif not layer.is_whole:
-            if layer.num_heads != layer.stated_heads:
+            if layer.count != layer.stated:
                 donor = skeleton.donor(_donor_values(layout, layer, skeleton))
-                fit_sizes(model, donor, names, layer.tensors, layer.num_heads, layer.stated_heads)
+                fit_sizes(model, donor, names, layer.carriers, layer.count, layer.stated)
             if layer.spec.position_bias:
-                attention = submodule(model, layer.name)
-                pick_bias(attention, layer.heads, layer.stated_heads)
+                pick_bias(submodule(model, layer.name), layer.heads, layer.stated)
     for ffn in layout.ffns:
-        key, held = ffn.stack.ffn.width, layout.sizes.count(ffn.stack.ffn.width)
+        aliases |= ffn.shared_tensors
         if ffn.removed:
             remove_ffn(model, ffn.stack, ffn.stack.ffn, ffn.layer, names)
-        elif ffn.carriers and ffn.width != held:
-            fit_sizes(model, skeleton.donor({key: ffn.width}), names, ffn.carriers, ffn.width, held)
-        if ffn.is_shared:
-            aliases |= {f"{ffn.name}.{suffix}": f"{ffn.owner}.{suffix}" for suffix in ffn.tensors}
+        elif ffn.carriers and ffn.count != ffn.stated:
+            donor = skeleton.donor({ffn.spec.width: ffn.count})
+            fit_sizes(model, donor, names, ffn.carriers, ffn.count, ffn.stated)
     tied = {names(own): names(stored) for own, stored in aliases.items()}
     for own, stored in tied.items():
         path, _, attribute = own.rpartition(".")
@@ -191,12 +189,12 @@ def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names
 
 def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton) -> dict[str, Any]:
     """Return the config values of a model with as many heads as an attention keeps, each as wide as here."""
-    family, kept = layout.family, max(layer.num_heads, 1)
+    family, kept = layout.family, max(layer.count, 1)
     if family.found is not None:
         values: dict[str, Any] = family.found.uneven[layer.spec.heads].donor(kept)
         return values
     width = {family.head_width: layout.sizes.count(family.head_width)} if family.head_width else {}
-    return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated_heads, {}, width), skeleton).donor(kept)
+    return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated, {}, width), skeleton).donor(kept)
 
 
 def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: Names) -> None:
@@ -374,17 +372,14 @@ def fit_sizes(
         shape[carrier.dim] = unit * sum(carrier.blocks) * kept
         if kept:
             resize(module, attribute, tuple(shape))
-        elif attribute == "weight" and is_output(module, carrier):
+        elif attribute != "weight":
+            continue
+        # Whether a linear layer reads the heads. The weight of GPT-2's Conv1D is [in, out].
+        elif not isinstance(module, nn.Embedding) and carrier.dim == (0 if hasattr(module, "nf") else 1):
             others = math.prod(size for dim, size in enumerate(shape) if dim != carrier.dim)
             model.set_submodule(path, OnlyBias(module, others))
-        elif attribute == "weight":
+        else:
             model.set_submodule(path, NoHeads(module, unit * sum(carrier.blocks)))
-
-
-def is_output(module: nn.Module, carrier: Carrier) -> bool:
-    """Whether the heads are what a linear layer reads."""
-    is_turned = hasattr(module, "nf")  # GPT-2's Conv1D, whose weight is [in, out]
-    return not isinstance(module, nn.Embedding) and carrier.dim == (0 if is_turned else 1)
 
 
 def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:

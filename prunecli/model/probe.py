@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
 from typing import Any
 
-from prunecli.model.axes import Carrier, module_of
+from prunecli.model.axes import Carrier, module_of, renaming
 from prunecli.model.declared import value_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
@@ -56,27 +56,19 @@ class LayerKey:
     prefixes: tuple[str, ...]
     modules: tuple[str, ...]
     depth: int
-    lists: tuple[str, ...] = ()
-    numbered: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
-    by_number: tuple[str, ...] = ()
-    period: tuple[str, str] | None = None
+    lists: tuple[str, ...]
+    numbered: tuple[str, ...]
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    by_number: tuple[str, ...]
+    period: tuple[str, str] | None
     samples: tuple[int, ...] = ()
     shares: Mapping[str, Carrier] = field(default_factory=dict, compare=False)
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
         """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
-        pattern = re.compile(rf"({'|'.join(map(re.escape, self.prefixes))})\.(\d+)\.")
-        new = {old: place for place, old in enumerate(kept)}
-        found = {}
-        for name in names:
-            match = pattern.match(name)
-            if match is None:
-                found[name] = name
-            elif int(match[2]) in new:
-                found[f"{match[1]}.{new[int(match[2])]}.{name[match.end() :]}"] = name
-        return found
+        rename = renaming(dict.fromkeys(self.prefixes, kept))
+        return {new: name for name in names if (new := rename(name)) is not None}
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
         """Return the values of config.json for a model with these layers alone."""
@@ -484,7 +476,7 @@ def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, in
 
 
 def _moves(before: Mapping[str, Shape], after: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:
-    moved: dict[str, tuple[int, int, int]] = {}
+    moved = {}
     for name, shape in before.items():
         new = after.get(name, ())
         dims = [dim for dim, (one, other) in enumerate(zip(shape, new, strict=False)) if one != other]

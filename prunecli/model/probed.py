@@ -100,7 +100,7 @@ class Probed:
     @cached_property
     def movable(self) -> frozenset[str]:
         """Keys of the stacks whose layers the small copy can lose."""
-        known = [small for stack in self.layers if (small := self.small.get(stack.key)) is not None]
+        known = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
         return frozenset(small.key for small in known if _is_same(self.trial, small))
 
     @cached_property

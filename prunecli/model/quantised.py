@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from prunecli.errors import CheckpointError
+from prunecli.model.declared import text_config
 from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 from prunecli.tensors.reader import TensorInfo
 
@@ -59,6 +60,10 @@ BITSANDBYTES = (
 OF_ATTENTION = re.compile(r"\.(?:[qkv]|kv|prob_output)_(?:cache_)?scale$")
 """Scales of what an attention caches or multiplies: of no weight."""
 
+Tensors = Mapping[str, TensorInfo]
+Described = tuple[tuple[int, ...], Scheme, Mapping[str, str], tuple[int, int], int, int]
+"""Fields of a `QuantisedWeight` but its name."""
+
 Blocks = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]
 """(Shape of values, shape of their scales) -> rows and columns that share one."""
 
@@ -87,9 +92,7 @@ class QuantisedWeight(NamedTuple):  # as `TensorInfo`
     zero_offset: int = 0
 
 
-def find_quantised(
-    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
-) -> dict[str, QuantisedWeight]:
+def find_quantised(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
     """Name -> quantised weight, of all that these tensors hold.
 
     Args:
@@ -100,7 +103,7 @@ def find_quantised(
         CheckpointError: the scales of one are not of its shape, or absent.
     """
     settings = settings_of(config)
-    others: list[tuple[str, str, str]] = []
+    others = []
     companions: dict[str, dict[str, str]] = {}
     for name in tensors:
         owner, _, own = name.rpartition(".")
@@ -108,23 +111,25 @@ def find_quantised(
             companions.setdefault(owner, {})[own] = name
         else:
             others.append((name, owner, own))
-    found: dict[str, QuantisedWeight] = {}
+    found = {}
     blocks: Blocks = {}
     for name, owner, own in others:
         info = tensors[name]
         more = companions.get(owner, {})
-        weight: QuantisedWeight | None = None
-        if own == "qweight":
-            weight = _grouped(tensors, name, more, settings)
-        elif own == "weight_packed":
-            make = _nvfp4 if info.dtype == "U8" else _packed
-            weight = make(tensors, name, more, settings)
+        weight = None
+        is_nvfp4 = info.dtype == "U8" and (own == "weight_packed" or "weight_scale_2" in more)
+        if own in ("qweight", "weight_packed") or (own == "weight" and is_nvfp4):
+            make = _grouped if own == "qweight" else _nvfp4 if is_nvfp4 else _packed
+            scale = "scales" if own == "qweight" else "weight_scale"
+            if scale not in more:
+                raise _unfit(f"{name} has no {scale} beside it")
+            parts = {"values": name, "scale": more[scale]}
+            parts |= {role: part for role, part in more.items() if role != scale}
+            weight = QuantisedWeight(f"{owner}.weight", *make(tensors, parts, settings))
         elif name.endswith("_blocks") and info.dtype == "U8":
             weight = _mxfp4(tensors, name.removesuffix("_blocks"), settings)
         elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
             weight = _scaled(tensors, name, more, settings, blocks)
-        elif own == "weight" and info.dtype == "U8" and "weight_scale_2" in more:
-            weight = _nvfp4(tensors, name, more, settings)
         elif own == "weight" and f"{name}.absmax" in tensors:
             below = {part: full for part in BITSANDBYTES if (full := f"{name}.{part}") in tensors}
             weight = QuantisedWeight(name, None, "bitsandbytes", {"values": name, **below})
@@ -139,7 +144,7 @@ def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:
 
 
 def values_of(
-    tensors: Mapping[str, TensorInfo],
+    tensors: Tensors,
     weights: Mapping[str, QuantisedWeight],
     dtype: str,
     shapes: Mapping[str, tuple[int, ...]],
@@ -153,7 +158,7 @@ def values_of(
         shapes: of weights whose shape their own tensors do not tell.
     """
     owners = owners_of(weights.values())
-    seen: dict[str, TensorInfo] = {}
+    seen = {}
     for name, info in tensors.items():
         weight = owners.get(name)
         if weight is None:
@@ -167,12 +172,9 @@ def values_of(
     return seen
 
 
-def _grouped(
-    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
-) -> QuantisedWeight:
+def _grouped(tensors: Tensors, parts: Mapping[str, str], settings: Mapping[str, Any]) -> Described:
     """GPTQ's, packed along the inputs, or AWQ's, along the outputs: `[inputs, outputs]` both."""
-    values, parts = tensors[name], _parts(name, more, "scales")
-    scales = tensors[parts["scale"]].shape
+    values, scales = tensors[parts["values"]], tensors[parts["scale"]].shape
     zeros = tensors[parts["qzeros"]].shape if "qzeros" in parts else None
     bits = _count(settings.get("bits")) or _count(settings.get("w_bit")) or 4
     if zeros is not None and len(zeros) == len(scales) == 2 and scales[1]:
@@ -187,8 +189,7 @@ def _grouped(
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scales)}")
     _require(tensors, parts, "qzeros", (scales[0], -(-outputs * bits // WORD)))
     _require(tensors, parts, "g_idx", (inputs,), (0,))
-    stated = settings.get("group_size")
-    size = _count(stated) or inputs
+    size = _count(settings.get("group_size")) or inputs
     if -(-inputs // size) != scales[0]:
         raise _unfit(
             f"{values.name}: scales {list(scales)} of {inputs} inputs are not of groups of {size}, as config.json says"
@@ -197,14 +198,11 @@ def _grouped(
     # GPTQ's first format stores zero points less one.
     offset = int(along_inputs and not newer)
     scheme: Scheme = "gptq" if along_inputs else "awq"
-    return QuantisedWeight(_weight_of(name), (outputs, inputs), scheme, parts, (1, size), bits, offset)
+    return (outputs, inputs), scheme, parts, (1, size), bits, offset
 
 
-def _packed(
-    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
-) -> QuantisedWeight:
-    values, parts = tensors[name], _parts(name, more, "weight_scale")
-    scale = tensors[parts["scale"]].shape
+def _packed(tensors: Tensors, parts: Mapping[str, str], settings: Mapping[str, Any]) -> Described:
+    values, scale = tensors[parts["values"]], tensors[parts["scale"]].shape
     if len(values.shape) != 2 or len(scale) != 2:
         raise _unfit(f"{values.name} {list(values.shape)} has scales of the shape {list(scale)}")
     rows, words = values.shape
@@ -220,28 +218,24 @@ def _packed(
             _require(tensors, parts, "weight_zero_point", (-(-scale[0] * bits // WORD), scale[1]))
             _require(tensors, parts, "weight_g_idx", (columns,), (0,))
             block = (1 if scale[0] == rows else rows, size)
-            return QuantisedWeight(_weight_of(name), (rows, columns), "packed", parts, block, bits)
+            return (rows, columns), "packed", parts, block, bits, 0
     raise _unfit(
         f"{values.name} {list(values.shape)} with scales {list(scale)} is not what config.json describes"
     )
 
 
-def _nvfp4(
-    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], _settings: Mapping[str, Any]
-) -> QuantisedWeight:
-    values, parts = tensors[name], _parts(name, more, "weight_scale")
+def _nvfp4(tensors: Tensors, parts: Mapping[str, str], _settings: Mapping[str, Any]) -> Described:
+    values = tensors[parts["values"]]
     shape = (*values.shape[:-1], *(2 * size for size in values.shape[-1:]))
     if not shape or tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales")
     for role in ("weight_scale_2", "weight_global_scale"):
         if role in parts and not math.prod(tensors[parts[role]].shape):
             raise _unfit(f"{parts[role]} holds no scale")
-    return QuantisedWeight(_weight_of(name), shape, "nvfp4", parts, (1, NVFP4_GROUP))
+    return shape, "nvfp4", parts, (1, NVFP4_GROUP), 4, 0
 
 
-def _mxfp4(
-    tensors: Mapping[str, TensorInfo], name: str, settings: Mapping[str, Any]
-) -> QuantisedWeight | None:
+def _mxfp4(tensors: Tensors, name: str, settings: Mapping[str, Any]) -> QuantisedWeight | None:
     """Values `[experts, outputs, groups, 16]`; the parameter is `[experts, inputs, outputs]`."""
     parts = {"values": f"{name}_blocks", "scale": f"{name}_scales"}
     values, scale = tensors[parts["values"]], tensors.get(parts["scale"])
@@ -256,7 +250,7 @@ def _mxfp4(
 
 
 def _scaled(
-    tensors: Mapping[str, TensorInfo],
+    tensors: Tensors,
     name: str,
     more: Mapping[str, str],
     settings: Mapping[str, Any],
@@ -316,25 +310,11 @@ def _count(stated: Any) -> int:
     return stated if isinstance(stated, int) and stated > 0 else 0
 
 
-def _parts(name: str, more: Mapping[str, str], scale: str) -> dict[str, str]:
-    """Role -> tensor, of values called `name` whose scales go by `scale` among those beside them."""
-    if scale not in more:
-        raise _unfit(f"{name} has no {scale} beside it")
-    return {"values": name, "scale": more[scale], **{own: part for own, part in more.items() if own != scale}}
-
-
-def _require(
-    tensors: Mapping[str, TensorInfo], parts: Mapping[str, str], role: str, *shapes: tuple[int, ...]
-) -> None:
+def _require(tensors: Tensors, parts: Mapping[str, str], role: str, *shapes: tuple[int, ...]) -> None:
     """Refuse a part, where there is one, of none of these shapes."""
     if role in parts and tensors[parts[role]].shape not in shapes:
         values, found = tensors[parts["values"]], tensors[parts[role]]
         raise _unfit(f"{found.name} {list(found.shape)} does not fit {values.name} {list(values.shape)}")
-
-
-def _weight_of(name: str) -> str:
-    """The name that a module's weight would have unquantised."""
-    return f"{name[: name.rindex('.')]}.weight"
 
 
 def _unfit(message: str) -> CheckpointError:
@@ -343,9 +323,7 @@ def _unfit(message: str) -> CheckpointError:
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the quantisation settings of config.json or of its part on a language model; empty if there are none."""
-    inner = config.get("text_config")
-    places = (config, inner if isinstance(inner, Mapping) else {})
-    stated = (place.get(key) for place in places for key in KEYS)
+    stated = (place.get(key) for place in (config, text_config(config)) for key in KEYS)
     return next((value for value in stated if isinstance(value, Mapping)), {})
 
 

@@ -60,7 +60,7 @@ class Skeleton:
         """The classes that transformers opens models of the type as, and the tensors that only some of them have."""
         import transformers
 
-        stored: dict[tuple[str, str], set[str]] = {}
+        stored = {}
         start, is_pair = self.model_class.base_model_prefix, self.effective.get("is_encoder_decoder")
         for auto, name in auto_classes_of(str(self.config.get("model_type"))):
             with suppress(Exception):  # of any kind: what a class makes of a config of another one
@@ -264,7 +264,7 @@ def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, 
         CheckpointError: config.json names no type.
     """
     classes = (*class_names(checkpoint.config)[:1], *classes_of_type(checkpoint.model_type))
-    found: dict[str, tuple[int, dict[str, str]]] = {}
+    found = {}
     for name in dict.fromkeys(classes):
         with suppress(Exception), quiet():  # of any kind: what a class makes of a config of another one
             made = _skeleton(checkpoint, name)

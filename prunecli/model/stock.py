@@ -11,7 +11,7 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
-from prunecli.model.depth import layers_left, renaming
+from prunecli.model.depth import layers_left, renaming_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import AttentionLayer, FfnLayer
@@ -127,7 +127,7 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         for stack in result.family.stacks
         if len(left[stack.side]) < source.resolved.sizes.depth(stack)
     }
-    rename = renaming(result.family, {side: left[side] for side in gone})
+    rename = renaming_of(result.family, {side: left[side] for side in gone})
     counts = [
         len(result.structure.units(name, "expert", layer.num_experts).kept)
         for layer in source.mixtures
@@ -158,11 +158,10 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
 def _heads(result: ModelLayout) -> StockSupport:
     family, sizes = result.family, result.sizes
     attentions = result.own_attentions
-    kept = {layer.num_heads for layer in attentions}
+    kept = {layer.count for layer in attentions}
     # A table of positions that all layers share has its columns in the order of the original heads.
     if all(
-        layer.is_whole if layer.spec.position_bias else layer.num_heads == layer.stated_heads
-        for layer in attentions
+        layer.is_whole if layer.spec.position_bias else layer.count == layer.stated for layer in attentions
     ):
         return StockSupport()
     if (width := _width_key(sizes)) is None:
@@ -228,11 +227,10 @@ def _attentions(result: ModelLayout) -> StockSupport:
 def _ffns(result: ModelLayout) -> StockSupport:
     widths: dict[str, set[int]] = {}
     for layer in result.ffns:
-        if layer.removed or layer.is_shared:
-            return _gone(result, "FFNs", layer, layer.stack.ffn.removable)
-        if not layer.tensors:  # those of experts are alike in every layer
-            continue
-        widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
+        if not layer.has_tensors:
+            return _gone(result, "FFNs", layer, layer.spec.removable)
+        if layer.carriers:  # those of experts are alike in every layer
+            widths.setdefault(layer.spec.width, set()).add(layer.count)
     for key, stack_widths in widths.items():
         if len(stack_widths) > 1:
             return StockSupport(

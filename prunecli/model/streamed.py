@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from prunecli.errors import CheckpointError, HubError, UsageError
@@ -17,7 +16,7 @@ from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, w
 from prunecli.tensors.hub.names import hub_name
 from prunecli.tensors.hub.requests import RemoteFile, Traffic, download, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.reader import Handle, WeightFile, read_into
+from prunecli.tensors.reader import Handle, WeightFile, bytes_of
 from prunecli.tensors.writer import CONNECTIONS
 
 HEADER_BYTES = 100_000
@@ -63,10 +62,8 @@ class StreamedCheckpoint(Checkpoint):
         places = []
         for name, (file, stored) in self._stored.items():
             start, stop = sample_range(stored.info)
-            places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
-        requests = near(
-            places, lambda place: (place.file, place.start, place.stop), SAMPLES_GAP, SAMPLES_BYTES
-        )
+            places.append((file, stored.offset + start, stored.offset + stop, name, stored.info.dtype))
+        requests = near(places, lambda place: place[:3], SAMPLES_GAP, SAMPLES_BYTES)
         samples: dict[str, bytes] = {}
         pool = ThreadPoolExecutor(SAMPLES_CONNECTIONS)
         try:
@@ -78,31 +75,17 @@ class StreamedCheckpoint(Checkpoint):
             pool.shutdown(cancel_futures=True)
         return samples
 
-    def _read_samples(self, places: list[_Place]) -> dict[str, bytes]:
-        start = places[0].start
-        data = memoryview(bytearray(places[-1].stop - start))
-        if len(data):
-            read_into(self._descriptor(places[0].file, spooled=False), start, data)
+    def _read_samples(self, places: list[tuple[int, int, int, str, str]]) -> dict[str, bytes]:
+        """Samples of tensors, each (file, start, stop, name, type), of neighbouring places."""
+        file, begin, *_ = places[0]
+        size = places[-1][2] - begin
+        data = bytes_of(self._descriptor(file, spooled=False), begin, size) if size else b""
         return {
-            place.name: rounded(data[place.start - start : place.stop - start], place.dtype)
-            for place in places
+            name: rounded(data[start - begin : stop - begin], dtype) for _, start, stop, name, dtype in places
         }
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The sample of a tensor: bytes `start` to `stop` of a file, by its number."""
-
-    name: str
-    dtype: str
-    file: int
-    start: int
-    stop: int
-
-
-def stream_model(
-    name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
-) -> Checkpoint:
+def stream_model(name: Path | str, *, say: Say = unsaid, progress: Progress = silent) -> Checkpoint:
     """Open a model of the hub without fetching its weights: what a rewrite takes of them is read by ranges.
 
     All is of one commit. What lies beside the weights is fetched into the hub's cache. Weight files that are there
@@ -112,7 +95,6 @@ def stream_model(
         name: `org/name` or `org/name@revision`.
         say: is told what is read from where.
         progress: of headers, side files and samples.
-        bars: whether huggingface_hub shows its own, in a terminal.
 
     Raises:
         UsageError: it is a directory.
@@ -132,7 +114,7 @@ def stream_model(
         weights, size = unfetched_weights(snapshot)
         needed = needed_files(snapshot.sizes, snapshot.read)
         beside = [file for file in needed if file not in weights and not file.endswith(".index.json")]
-        fetch(snapshot, beside, say, progress, bars)
+        fetch(snapshot, beside, say, progress, bars=False)
         far = [file for file in weights if not (snapshot.directory / file).is_file()]
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(size)} what the result takes is fetched, not kept."
@@ -186,7 +168,7 @@ def remote_files(
 
 
 def read_headers(
-    snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress = silent
+    snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress
 ) -> dict[str, WeightFile]:
     """Read the headers of .safetensors files.
 
@@ -210,16 +192,13 @@ def read_headers(
 
 
 def _header(path: Path, file: RemoteFile) -> WeightFile:
-    first = memoryview(bytearray(min(HEADER_BYTES, file.size)))
-    if first:
-        read_into(file, 0, first)
+    size = min(HEADER_BYTES, file.size)
+    first = bytes_of(file, 0, size) if size else b""
 
     def read(start: int, count: int) -> bytes:
         count = min(count, file.size - start)
-        if start + count <= len(first):
-            return bytes(first[start : start + count])
-        data = bytearray(count)
-        read_into(file, start, memoryview(data))
-        return bytes(data)
+        if start + count <= size:
+            return first[start : start + count]
+        return bytes_of(file, start, count)
 
     return described(path, file.size, read)

@@ -137,7 +137,9 @@ class Trial:
             return [], False
         still = apart.model.all_tied_weights_keys
         aliases = [name for name in self.skeleton.model.all_tied_weights_keys if name not in still]
-        return [self.skeleton.stored_name(name) for name in aliases], self.of_config({TIE_KEY: False}) == 0
+        changed = self.opened(apart, stored_form(self.model))
+        is_same = bool((self.logits(changed) == self._whole).all())
+        return [self.skeleton.stored_name(name) for name in aliases], is_same
 
     @_once
     def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
@@ -238,7 +240,7 @@ class Trial:
             Exception: as `of_units`.
         """
         generator = torch.Generator().manual_seed(3)
-        kept: dict[str, Sequence[int]] = {}
+        kept = {}
         for number, axis in enumerate(dict.fromkeys(axes.values())):
             count = least + number % (units.held - least)
             kept[axis] = sorted(torch.randperm(units.held, generator=generator)[:count].tolist())
@@ -319,7 +321,7 @@ class Trial:
         with ExitStack() as hooks:
             for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
                 layer = self.model.get_submodule(name)[number]
-                hooks.enter_context(layer.register_forward_hook(_hand_on, with_kwargs=True))
+                hooks.enter_context(layer.register_forward_hook(hand_on, with_kwargs=True))
             expected = self.logits(self.model)
         return self._apart(expected, smaller)
 
@@ -397,15 +399,6 @@ class Trial:
         finally:
             for (_, _, module), stock in zip(modules, forwards, strict=True):
                 module.forward = stock
-
-    def of_config(self, changes: Changes) -> float:
-        """By how much the same tensors under another config differ in what the model says.
-
-        Raises:
-            Exception: as `of_units`.
-        """
-        other = self.opened(self.skeleton.changed(changes), stored_form(self.model))
-        return float((self.logits(other) - self._whole).abs().max())
 
     def of_experts(self, changes: Changes, cut: Mapping[str, Tensor], never: Mapping[str, Tensor]) -> float:
         """Compare the model without some experts with the one that never picks them.
@@ -576,8 +569,14 @@ def _text(vocabulary: int) -> Tensor:
     return torch.randint(least, vocabulary, (2, 12), generator=torch.Generator().manual_seed(1))
 
 
-def _hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    given = args[0] if args else kwargs["hidden_states"]
+def given_states(args: Any, kwargs: Any) -> Any:
+    """Hidden states that a layer is given."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    """Return the hidden states that a layer is given in the place of its own, as its hook; other outputs stay."""
+    given = given_states(args, kwargs)
     return type(output)([given, *output[1:]]) if isinstance(output, (tuple, list)) else given
 
 

@@ -128,7 +128,7 @@ def make_model(
     taken: set[str] = set()
     if checkpoint.runs_stock:
         names = StockNames(checkpoint, model)
-        place: Callable[[str], str] = names.place
+        place = names.place
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
         taken |= dict(parts_of(layer for layer in held if layer.is_predicting)).keys()
         mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
@@ -140,11 +140,11 @@ def make_model(
     for stage in stages:
         taken |= stage.mixture.names if stage.mixture is not None else set()
     rest = (name for name in checkpoint.tensors if name not in taken)
-    owners: dict[int, int | None] = {}  # a module that several layers share, such as an FFN, belongs to none
+    owners = {}  # a module that several layers share, such as an FFN, belongs to none
     for number, stage in enumerate(stages):
         for module in stage.module.modules():
             owners[id(module)] = None if id(module) in owners else number
-    targets: dict[int | None, list[Destination]] = defaultdict(list)
+    targets = defaultdict(list)
     for target in _targets(checkpoint, model, place, rest, dtype, left_out):
         targets[owners.get(id(target.module))].append(target)
     made = EmptyModel(

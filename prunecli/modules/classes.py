@@ -135,7 +135,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
         return model_from_config(model_class, config, **options)
 
 
-def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
     """`stock_class`; where layers differ, a subclass of it that gives each layer what the checkpoint has in it.
 
     Raises:
@@ -156,8 +156,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         skeleton = replace(layout.family.found.skeleton, model_class=stock)
 
         def fit_found(model: Any) -> None:
-            names = StockNames(checkpoint, model).place
-            fit_model(model, checkpoint, layout, skeleton, names)
+            fit_model(model, checkpoint, layout, skeleton, StockNames(checkpoint, model).place)
 
         stock = subclass(fitted(stock, fit_found), tie_weights=tie_parameters)
     mixture = None if family is None else family.mixture

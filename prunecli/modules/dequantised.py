@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from typing import Any
 
@@ -295,7 +294,7 @@ def _mxfp4(matrix: Matrix, first: int, last: int) -> Decoded:
     return _looked_up(stored.reshape(outputs, -1), FLOAT4).T, np.repeat(scale.T, size, axis=0), None
 
 
-DECODERS: Mapping[str, Callable[[Matrix, int, int], Decoded]] = {
+DECODERS = {
     "scaled": _scaled,
     "packed": _packed,
     "gptq": _gptq,

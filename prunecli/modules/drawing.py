@@ -43,7 +43,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             drawn = nn.Parameter(torch.full(value.shape, torch.nan), requires_grad=value.requires_grad)
             setattr(module, name, drawn)
     with torch.no_grad():
-        spreads: dict[DefineEmbedding, float] = {}
+        spreads = {}
         for module in model.modules():
             if isinstance(module, DefineEmbedding):
                 table = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
@@ -52,11 +52,11 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
         model.initialize_weights()
         # Again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's).
         for ffn in checkpoint.layout.ffns:
-            if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
-                _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
+            if ffn.has_tensors and not ffn.is_sparse:
+                _draw_with(model, ffn.name, ffn.spec.width, ffn.count)
         for attention in checkpoint.layout.attentions:
-            if not attention.is_whole and attention.num_heads:
-                _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
+            if not attention.is_whole and attention.count:
+                _draw_with(model, attention.name, attention.spec.heads, attention.count)
         for module in model.modules():
             _draw(model, module)
         for unit, spread in spreads.items():

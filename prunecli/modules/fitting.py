@@ -317,7 +317,7 @@ def need_of(
     return need
 
 
-def _free(devices: Devices, process_group: ProcessGroup = ALONE) -> list[int]:
+def _free(devices: Devices, process_group: ProcessGroup) -> list[int]:
     """Bytes of each device; 0 of a further one that another process has for itself."""
     free = [free_for_each(devices.first, process_group)]
     for device in devices.others:

@@ -18,9 +18,7 @@ Outputs = dict[str, Any]
 """Module's name -> what its last call returned."""
 
 
-def unchanged_below(
-    model: Any, checkpoint: Checkpoint, *, decoder: bool = True
-) -> dict[str, tuple[str, ...]]:
+def unchanged_below(model: Any, checkpoint: Checkpoint, *, decoder: bool) -> dict[str, tuple[str, ...]]:
     """Attention's name -> the modules whose outputs do not depend on its heads.
 
     For an attention of the encoder these are the encoder's lower layers; for one of the decoder the whole encoder and,
@@ -50,7 +48,7 @@ def states_of(output: Any) -> Tensor:
 @contextmanager
 def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
     """Record the outputs of the named modules within the block."""
-    outputs: Outputs = {}
+    outputs = {}
 
     def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         outputs[name] = _copy(output)

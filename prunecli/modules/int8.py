@@ -14,7 +14,7 @@ all else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -180,18 +180,7 @@ def linears_to_int8(model: nn.Module) -> None:
             linear_to_int8(module, module.weight.detach()).is_copy = True
 
 
-def experts_to_int8(module: SparseFFN, first: Sequence[Int8Matrix], second: Sequence[Int8Matrix]) -> None:
-    """Make a sparse FFN an `Int8SparseFFN` with these weights of its experts, in its place; the rest stays."""
-    module.__class__ = Int8SparseFFN
-    assert isinstance(module, Int8SparseFFN)
-    module.matrices = list(zip(first, second, strict=True))
-    for name, matrices in (("fc1_weight", first), ("fc2_weight", second)):
-        delattr(module, name)
-        weights = nn.ParameterList(nn.Parameter(matrix.values, requires_grad=False) for matrix in matrices)
-        setattr(module, name, weights)
-
-
-def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint] = ()) -> None:
+def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint]) -> None:
     """Refuse where products of bytes do not run fast, or not exactly, and models whose class is not built here.
 
     Raises:
@@ -230,16 +219,20 @@ def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
     """Every expert of the sparse FFNs, which become `Int8SparseFFN`s; biases in float32."""
     for mixture in checkpoint.mixtures:
         module = model.get_submodule(mixture.name)
-        matrices: dict[str, list[Int8Matrix]] = {}
+        module.__class__ = Int8SparseFFN
+        matrices = []
         for part, suffix in EXPERT_PARTS.items():
             names = [mixture.expert_tensor(expert, suffix) for expert in range(mixture.num_experts)]
             tensors = tensors_of(checkpoint, names, torch.float32)
             if part.endswith("weight"):
-                matrices[part] = [quantise(tensor) for tensor in tensors]
+                matrices.append([quantise(tensor) for tensor in tensors])
+                own = (nn.Parameter(matrix.values, requires_grad=False) for matrix in matrices[-1])
+                delattr(module, part)
+                setattr(module, part, nn.ParameterList(own))
             else:
                 biases = torch.stack([*tensors])
                 setattr(module, part, nn.Parameter(biases, requires_grad=False))
-        experts_to_int8(module, *matrices.values())
+        module.matrices = [*zip(*matrices, strict=True)]
 
 
 def put_int8(target: Destination, tensor: Tensor) -> None:

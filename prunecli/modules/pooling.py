@@ -19,7 +19,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.tensors.json_files import read_json, read_object
 from prunecli.tensors.side_files import MODULES_FILE, module_folder
 
-MODES: Mapping[str, str] = {
+MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",

@@ -175,7 +175,7 @@ def stock_mixtures(
         for name in layer.stacked_tensors:
             own = sources.setdefault(names.place(name), {})
             own[-1 - len(own)] = name
-        parts: dict[str, tuple[str, ...]] = {}
+        parts = {}
         for attribute in part_names(module):
             target = f"{path}.{attribute}"
             if target not in sources:

@@ -167,7 +167,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
     runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
     watcher: Callable[[int, Tensor, Tensor, Tensor], None] | None = getattr(module, "watcher", None)
-    watch: Watch | None = None
+    watch = None
     if watcher is not None:
         of_rows = torch.empty(len(rows), dtype=weights.dtype, device=weights.device)
         of_rows[plan.position.reshape(-1)] = weights.reshape(-1)
@@ -186,7 +186,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 
 
 def run_expert(
-    module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None = None
+    module: Any, rows: Tensor, weights: ExpertWeights, watch: Callable[[Tensor], None] | None
 ) -> Tensor:
     """One expert on its own rows; differentiable where it is watched.
 

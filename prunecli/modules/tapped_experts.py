@@ -90,7 +90,7 @@ def _gated(activation: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
 
 def _tap_switch(block: Any, undone: ExitStack) -> None:
     """Hooks on each expert, and one on all of them, which is called after these."""
-    norms: dict[int, Tensor] = {}
+    norms = {}
 
     def keep(number: int, _expert: nn.Module, _args: Any, output: Tensor) -> None:
         norms[number] = norms_of(output)
@@ -113,7 +113,7 @@ def _tap_switch(block: Any, undone: ExitStack) -> None:
     undone.enter_context(block.experts.register_forward_hook(observe))
 
 
-_TAPS: dict[str, Callable[[Any, ExitStack], None]] = {
+_TAPS = {
     "Llama4TextMoe": _tap_llama4,
     "SwitchTransformersSparseMLP": _tap_switch,
 }

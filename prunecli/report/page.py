@@ -211,7 +211,7 @@ def _overview(entry: CheckpointEntry) -> Cells:
         "layers": kept_of([(len(stack.layers), stack.original_layers) for stack in inventory.stacks]),
         "tokens": kept_of(tokens),
         "experts": kept_of([(layer.num_experts, layer.original_experts) for layer in inventory.layers]),
-        "heads": kept_of([(layer.num_heads, layer.original_heads) for layer in inventory.attentions]),
+        "heads": kept_of([(layer.count, layer.original_heads) for layer in inventory.attentions]),
     }
 
 

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError, located
-from prunecli.model.axes import Axis, Carrier, Kind, axis_name
+from prunecli.model.axes import Axis, Carrier, Kind, Rename, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, with_keys
-from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
+from prunecli.model.depth import heirs, keeping_layers, renaming_of
 from prunecli.model.find_axes import CHANNELS, axes_of
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantised import renamed_settings
@@ -74,7 +74,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             family.found.try_layers(
                 {stack.depth: kept_layers[stack.side] for stack in family.stacks if stack.side in kept_layers}
             )
-    rename = renaming(family, kept_layers)
+    rename = renaming_of(family, kept_layers)
     moved = _inherited(source, kept_layers, rename) if kept_layers else {}
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
     for name, own in places.items():
@@ -167,7 +167,7 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
 
 def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
     """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
-    names: dict[str, str | None] = {}
+    names = {}
     for name, own in places.items():
         axis = axes[name]
         new = {old: number for number, old in enumerate(own)}
@@ -217,7 +217,7 @@ def _structure(
         if axes[name].kind == "unit" and not axes[name].keys
     }
     if units:
-        stock = {ffn.name: source.layout.sizes.count(ffn.stack.ffn.width) for ffn in source.layout.ffns}
+        stock = {ffn.name: ffn.stated for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}
         structure = structure.changing(units, {}, (), widths)
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
@@ -231,8 +231,8 @@ def _renamed(
     Raises:
         UnsupportedModelError: a number that is in no name of one of them: in a pattern, of many perhaps.
     """
-    patterns: list[tuple[Kind, re.Pattern[str], dict[int, int]]] = []
-    numbered: dict[Kind, re.Pattern[str]] = {}
+    patterns = []
+    numbered = {}
     for name, own in places.items():
         kind, members = axes[name].kind, axes[name].members
         if members:

@@ -227,7 +227,7 @@ def select_with_thresholds(
     Raises:
         UsageError, StatisticsError: as `select`.
     """
-    thetas: dict[str, float] = {}
+    thetas = {}
     if budget.balance is None:
         counts = allotted(axes, values, budget)
     else:
@@ -348,7 +348,7 @@ def threshold(
     Returns:
         Name of each axis -> number of units that stay; and theta: the least mass before a removed unit, or 1.
     """
-    before: dict[str, Floats] = {}
+    before = {}
     for axis in axes:
         ranked = -np.sort(-phi[axis.name].reshape(groups, -1), axis=1)
         mass = np.cumsum(ranked.sum(axis=0))

@@ -41,7 +41,7 @@ class Selection:
 
     kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
-    step: Mapping[str, object] = field(default_factory=dict)
+    step: Mapping[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     decision: Decision | None = None
     dropped: Collection[str] = ()
@@ -189,21 +189,6 @@ def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str
                 "Select from the original model.",
             )
     return {axis.name: tuple(filter(set(saved[axis.name]).__contains__, axis.ids)) for axis in axes}
-
-
-def selection_of_file(
-    command: str, checkpoint: Checkpoint, axes: Sequence[Axis], path: Path, dtype: str | None
-) -> Selection:
-    """The units that a file keeps, as `command` records them.
-
-    Raises:
-        StatisticsError: as `read_kept`.
-    """
-    kind, kept = axes[0].kind, read_kept(path, axes)
-    decision = decision_of(axes, kept, how=f"named in {path.name}")
-    noun = "Hidden units" if kind == "unit" else f"{kind}s".capitalize()
-    arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{noun} by {path}.",)
-    return selection_of(command, checkpoint, axes, decision, arguments, (path,), dtype=dtype, reasons=reasons)
 
 
 def num_removed(axes: Sequence[Axis], kept: Kept) -> int:

@@ -40,7 +40,7 @@ from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import cut, kind_of
-from prunecli.selection.select import Budget
+from prunecli.selection.select import Budget, held_in
 from prunecli.selection.selection import Selection
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
 from prunecli.shrinking.texts import written
@@ -152,7 +152,7 @@ class Levers:
 
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
-        count, most = sum(axis.count for axis in axes), sum(axis.count - 1 for axis in axes)
+        count = held_in(axes)
 
         def select(share: float, metric: str) -> Selection:
             options = LayerOptions(ratio=share, **self._ranked("layers", metric))
@@ -160,7 +160,7 @@ class Levers:
 
         other = "embedding" if self.data.task == "embedding" else "cosine"
         metrics = (GRADIENT,) if self._by_layer else (GRADIENT, other)
-        return Lever("layers", axes, _shares(count, range(count - most, count)), metrics, select)
+        return Lever("layers", axes, _shares(count, range(len(axes), count)), metrics, select)
 
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
@@ -323,5 +323,5 @@ def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:
 
 def named(selection: Selection, target: str) -> Selection:
     """The selection with an argument in its history entry that names `shrink` and its target."""
-    arguments: Any = selection.step["arguments"]
-    return replace(selection, step={**selection.step, "arguments": {**arguments, "by shrink": target}})
+    arguments = {**selection.step["arguments"], "by shrink": target}
+    return replace(selection, step={**selection.step, "arguments": arguments})

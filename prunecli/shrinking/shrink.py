@@ -26,7 +26,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
-from prunecli.shrinking.levers import KINDS, Lever, Levers, named
+from prunecli.shrinking.levers import KINDS, Levers, named
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of
 from prunecli.shrinking.texts import parts, windowed, written
@@ -108,7 +108,7 @@ class Shrinking:
         # The maps are solved from the states of a model in memory.
         self._replaces = options.replace == "linear" and options.memory is None
         levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
-        self._levers: Mapping[str, Lever] = levers.find()
+        self._levers = levers.find()
         self._measurer = self._measurer_of(tried)
         self._begun, self._begun_with = time.monotonic(), set[str]()
 
@@ -276,13 +276,49 @@ class Shrinking:
                 teacher = work / "teacher"
                 alone = self.selection({"tokens": best.shares["tokens"]}, {"tokens": best.metrics["tokens"]})
                 apply(source, cut(source, alone), teacher, force=True)
-            destination = Destination(output, force=force)
-            heal(cut_path, teacher, self._parts, options, destination, self._progress, self._say)
+            self._heal(cut_path, teacher, Destination(output, force=force))
             add("healed", output)
             shutil.rmtree(work)
             applied = replace(applied, output=output)
         self._store.remove()
         return applied, stages
+
+    def _heal(self, path: Path, teacher: Path, destination: Destination) -> None:
+        """Train a cut model on the text that it was chosen by, with a teacher; the last part of the text stays unseen.
+
+        Args:
+            path: the cut model.
+            teacher: the original, or a copy with the same vocabulary as the cut model.
+            destination: where the healed model goes.
+        """
+        options, (first, second, _) = self._options, self._parts
+        folder = path.parent / "text"
+        train, valid = written(first, folder, "train"), written(second, folder, "val")
+        steps = options.heal_steps
+        training = TrainingOptions(
+            teacher=teacher,
+            teacher_logits=options.teacher_logits,
+            steps=steps,
+            minutes=options.heal,
+            warmup=WARMUP if steps is None else max(steps // 10, 1),
+            eval_every=EVERY if steps is None else max(steps // 4, 1),
+            batch_tokens=options.batch_tokens,
+            device=options.device,
+            loss=LossOptions(label_smoothing=0.0, distill=0.5),
+            # Dropout would be noise in the vectors to learn.
+            dropout=0.0 if first.task == "embedding" else None,
+            context=first.context,
+        )
+        finetune(
+            Start(path),
+            train,
+            destination,
+            training,
+            valid=valid,
+            task=first.task,
+            progress=self._progress,
+            say=self._say,
+        )
 
 
 def shrink(
@@ -338,46 +374,6 @@ def shrink(
     if path is not None:
         document.write(figures_path(path), force=True)
     return document
-
-
-def heal(
-    path: Path,
-    teacher: Path,
-    divided: tuple[Dataset, Dataset, Dataset],
-    options: ShrinkOptions,
-    destination: Destination,
-    progress: Progress,
-    say: Say,
-) -> None:
-    """Train a cut model on the text that it was chosen by, with a teacher; the last part of the text stays unseen.
-
-    Args:
-        path: the cut model.
-        teacher: the original, or a copy with the same vocabulary as the cut model.
-        divided: the parts of the text, see `parts`.
-        destination: where the healed model goes.
-    """
-    first, second, _ = divided
-    folder = path.parent / "text"
-    train, valid = written(first, folder, "train"), written(second, folder, "val")
-    steps = options.heal_steps
-    training = TrainingOptions(
-        teacher=teacher,
-        teacher_logits=options.teacher_logits,
-        steps=steps,
-        minutes=options.heal,
-        warmup=WARMUP if steps is None else max(steps // 10, 1),
-        eval_every=EVERY if steps is None else max(steps // 4, 1),
-        batch_tokens=options.batch_tokens,
-        device=options.device,
-        loss=LossOptions(label_smoothing=0.0, distill=0.5),
-        # Dropout would be noise in the vectors to learn.
-        dropout=0.0 if first.task == "embedding" else None,
-        context=first.context,
-    )
-    finetune(
-        Start(path), train, destination, training, valid=valid, task=first.task, progress=progress, say=say
-    )
 
 
 def _plain(data: Dataset) -> PlainText:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
 from prunecli.evaluation.quality_check import characters_of, part_of
-from prunecli.model.cache import stated_count, text_config
+from prunecli.model.cache import stated_count
+from prunecli.model.declared import text_config
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText
 
-SHARES = (0.6, 0.2, 0.2)
-"""Parts of the text: units are scored on the first, mixtures chosen on the second, results reported on the third."""
+ENDS = (0.0, 0.6, 0.8, 1.0)
+"""Ends of the parts of the text: units are scored on the first, mixtures chosen on the second, results reported on the
+third."""
 CONTEXT = 512
 """Tokens of a window of plain text, if none is given."""
 
@@ -26,13 +29,9 @@ def parts(data: Dataset) -> tuple[Dataset, Dataset, Dataset]:
     Raises:
         DataError: a part would be empty.
     """
-    made, start = [], 0.0
-    for share in SHARES:
-        made.append(replace(data, text=part_of(data.text, start, start + share)))
-        start += share
-    if not all(map(characters_of, made)):
+    first, second, third = (replace(data, text=part_of(data.text, *ends)) for ends in pairwise(ENDS))
+    if not all(map(characters_of, (first, second, third))):
         raise DataError("The text is too short to be divided.", "Give at least five lines of text.")
-    first, second, third = made
     return first, second, third
 
 

@@ -122,7 +122,7 @@ def compute(
     if isinstance(expression, Generated):
         return cast(np.asarray(expression.rows(start, stop)), dtype, where)
     if isinstance(expression, Sum):
-        total: np.ndarray | None = None
+        total = None
         for part, weight in zip(expression.parts, expression.weights, strict=True):
             if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
                 values = _read(source, part, start, stop).astype(np.float64)

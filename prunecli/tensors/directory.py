@@ -181,7 +181,7 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
         raise _damaged(path, f"its header would be {length:,} bytes long")
     if 8 + length > size:
         raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
-    tensors: dict[str, Stored] = {}
+    tensors = {}
     position, previous = 0, "the header"
     try:
         content = parsed(read(8, length), unique=True)
@@ -331,7 +331,7 @@ def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, S
     import torch
 
     spool = cast("BinaryIO", tempfile.TemporaryFile(prefix="prunecli-"))  # noqa: SIM115 (the checkpoint closes it)
-    stored: dict[str, Stored] = {}
+    stored = {}
     for name in list(tensors):
         tensor = tensors.pop(name)
         if name in in_place:

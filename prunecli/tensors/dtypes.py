@@ -33,7 +33,7 @@ _NAMES = {
     "complex64": "C64",
 }
 """torch's, numpy's and config.json's name -> safetensors' name."""
-_NUMPY: dict[str, np.dtype] = {name: np.dtype(known) for known, name in _NAMES.items()}
+_NUMPY = {name: np.dtype(known) for known, name in _NAMES.items()}
 
 _SHORT = {
     "fp16": "F16",

@@ -259,6 +259,17 @@ def reading(file: Handle, offset: int, nbytes: int) -> Fill:
     return filled
 
 
+def bytes_of(file: Handle, offset: int, nbytes: int) -> bytes:
+    """The `nbytes` of a file from `offset` on.
+
+    Raises:
+        EOFError, HubError: as `read_into`.
+    """
+    data = bytearray(nbytes)
+    read_into(file, offset, memoryview(data))
+    return bytes(data)
+
+
 def read_into(file: Handle, offset: int, view: memoryview) -> None:
     """Fill `view` with the bytes of a file from `offset` on.
 

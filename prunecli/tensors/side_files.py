@@ -170,7 +170,7 @@ ADAPTER = "adapter_config.json"
 """Its weights fit the original model; transformers would look for them beside the result."""
 _READ = "Give the model with model.safetensors or pytorch_model.bin"
 _CONVERT = f"{_READ}, or convert it with {{}}: from_pretrained(DIR, {{}}).save_pretrained(NEW)."
-_FORMATS: tuple[tuple[str, str, str], ...] = (
+_FORMATS = (
     (
         r"\.(gguf|ggml)",
         "weights of llama.cpp, in GGUF",
@@ -235,7 +235,7 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
         return "a pipeline of diffusers, made of several models (model_index.json)", remedy
     for ending, what, remedy in _FORMATS:
         if found := next((name for name in sorted(names) if re.search(f"({ending})$", name)), None):
-            return f"holds {what} ({found})", remedy.format(file=found)
+            return f"holds {what} ({found})", remedy
     if "config.json" in names:
         return None
     if inner:

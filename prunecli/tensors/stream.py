@@ -166,7 +166,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         ValueError: the method that made the outputs is at fault: a name twice, or ranges or a shape that the source
             tensor does not have.
     """
-    names: set[str] = set()
+    names = set()
     for output in outputs:
         if output.name in names:
             raise ValueError(f"{output.name} would be written twice")

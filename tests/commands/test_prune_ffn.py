@@ -54,7 +54,7 @@ def test_dense_ffns_between_experts(models):
     refused(run(models["nllb-moe"], "--metric", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
     done(models["nllb-moe"], "--metric", "norms", "--dense-only", "--side", "encoder")
     with open_model("pruned-ffn") as opened:
-        assert {layer.width for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
+        assert {layer.count for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_json_of_a_dry_run(metric, normalize, model, folder):
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     with open_model(model) as checkpoint:
-        values = {layer.name: np.full(layer.num_heads, 50.0) for layer in checkpoint.layout.attentions}
+        values = {layer.name: np.full(layer.count, 50.0) for layer in checkpoint.layout.attentions}
         values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
         ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
         write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)

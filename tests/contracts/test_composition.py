@@ -143,7 +143,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
         inventory = take_inventory(opened)
         assert inventory.total.parameters == opened.total_parameters
         if "layers" not in order[order.index("heads") + 1 :]:  # which may take the layers that lost heads
-            assert any(layer.num_heads < layer.original_heads for layer in inventory.attentions)
+            assert any(layer.count < layer.original_heads for layer in inventory.attentions)
         assert any(layer.is_shared for layer in inventory.ffns)
         auto = headed_class(opened.config)
     model = load(path)

@@ -122,7 +122,7 @@ class TestKinds(HeadPruning):
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
             written(source, lambda opened: made_of(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
-            zeros = {layer.name: torch.zeros(layer.num_heads) for layer in layers if layer.name in gone}
+            zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)
             torch.testing.assert_close(logits(tmp_path / kind), masked, rtol=1e-5, atol=1e-5)

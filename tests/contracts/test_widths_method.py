@@ -165,7 +165,7 @@ def test_a_shared_ffn_counts_once(tmp_path):
     )
     with open_model(out) as opened:
         opened.check()
-        assert {layer.width for layer in opened.layout.ffns} == {24}
+        assert {layer.count for layer in opened.layout.ffns} == {24}
         assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
 
 

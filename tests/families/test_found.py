@@ -15,7 +15,6 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
-from prunecli.methods.sharing.plan import output_layer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import submodule
@@ -635,7 +634,7 @@ def test_a_model_of_images_is_measured_under_the_names_of_its_class(command, tmp
     write_plain_tokenizer(tmp_path / "model")
     (tmp_path / "text.txt").write_text("the hen then ten tins on it\n" * 20)
     with open_model(tmp_path / "model") as checkpoint:
-        assert {output_layer(ffn.tensors) for ffn in checkpoint.layout.ffns} == {"down_proj"}
+        assert {ffn.output.rpartition(".")[2] for ffn in checkpoint.layout.ffns} == {"down_proj"}
     given = ("--text", tmp_path / "text.txt", "--ratio", "0.5", "-o", tmp_path / "out")
     done(command, tmp_path / "model", *given)
 

@@ -21,7 +21,7 @@ from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, silent
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stream import Copy, Expression, Generated, Output, given, zeros
+from prunecli.tensors.stream import Copy, Generated, Output, given, zeros
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
             FitOptions(epochs=plan.options.epochs, seed=plan.options.seed),
             counts=counts,
             padding_idx=plan.padding_id,
-            tied_output=plan.fits_both,
+            tied_output=plan.output_dim is not None and plan.is_tied,
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
@@ -84,23 +84,22 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
                 place.copy_(torch.from_numpy(values))
     if plan.output_dim is not None and output is None:
         # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
-        source, padding = checkpoint_table(checkpoint, plan.output_table, progress), plan.padding_id
+        table = f"{tables.input if plan.is_tied else tables.output}.weight"
+        source, padding = checkpoint_table(checkpoint, table, progress), plan.padding_id
         if padding is not None and source.rows(padding, padding + 1).any():
             padding = None
         projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
         alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
         assert alone.output is not None
-        table = alone.unit.map.weight.detach().numpy()
-        output = replace(alone.output, table=table, quality=alone.quality)
+        fitted = alone.unit.map.weight.detach().numpy()
+        output = replace(alone.output, table=fitted, quality=alone.quality)
     return Factors(unit, fit, output)
 
 
 Shape = tuple[int, ...]
 
 
-def rewrite_embeddings(
-    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None = None
-) -> Rewrite:
+def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None) -> Rewrite:
     """The checkpoint with its embeddings as planned, its tensors in the order of the source.
 
     Args:
@@ -114,7 +113,7 @@ def rewrite_embeddings(
     structure = replace(checkpoint.structure, embedding=plan.change)
     shapes = embedding_shapes(checkpoint, plan.change)
     source, output = plan.tables.input, f"{plan.tables.output}.weight"
-    fitted: dict[str, Expression] = {}  # also what is computed from the unit
+    fitted = {}  # also what is computed from the unit
     if factors is not None and (unit := factors.unit) is not None:
         if plan.change.unit is None:
             rows = (unit.num_embeddings, unit.embedding_dim)

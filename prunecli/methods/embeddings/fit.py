@@ -324,7 +324,7 @@ def train(
 
     dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
     rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
-    optimizers: list[torch.optim.Optimizer] = [
+    optimizers = [
         torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
         torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
     ]
@@ -384,7 +384,7 @@ LINEAR_FROM = 6.0
 
 
 @torch.no_grad()
-def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int = 0) -> int:
+def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int) -> int:
     """Set every weight but the map table's, to make the unit the best projective embedding of the same n.
 
     The map table has to hold the rows `start.mapped(...)`. Each of the n values of e is carried to the last expansion

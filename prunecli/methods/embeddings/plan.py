@@ -52,16 +52,6 @@ class EmbeddingPlan:
     step: Mapping[str, object]
     reasons: tuple[str, ...]
 
-    @property
-    def fits_both(self) -> bool:
-        """Whether one map table is fitted to serve both sides."""
-        return self.shape is not None and self.output_dim is not None and self.is_tied
-
-    @property
-    def output_table(self) -> str:
-        """Name of the tensor that the output layer has as its table now."""
-        return f"{self.tables.input if self.is_tied else self.tables.output}.weight"
-
 
 def plan_embeddings(
     checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines | None = None

@@ -205,7 +205,7 @@ def aggregate(
 
     def of(end: int) -> GateSums:
         """The entries of each language: the one for all of its pairs if there is one, else one for each pair."""
-        entries: list[str] = []
+        entries = []
         for language in dict.fromkeys(asked[end] or known[end] or [ANY]):
             whole = (f"{language}-{ANY}", f"{ANY}-{language}")[end]
             own = [name for name, pair in pairs.items() if pair[end] == language]

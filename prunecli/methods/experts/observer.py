@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import sparse_ffns
-from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
@@ -92,7 +91,7 @@ class GateObserver(Summing):
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Observe every sparse FFN of `model` while the block runs."""
-        modules: Mapping[str, SparseFFN] = sparse_ffns(model)
+        modules = sparse_ffns(model)
         for index, layer in enumerate(self._layers):
             modules[layer.name].observer = partial(self._observe, index)
         try:

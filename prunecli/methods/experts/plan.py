@@ -207,7 +207,7 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: 
     options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
     kept = read_experts(path, axes, options.sources, options.targets)
     pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
-    alone: dict[str, Kept] = {}
+    alone = {}
     for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
         with suppress(PruneError):  # the file may have no experts for a single pair
             alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
@@ -329,7 +329,7 @@ def _picked(
             f"{path} holds experts by language: name `sources` and `targets`.", near_names("", content)
         )
     encoder = sum(axis.original for axis in axes if axis.side == "encoder")
-    ids: list[int] = []
+    ids = []
     for source in sources:
         for target in targets:
             if f"{source}-{target}" in content:
@@ -348,7 +348,7 @@ Means = Mapping[str, Floats]
 """Layer's name -> `[original experts, width]`."""
 
 
-def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[str] = ()) -> Means:
+def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[str]) -> Means:
     """E[f] of every expert over the tokens routed to it, 0 where there are none.
 
     Args:

@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import runner_and_batches
-from prunecli.methods.sharing.plan import output_layer
 from prunecli.methods.units import TextRun, units_of_experts
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
@@ -79,8 +78,8 @@ class UnitObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each output layer."""
         for layer in self._layers:
-            if not (layer.removed or layer.is_sparse or layer.is_shared):
-                output = submodule(model, f"{layer.name}.{output_layer(layer.tensors)}")
+            if layer.has_tensors and not layer.is_sparse:
+                output = submodule(model, layer.output)
                 hook = partial(self._given, axis_name(layer.name, "unit"), 1)
                 yield output.register_forward_pre_hook(hook)
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
-from pathlib import Path
-
-import numpy as np
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.options import NarrowOptions
-from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan, squares
+from prunecli.methods.units import (
+    Ranking,
+    TextRun,
+    by_scores,
+    drawn,
+    kept_by_file,
+    measured,
+    plan,
+    unit_norms,
+)
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection, selection_of_file
-from prunecli.tensors.stream import Copy
+from prunecli.selection.selection import Selection
 from prunecli.text.choice import Dataset
 
 NORMS_WARNING = (
@@ -50,7 +55,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         # Norms of stored values would not be those of the weights.
         raise checkpoint.quantised_refusal(name)
     if options.keep is not None:
-        return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+        return kept_by_file(checkpoint, options, axes)
     budget = _budget(axes, options)
     if options.metric != "random":
         checkpoint.check()  # weights of other shapes than config.json says would be added up
@@ -102,13 +107,12 @@ def _chosen(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
             )
         return own
     has_experts = checkpoint.layout.family.mixture is not None
-    sides = [layer.side for layer in layers]
-    if options.side is not None and options.side not in sides:
+    if options.side is not None and options.side not in [layer.side for layer in layers]:
         raise UsageError(f"`side={options.side}`: the model has no {options.side}.", "Leave it out.")
     ffns = [
         layer
         for layer in layers
-        if options.side in (None, layer.side) and (layer.tensors or (layer.is_sparse and has_experts))
+        if options.side in (None, layer.side) and (layer.carriers or (layer.is_sparse and has_experts))
     ]
     dense = [layer for layer in ffns if not layer.is_sparse]
     if not dense or (len(dense) < len(ffns) and not options.dense_only):
@@ -141,16 +145,10 @@ def _norms(checkpoint: Checkpoint, axis: Axis, *, output_only: bool = False) -> 
     Returns:
         `[units]`, float64. If experts are stacked, norms are taken over all of them together.
     """
-    product = np.ones(axis.count)
     matrices = [name for name in axis.carriers if len(checkpoint.info(name).shape) > 1]
     if output_only:
         matrices = outputs(axis.carriers)
-    for name in matrices:
-        carrier = axis.carriers[name]
-        each = squares(checkpoint, Copy(name), carrier.dim)
-        for block in each.reshape(len(carrier.blocks), axis.count, -1):
-            product *= np.sqrt(block.sum(axis=1))
-    return product
+    return unit_norms(checkpoint, {name: axis.carriers[name] for name in matrices}, axis.count)
 
 
 def _budget(axes: Sequence[Axis], options: NarrowOptions) -> Budget:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import fsum, sqrt
-from pathlib import Path
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.options import HeadOptions, Normalize
-from prunecli.methods.units import by_scores, drawn, plan
+from prunecli.methods.options import HeadOptions
+from prunecli.methods.units import by_scores, drawn, kept_by_file, plan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import KINDS
@@ -19,9 +18,9 @@ from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection, selection_of_file
+from prunecli.selection.selection import Selection
 
-DEFAULT_NORMALIZE: dict[str, Normalize] = {"gradient": "per-layer", "ablation": "none"}
+DEFAULT_NORMALIZE = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
@@ -37,7 +36,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     axes = axes_of(checkpoint, "head")
     if options.keep is not None:
         options.refuse_beside("keep", ("ratio", "count", "attention", "least", "uniform", "normalize"))
-        return selection_of_file(options.COMMAND, checkpoint, axes, Path(options.keep), options.dtype)
+        return kept_by_file(checkpoint, options, axes)
     is_all = options.attention == KINDS
     present = [*dict.fromkeys(axis.attention for axis in axes)]
     for kind in () if is_all else options.attention:

@@ -176,9 +176,9 @@ def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]
     """Masks for each head in turn, in the order of `layers`: without it (3.2), or with it alone in its layer (3.3)."""
     alone = method == "all-but-one"
     return [
-        (layer.name, tuple(float((other == head) == alone) for other in range(layer.num_heads)))
+        (layer.name, tuple(float((other == head) == alone) for other in range(layer.count)))
         for layer in layers
-        for head in range(layer.num_heads)
+        for head in range(layer.count)
     ]
 
 
@@ -303,7 +303,7 @@ class Ablation:
         """
         layers = self.checkpoint.layout.own_attentions
         examples, effects = self._effects(selected or data, masks_of(layers, self.options.metric))
-        ends = list(accumulate(layer.num_heads for layer in layers))[:-1]
+        ends = list(accumulate(layer.count for layer in layers))[:-1]
         for found in effects:
             for name in ("values", "p_values"):
                 own = zip(layers, np.split(np.array(found[name]), ends), strict=True)
@@ -312,7 +312,7 @@ class Ablation:
         if self.options.metric == "all-but-one":
             # The best single head (3.3), the first of equal ones.
             pick = np.argmin if self.metric == "loss" else np.argmax
-            names = {axis_name(layer.name, "head"): layer.heads for layer in layers if layer.num_heads}
+            names = {axis_name(layer.name, "head"): layer.heads for layer in layers if layer.count}
             fields["best"] = {name: ids[int(pick(fields["values"][name]))] for name, ids in names.items()}
             if selected is not None:
                 fields["reported"] = self._report(data, fields["best"])

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
-from prunecli.methods.options import LayerMetric, LayerOptions
+from prunecli.methods.options import LayerOptions
 from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
@@ -58,7 +57,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
                 "Only the last layers can be removed: `metric=last`.",
             )
     numbers = {side: gone for side, gone in removed.items() if gone}
-    arguments = {**({"removed": numbers} if numbers else {}), **cast("Any", made.step["arguments"])}
+    arguments = {**({"removed": numbers} if numbers else {}), **made.step["arguments"]}
     return replace(made, step={**made.step, "arguments": arguments})
 
 
@@ -86,7 +85,7 @@ def _ranked(
         for axis in chosen:
             replace(budget, ratio=None, count=counts[axis.side]).removable([axis])
         budget = Budget(keep={axis.name: axis.count - counts[axis.side] for axis in chosen})
-    metric: LayerMetric = options.metric or "cosine"
+    metric = options.metric or "cosine"
     is_default = options.needs_text and not (options.metric or options.contiguous)
     if is_default and training_task_of(checkpoint) == "feature-extraction":
         # Without half of its layers by cosine, MiniLM's Spearman on STS-B falls to 0.844; at random to 0.894.
@@ -180,7 +179,7 @@ def parse_layers(option: str, text: str, depths: Mapping[str, int]) -> dict[str,
         UsageError: it is not of this form, or names what the model has not.
     """
     found: dict[str, set[int]] = {}
-    side: str | None = next(iter(depths)) if len(depths) == 1 else None
+    side = next(iter(depths)) if len(depths) == 1 else None
     for part in text.split(","):
         match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
         side = (match and match[1]) or side

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.on_text import runner_and_batches
-from prunecli.methods.sharing.plan import is_output, output_layer
 from prunecli.methods.units import TextRun
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.find_axes import axes_of
@@ -54,19 +54,12 @@ class Gap:
     """A run of removed layers.
 
     Attributes:
-        before: name of the layer before the run.
-        last: name of the last layer of the run.
+        ends: names of the layer before the run, and of its last layer: the map begins and ends there.
         ffn: FFN of the layer before the run.
     """
 
-    before: str
-    last: str
+    ends: tuple[str, str]
     ffn: FfnLayer
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """Names of the layers at which the map begins and ends."""
-        return self.before, self.last
 
 
 def cut_replaced(
@@ -87,22 +80,25 @@ def cut_replaced(
             add its output to the hidden states.
         PruneError: text or a model that cannot be used.
     """
-    maps: Maps = {} if known is None else known
-    arguments: Any = {"text": described(data.text), **cast("Any", selection.step["arguments"])}
-    step = {**selection.step, "arguments": {**arguments, "replace": "linear"}}
+    maps = {} if known is None else known
+    arguments = {"text": described(data.text), **selection.step["arguments"], "replace": "linear"}
+    step = {**selection.step, "arguments": arguments}
     rewrite, gaps = cut(checkpoint, replace(selection, step=step)), [*_gaps(checkpoint, selection)]
     if new := [gap for gap in gaps if gap.ends not in maps]:
         runner, batches = runner_and_batches(checkpoint, data, run.running, whole=True)
         observer = GapObserver(new)
         observe_batches(runner, observer, batches, "linear maps", run.progress)
         maps.update(observer.take())
-    made: dict[str, Floats] = {}
+    made = {}
     for gap in gaps:
-        for suffix, hidden in gap.ffn.tensors.items():
-            if is_output(gap.ffn.tensors, suffix):
-                name, matrix = f"{gap.ffn.name}.{suffix}", maps[gap.ends]
-                own = np.concatenate([*values(checkpoint, Copy(name), "F64")])
-                made[name] = matrix.T @ own if hidden == 1 else own @ matrix
+        for name in gap.ffn.tensor_names:
+            if module_of(name) == gap.ffn.output:
+                own, carrier = (
+                    np.concatenate([*values(checkpoint, Copy(name), "F64")]),
+                    gap.ffn.carriers.get(name),
+                )
+                is_turned = carrier is None or carrier.dim != 1
+                made[name] = own @ maps[gap.ends] if is_turned else maps[gap.ends].T @ own
     return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
 
 
@@ -137,7 +133,7 @@ def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:
                     f"{checkpoint.path}: the FFN of layer {place}, before removed layers, {fault}",
                     "A linear map needs a dense FFN of floating-point weights: leave `replace` out.",
                 )
-            yield Gap(axis.members.format(place), axis.members.format(following - 1), ffn)
+            yield Gap((axis.members.format(place), axis.members.format(following - 1)), ffn)
 
 
 class GapObserver(TokenObserver):
@@ -154,16 +150,15 @@ class GapObserver(TokenObserver):
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
-            output = submodule(model, f"{gap.ffn.name}.{output_layer(gap.ffn.tensors)}")
+            output = submodule(model, gap.ffn.output)
             yield output.register_forward_hook(partial(self._add_ffn, gap))
-            layer = submodule(model, gap.before)
+            layer, last = (submodule(model, name) for name in gap.ends)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
-            last = submodule(model, gap.last)
             yield last.register_forward_hook(partial(self._add_after, gap))
 
     def take(self) -> Maps:
         """Return the map T of each gap."""
-        maps: Maps = {}
+        maps = {}
         for gap in self._gaps:
             products, moved = self._sums[gap].cpu().numpy()
             identity = np.eye(len(products))
@@ -207,7 +202,7 @@ class GapObserver(TokenObserver):
         fits = (moved - scale * own).norm(dim=1) <= TOLERANCE * size + rounding
         if not (fits & (size > 2 * rounding)).double().mean() >= FITTING:
             raise UnsupportedModelError(
-                f"{gap.before}: the layer does not add the output of its FFN to the hidden states, but changes it "
+                f"{gap.ends[0]}: the layer does not add the output of its FFN to the hidden states, but changes it "
                 "first (by a norm, perhaps), so that no linear map fits into the FFN",
                 "Leave `replace` out.",
             )

@@ -6,7 +6,7 @@ The states of a stack are x_0, before its first layer, to x_L, after its last. A
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -27,6 +27,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.patchwork import submodule
+from prunecli.model.trial import given_states, hand_on
 from prunecli.modules.hooks import states_of
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
@@ -145,7 +146,7 @@ def _by_passing(
             raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
         for layer in layers:
             value = 0.0
-            with passed_by(submodule(model, layer.name)):
+            with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
                 for made, before in zip(run(), whole, strict=True):
                     if by_loss:
                         value += float((made[0].double() - before[0].double()).sum())
@@ -160,22 +161,6 @@ def _by_passing(
         "values": found,
         "counts": dict.fromkeys(found, count),
     }
-
-
-def passed_by(layer: nn.Module) -> RemovableHandle:
-    """Within the block, the layer returns the hidden states that it is given; its other outputs stay as they are."""
-
-    def hook(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
-        states = _input(arguments, options)
-        return (states, *output[1:]) if isinstance(output, tuple) else states
-
-    return layer.register_forward_hook(hook, with_kwargs=True)
-
-
-def _input(arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Tensor:
-    """Hidden states that a layer is given."""
-    states: Tensor = arguments[0] if arguments else options["hidden_states"]
-    return states
 
 
 class StateObserver(TokenObserver):
@@ -232,7 +217,7 @@ class StateObserver(TokenObserver):
         options: dict[str, Any],
         output: Any,
     ) -> None:
-        self._states.append(_input(arguments, options))
+        self._states.append(given_states(arguments, options))
         if not is_last:
             return
         self._states.append(states_of(output))

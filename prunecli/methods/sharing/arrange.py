@@ -63,9 +63,9 @@ class SharePlan:
         groups: every dense FFN, or every attention, that the result stores, changed or not, in the order of the model.
         removed: names of the FFNs or attentions that the result lacks.
         sparse: names of the mixtures of experts, which do not change.
-        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
         dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
-        seed: seed of new hidden units. None for attentions.
+        seed: seed of new hidden units.
+        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
         step: the entry for `Structure.history`.
         reasons: lines about choices made by default.
         decision: the values that hidden units were chosen by, if any were chosen.
@@ -74,11 +74,11 @@ class SharePlan:
     part: str
     layers: Mapping[str, Layer]
     groups: tuple[Group, ...]
-    removed: tuple[str, ...] = ()
-    sparse: tuple[str, ...] = ()
+    removed: tuple[str, ...]
+    sparse: tuple[str, ...]
+    dtype: str | None
+    seed: int
     units: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    dtype: str | None = None
-    seed: int | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     decision: Decision | None = None
@@ -91,19 +91,12 @@ class SharePlan:
 
 def _form(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> object:
     """The names of the tensors of an FFN or attention, and their shapes but for the number of its units."""
-    start, owner = layer.name, layer.owner
-    if isinstance(layer, AttentionLayer):
-        start, owner = (name.removesuffix(layer.spec.name) for name in (start, owner))
     form = []
     for name in layer.tensor_names:
-        suffix = name.removeprefix(start)
-        shape = [*shapes.get(owner + suffix, ())]
-        if isinstance(layer, AttentionLayer):
-            dim = layer.tensors[name].dim if name in layer.tensors else None
-        else:
-            dim = layer.tensors[suffix.removeprefix(".")]
-        if shape and dim is not None:
-            shape[dim] //= max(_units(layer), 1)
+        suffix = name.removeprefix(layer.name)
+        shape = [*shapes.get(layer.owner + suffix, ())]
+        if shape and name in layer.carriers:
+            shape[layer.carriers[name].dim] //= max(layer.count, 1)
         form.append((suffix, *shape))
     return tuple(form)
 
@@ -162,11 +155,11 @@ def arrange(
                     f"Share them together{ways if is_ffn else ', or drop them.'}",
                 )
     # With width "match" the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
-    dropped = {layer.owner: _units(layer) for layer in treated["drop"]}
+    dropped = {layer.owner: layer.count for layer in treated["drop"]}
     lost = sum(units for owner, units in dropped.items() if owner not in first_of)
     groups = [_group(members, options, lost // shared) for members in clusters[:shared]]
     for members in clusters[shared:]:
-        units = _units(members[0])
+        units = members[0].count
         groups.append(Group(_names(members), (members[0].owner,), None, units, units))
     place = [layer.name for layer in layers]
     return SharePlan(
@@ -243,7 +236,7 @@ def _check(
 
 def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
     """The FFN or attention that `members` share; `lost`: hidden units of dropped FFNs that it also stands for."""
-    units_of = {layer.owner: _units(layer) for layer in members}
+    units_of = {layer.owner: layer.count for layer in members}
     counts = sorted(set(units_of.values()))
     listed = ", ".join(map(str, counts))
     width = sum(units_of.values()) + lost if options.width == "match" else options.width
@@ -275,11 +268,6 @@ def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
         scale = 1 / len(sources) if init == "concat" else 1.0
     made = sum(units_of.values()) if init == "concat" else units_of[sources[0]]
     return Group(_names(members), sources, init, made, made if width is None else width, scale)
-
-
-def _units(layer: Layer) -> int:
-    """Hidden units of an FFN; heads of an attention."""
-    return layer.width if isinstance(layer, FfnLayer) else layer.num_heads
 
 
 def _names(layers: Sequence[Layer]) -> tuple[str, ...]:

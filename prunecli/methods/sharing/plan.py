@@ -6,19 +6,18 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.arrange import Group, Layer, SharePlan, arrange
+from prunecli.methods.sharing.arrange import Group, SharePlan, arrange
 from prunecli.methods.sharing.options import (
     AttentionOptions,
     FfnOptions,
     SharingOptions,
     chosen_configuration,
 )
-from prunecli.methods.units import squares
+from prunecli.methods.units import unit_norms
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
@@ -81,11 +80,11 @@ def plan_ffn(
                 "`keep_units`: no FFN gets narrower.", "Leave it out, or give a smaller `width`."
             )
         return plan
-    tokens: Mapping[str, int] = {}
+    tokens = {}
     if options.keep_units == "norms":
         checkpoint.check()
         worth = {
-            axis_name(owner, "unit"): unit_norms(checkpoint, layers, group)
+            axis_name(owner, "unit"): group_norms(checkpoint, layers, group)
             for owner, group in narrowed.items()
         }
     elif activations is None:
@@ -128,12 +127,12 @@ def narrows(checkpoint: Checkpoint, options: FfnOptions) -> bool:
 def _plan(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
     """The plan, but for the hidden units that stay."""
     layout = checkpoint.layout
-    layers: Sequence[Layer] = layout.ffns if options.part == "FFN" else layout.attentions
+    layers = layout.ffns if options.part == "FFN" else layout.attentions
     if not layers:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the model has no {options.part} that can be shared or removed"
         )
-    sides = {layer.stack.side for layer in layers}
+    sides = {layer.side for layer in layers}
     chosen = chosen_configuration(options, sides)
     arguments = {**options.recorded(), "preset": chosen.name or None, "text": options.text}
     if isinstance(options, FfnOptions):
@@ -176,13 +175,12 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     checkpoint.check()
     layers: Mapping[str, Any] = plan.layers
     own = {name: layer.tensor_names for name, layer in layers.items()}
-    made: dict[str, list[Output]] = defaultdict(list)
+    made = defaultdict(list)
     for group in plan.groups:
         for name, *sources in zip(own[group.owner], *(own[name] for name in group.sources), strict=True):
             if plan.part == "FFN":
-                suffix = name.removeprefix(f"{group.owner}.")
                 units, seed = plan.units.get(group.owner), f"{plan.seed}:{name}"
-                expression = ffn_tensor(checkpoint, layers, group, suffix, units, seed)
+                expression = ffn_tensor(checkpoint, layers, group, name, units, seed)
             elif sources[0] in checkpoint.tensors:
                 expression = weighted_sum([Copy(source) for source in sources], 1 / len(sources))
             else:  # config.json does not ask for this tensor, or no head is left
@@ -192,7 +190,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     gone = {name for names in own.values() for name in names}
     structure = _structure(checkpoint, plan, layers)
     result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
-    parts: tuple[FfnLayer | AttentionLayer, ...] = (*result.ffns, *result.attentions)
+    parts = (*result.ffns, *result.attentions)
     for layer in parts:
         if layer.name not in plan.removed:
             continue
@@ -205,7 +203,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
 
 def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
     """The source's structure with what the plan shares, removes and resizes."""
-    structure, sizes = checkpoint.structure, checkpoint.layout.sizes
+    structure = checkpoint.structure
     shared = {name: group.owner for group in plan.groups for name in group.members[1:]}
     widths, axes = {}, dict(structure.axes)
     for name in layers:  # heads of a shared attention are its owner's
@@ -213,11 +211,11 @@ def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any
     for group in plan.groups:
         layer = layers[group.owner]
         if plan.part == "FFN":
-            if group.width != sizes.count(layer.stack.ffn.width):
+            if group.width != layer.stated:
                 widths[group.owner] = group.width
             continue
         axis, held = axis_name(group.owner, "head"), layers[group.sources[0]].heads
-        if axis in structure.axes or held != tuple(range(layer.stated_heads)):
+        if axis in structure.axes or held != tuple(range(layer.stated)):
             axes[axis] = KeptUnits(held, layer.original_heads)
     return replace(structure.changing(layers, shared, plan.removed, widths), axes=axes)
 
@@ -226,7 +224,7 @@ def ffn_tensor(
     checkpoint: Checkpoint,
     layers: Mapping[str, FfnLayer],
     group: Group,
-    suffix: str,
+    name: str,
     units: Sequence[int] | None = None,
     seed: str = "",
 ) -> Expression:
@@ -242,26 +240,27 @@ def ffn_tensor(
         checkpoint: the source.
         layers: all of its FFNs by name.
         group: the group of the FFN.
-        suffix: name of the tensor, relative to the FFN.
+        name: full name of the tensor.
         units: the hidden units of the initialisation that stay. If None, all.
         seed: seed of new hidden units.
     """
+    names = [source + name.removeprefix(group.owner) for source in group.sources]
     if not group.is_merged:
-        return Copy(f"{group.sources[0]}.{suffix}")
+        return Copy(names[0])
     member = layers[group.owner]
-    axis, blocks, is_last = member.tensors[suffix], member.blocks[suffix], is_output(member.tensors, suffix)
-    names = [f"{name}.{suffix}" for name in group.sources]
+    is_last, carrier = module_of(name) == member.output, member.carriers.get(name)
     weight = group.scale if is_last else 1.0
     if group.init != "concat":
         weight /= len(names)
-    if axis is None:  # the bias of the output
-        return weighted_sum([Copy(name) for name in names], weight)
+    if carrier is None:  # the bias of the output
+        return weighted_sum([Copy(own) for own in names], weight)
+    axis, blocks = carrier.dim, len(carrier.blocks)
     parts: list[Expression] = []
     for block in range(blocks):  # of a fused tensor, which holds the hidden units several times
         held: list[Expression] = []
         before = 0
-        for name in names:
-            width = checkpoint.info(name).shape[axis] // blocks
+        for source in names:
+            width = checkpoint.info(source).shape[axis] // blocks
             own = (
                 range(width)
                 if units is None
@@ -269,15 +268,15 @@ def ffn_tensor(
             )
             places = joined((block * width + unit, block * width + unit + 1) for unit in own)
             if units is None and blocks == 1:
-                held.append(Copy(name))
+                held.append(Copy(source))
             elif own:
-                held.append(Slices(name, axis, tuple(places)))
+                held.append(Slices(source, axis, tuple(places)))
             if group.init == "concat":
                 before += width
         together = [[part] for part in held] if group.init == "concat" else [held]
         parts += [weighted_sum(summed, weight) for summed in together]
         if group.width > group.init_width:
-            shape = list(shape_of(checkpoint, parts[-1], suffix))
+            shape = list(shape_of(checkpoint, parts[-1], name))
             shape[axis] = group.width - group.init_width
             if is_last or len(shape) == 1:
                 parts.append(zeros(tuple(shape)))
@@ -286,16 +285,6 @@ def ffn_tensor(
                 number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
                 parts.append(noise(tuple(shape), initial_std(checkpoint.config), number))
     return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
-
-
-def output_layer(tensors: Mapping[str, Any]) -> str:
-    """Name of the linear layer that gives the FFN's output, relative to the FFN: it holds the last tensor."""
-    return module_of([*tensors][-1])
-
-
-def is_output(tensors: Mapping[str, Any], suffix: str) -> bool:
-    """Whether a tensor belongs to the output layer."""
-    return module_of(suffix) == output_layer(tensors)
 
 
 def initial_std(config: Mapping[str, Any]) -> float:
@@ -309,21 +298,9 @@ def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
 
 
-def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
-    """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
-
-    The FFN is the one that the group's initialisation makes; its weights are read block by block.
-
-    Returns:
-        `[init_width]`, float64.
-
-    Raises:
-        CheckpointError: a file ends early.
-    """
-    product, group = np.ones(group.init_width), replace(group, width=group.init_width)
-    member = layers[group.owner]
-    for suffix, axis in member.tensors.items():
-        if axis is not None and suffix.endswith("weight"):
-            each = squares(checkpoint, ffn_tensor(checkpoint, layers, group, suffix), axis)
-            product *= np.sqrt(each).reshape(member.blocks[suffix], -1).prod(axis=0)
-    return product
+def group_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
+    """`unit_norms` of the FFN that the group's initialisation makes: ||row of W1|| x ||column of W2||."""
+    carriers = layers[group.owner].carriers
+    made = partial(ffn_tensor, checkpoint, layers, replace(group, width=group.init_width))
+    matrices = {name: carrier for name, carrier in carriers.items() if name.endswith("weight")}
+    return unit_norms(checkpoint, matrices, group.init_width, made)

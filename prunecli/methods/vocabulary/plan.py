@@ -233,7 +233,7 @@ def _filling(kept: set[int], vocabulary: Vocabulary, multiple: int) -> set[int]:
 MESSAGE = "\ue000"
 """Stands for the content of every message: a character that no template writes."""
 
-_CHATS: tuple[tuple[str, ...], ...] = (
+_CHATS = (
     ("user",),
     ("system", "user"),
     ("user", "assistant", "user"),
@@ -370,8 +370,8 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
     """
     templates = getattr(tokenizer, "chat_template", None) or {}
     special = "|".join(sorted(map(re.escape, tokenizer.get_added_vocab()), key=len, reverse=True)) or "(?!)"
-    texts: set[str] = set()
-    frames: set[tuple[str, str]] = set()
+    texts = set()
+    frames = set()
     for template in (templates,) if isinstance(templates, str) else templates.values():
         texts.update(_literals(template))
         for roles, tools, prompt in product(_CHATS, (None, [_TOOL]), (False, True)):

@@ -128,7 +128,7 @@ def products(token: str, rank: Rank) -> list[str]:
     Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
     """
     symbols = list(token)
-    merged: list[str] = []
+    merged = []
     while ranks := [
         (value, index) for index, pair in enumerate(pairwise(symbols)) if (value := rank(*pair)) is not None
     ]:
@@ -230,7 +230,7 @@ def read_model(data: bytes) -> tuple[list[Piece], int]:
     Raises:
         ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
     """
-    pieces: list[Piece] = []
+    pieces = []
     model_type = UNIGRAM
     for number, value, _ in _fields(data):
         if number in (_PIECES, _TRAINER):

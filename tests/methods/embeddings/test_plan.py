@@ -96,7 +96,7 @@ def test_each_table_by_itself(tmp_path):
     assert decided(source, EmbeddingOptions()).change == EmbeddingChange(UNIT)
     both = decided(source, EmbeddingOptions(side="both"))
     assert both.change == EmbeddingChange(UNIT, OutputChange(4))
-    assert (both.output_table, both.fits_both) == ("lm_head.weight", False)
+    assert not both.is_tied
 
 
 def test_the_history_says_what_was_asked(source):

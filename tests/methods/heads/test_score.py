@@ -223,9 +223,9 @@ def test_the_cosine_without_each_head(embedding_subject):
     whole = [embedding_subject.unit(number) for number in range(len(TEXTS))]
     found = embedding_subject.scores(metric="ablation")
     for layer in embedding_subject.layers:
-        for head in range(layer.num_heads):
+        for head in range(layer.count):
             weight = embedding_subject.projections[layer.name].weight
-            with reference.scaled_head(weight, layer.num_heads, head, 1, 0.0):
+            with reference.scaled_head(weight, layer.count, head, 1, 0.0):
                 want = np.mean(
                     [whole[number] @ embedding_subject.unit(number) for number in range(len(TEXTS))]
                 )

@@ -10,28 +10,27 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
 from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
+from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
 
-TENSORS = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
-
 
 def ffn(name: str, **changes: Any) -> FfnLayer:
-    side = "encoder" if name.startswith("e") else "decoder"
+    stack = FAMILIES["bart"].stacks[name[0] == "d"]
     values: dict[str, Any] = {
         "name": name,
         "own_name": name,
-        "side": side,
         "layer": int(name[1:]),
-        "width": 8,
+        "count": 8,
+        "stated": 8,
         "owner": name,
         "removed": False,
         "is_sparse": False,
-        "tensors": TENSORS,
-        "blocks": dict.fromkeys(TENSORS, 1),
-        "norm_tensors": (f"{name}.norm",),
+        "carriers": {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)},
+        "stack": stack,
+        "spec": stack.ffn,
     }
-    return FfnLayer(**{**values, "stack": FAMILIES["bart"].stacks[name[0] == "d"], **changes})
+    return FfnLayer(**{**values, **changes})
 
 
 def model(encoder: int = 6, decoder: int = 6) -> list[FfnLayer]:
@@ -116,7 +115,7 @@ def test_widths_and_initialisations(options, group):
 
 
 def test_different_widths_have_no_mean():
-    layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
+    layers = [*model(2, 0), *(ffn(f"d{n}", count=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
         arrange(layers, *asked("share", "share", across=True), {})
     found = arrange(layers, *asked("share", "share", across=True, init="concat"), {})
@@ -162,6 +161,6 @@ def test_experts_are_left_alone_only_when_told():
 
 
 def test_nothing_left_to_share():
-    layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
+    layers = [ffn("d0", count=0, removed=True)]
     with pytest.raises(UsageError, match="no FFN left to share"):
         arrange(layers, *asked(decoder="share"), {})

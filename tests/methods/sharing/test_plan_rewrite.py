@@ -10,7 +10,7 @@ import pytest
 from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, unit_norms
+from prunecli.methods.sharing.plan import group_norms, plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors import computing
@@ -118,7 +118,7 @@ def test_norms(case, init, tmp_path, monkeypatch):
     with open_model(source) as opened:
         layers = {layer.name: layer for layer in opened.layout.ffns}
         group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
-        found = unit_norms(opened, layers, group)
+        found = group_norms(opened, layers, group)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
