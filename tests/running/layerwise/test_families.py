@@ -54,7 +54,7 @@ def test_dense_families(model_type, memory, tmp_path):
     assert_same(path, memory)
 
 
-@pytest.mark.parametrize("model_type", ["granite", "falcon"])
+@pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus"])  # the last has scalars in its layers
 def test_families_that_are_found(model_type, tmp_path):
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
