@@ -153,6 +153,9 @@ def gradient_sums(
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
         seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
+        if seen and runner.layerwise:  # experts run apart: the graph begins below the layers
+            model.enable_input_require_grads()
+            hooks.callback(model.disable_input_require_grads)
         named = {name: axis for name, axis in every.items() if name not in seen}
         watched = (
             _inputs(names, model, named, sums.add, hooks),
