@@ -180,6 +180,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
             raise CheckpointError(
                 f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
             )
+    labels = labels.clone()  # FSMT's shift writes to them
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return shifted
