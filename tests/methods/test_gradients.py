@@ -158,7 +158,10 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
 @pytest.mark.parametrize(
     ("case", "kinds"),
     [
-        *((case, ("head", "unit", "layer")) for case in ("llama", "gpt2", "gpt_neox", "nllb-moe", "qwen3_moe")),
+        *(
+            (case, ("head", "unit", "layer"))
+            for case in ("llama", "gpt2", "gpt_neox", "nllb-moe", "qwen3_moe")
+        ),
         ("qwen3_moe", ("unit",)),
     ],
 )
