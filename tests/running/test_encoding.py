@@ -338,16 +338,23 @@ def test_labels_stay_where_a_class_shifts_them_in_place(tmp_path):
     assert counts == [sum(length for _, length in examples.lengths)]
 
 
-@pytest.mark.parametrize("head", ["ForMaskedLM", "Model", "ForSequenceClassification"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(f"MobileBert{head}" for head in ("ForMaskedLM", "Model", "ForSequenceClassification")),
+        "XLNetForSequenceClassification",
+    ],
+)
 def test_no_text_is_padded_where_padding_mixes_into_texts(head, tmp_path):
-    model = getattr(transformers, f"MobileBert{head}")(tiny.tiny_config("mobilebert"))
+    cls = getattr(transformers, head)
+    model = cls(tiny.tiny_config(cls.config_class.model_type))
     write_plain_tokenizer(tmp_path)
     tokenizer, texts = load_tokenizer(tmp_path), ("the hat", "the hen is on the hat", "the rat")
     examples: Examples
-    if head == "ForSequenceClassification":
+    if head.endswith("ForSequenceClassification"):
         labelled = LabelledText(tmp_path, ("LABEL_0",) * 3, texts, None, (1, 2, 3))
         examples = labelled_examples(tokenizer, model, labelled)
-    elif head == "Model":
+    elif head.endswith("Model"):
         examples = embedding_examples(tokenizer, model, Pooling(), texts, None)
     else:
         examples = mlm_examples(tokenizer, model, texts)
