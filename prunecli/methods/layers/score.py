@@ -167,7 +167,7 @@ def passed_by(layer: nn.Module) -> RemovableHandle:
 
     def hook(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         states = _input(arguments, options)
-        return (states, *output[1:]) if isinstance(output, tuple) else states
+        return (states, *output[1:]) if isinstance(output, tuple | list) else states
 
     return layer.register_forward_hook(hook, with_kwargs=True)
 
