@@ -399,10 +399,19 @@ def differentiate_losses(
 
 
 def batch_vectors(model: Any, pooling: Pooling, batch: Batch) -> Tensor:
-    """`[B, width]` float32 on the model's device, differentiable; a head that the model has is not run."""
+    """`[B, width]` float32 on the model's device, differentiable; a head that the model has is not run.
+
+    Raises:
+        UnsupportedModelError: the class has no model without its head.
+    """
     headless = model.base_model
-    hidden: Tensor = headless(**batch.arguments(headless)).last_hidden_state
-    return pooling(hidden, batch.inputs["attention_mask"])
+    output = headless(**batch.arguments(headless))
+    if "last_hidden_state" not in output:
+        raise UnsupportedModelError(
+            f"embedding: {type(model).__name__} does not run without its head, so that a text has no vector",
+            "Choose another metric or task.",
+        )
+    return pooling(output.last_hidden_state, batch.inputs["attention_mask"])
 
 
 def random_projections(pooling: Pooling, model: Any, batch: Batch) -> Tensor:
