@@ -178,7 +178,11 @@ def test_a_class_that_hands_all_arguments_on_caches_nothing():
     assert batch.arguments(model.base_model)["use_cache"] is False
 
 
-def test_a_class_that_does_not_run_without_its_head_makes_no_vectors():
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("llama4_text", "does not run without its head"), ("perceiver", "takes inputs in the place of tokens")],
+)
+def test_a_class_that_does_not_run_without_its_head_makes_no_vectors(model_type, reason):
     batch = Batch({"input_ids": torch.tensor([[5, 6]])}, torch.tensor([0]), (0,))
-    with pytest.raises(UnsupportedModelError, match="does not run without its head"):
-        batch_vectors(tiny.build("llama4_text"), Pooling(), batch)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        batch_vectors(tiny.build(model_type), Pooling(), batch)
