@@ -127,7 +127,8 @@ def gradient_sums(
         runner: runs the checkpoint's model in float32 or bfloat16 (float16 loses small gradients). Layer by layer
             neither experts nor channels are scored.
         axes: of any kinds but tokens. With experts or channels batches hold one example each, and with the hidden units
-            of experts that only the model's class can run.
+            of experts that only the model's class can run; so they do where layers hold texts along another dimension
+            than the first (FSMT, XLNet, Gemma 3n).
         batches: name of a text, for messages -> its batches.
         fisher: whether squares over tokens are summed for hidden units.
         losses_of: L(x) of each example of a batch.
@@ -153,6 +154,9 @@ def gradient_sums(
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = {}
         seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
+        if seen and runner.layerwise:  # experts run apart: the graph begins below the layers
+            model.enable_input_require_grads()
+            hooks.callback(model.disable_input_require_grads)
         named = {name: axis for name, axis in every.items() if name not in seen}
         watched = (
             _inputs(names, model, named, sums.add, hooks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -385,6 +386,11 @@ class Trial:
             for own, stack in enumerate(stacks)
             for number in range(stack.depth)
         ]
+        parts = {id(part): part for _, _, module in modules for part in module.modules()}
+        held = Counter(id(value) for part in parts.values() for value in part.parameters(recurse=False))
+        # Layers that are not read have no values: none may hold another's, or the one that tells the model's device.
+        if id(next(self.model.parameters())) in held or max(held.values()) > 1:
+            return False
         forwards = [module.forward for _, _, module in modules]
         expected = self._pass(self.model)
         try:

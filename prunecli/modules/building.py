@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UsageError
@@ -236,7 +237,10 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
     """Tie what is tied, and compute what a model computes at its making and does not store: positions, for one."""
     tie_parameters(made.model)
     read = {(id(target.module), target.attribute) for target in made.targets}
+    models: dict[str, Any] = {}
     for path, module in made.model.named_modules():
+        # The rule is of the innermost model, as transformers applies it: ModernVBERT's text model has its own.
+        models[path] = module if isinstance(module, PreTrainedModel) else models[path.rpartition(".")[0]]
         computed = {
             name: value
             for name, value in (
@@ -255,7 +259,7 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
             for name, parameter in module.named_parameters():
                 if name not in computed:  # was read: transformers must neither draw nor compute it
                     keep_value(parameter)
-            init_weights(made.model, module)
+            init_weights(models[path], module)
 
 
 def _computed(checkpoint: Checkpoint, model: Any, path: str) -> Iterator[tuple[str, nn.Parameter]]:

@@ -179,13 +179,14 @@ def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Stagi
     Raises:
         CheckpointError: as `read_into`.
     """
-    shapes = [checkpoint.info(name).shape for name in spec.names]
-    rows = [shape[0] for shape in shapes]
-    if len(rows) > 1 and sum(rows) != len(tensor):
-        raise CheckpointError(
-            f"{checkpoint.path}: {' and '.join(spec.names)} have {sum(rows)} rows, the model wants {len(tensor)}"
-        )
-    parts = [tensor] if len(rows) == 1 else torch.split(tensor, rows)
+    shapes, parts = [checkpoint.info(name).shape for name in spec.names], [tensor]
+    if len(shapes) > 1:  # else the tensor may be a scalar
+        rows = [shape[0] for shape in shapes]
+        if sum(rows) != len(tensor):
+            raise CheckpointError(
+                f"{checkpoint.path}: {' and '.join(spec.names)} have {sum(rows)} rows, the model wants {len(tensor)}"
+            )
+        parts = [*torch.split(tensor, rows)]
     for name, part in zip(spec.names, parts, strict=True):
         read_into(part, checkpoint, name, staging, spec.entry)
     nbytes = sum(map(checkpoint.stored_bytes, spec.names))

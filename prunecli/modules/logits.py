@@ -70,7 +70,9 @@ class Logits:
         self.has_states = made is not None and self._cuts == 1
         if made is None:
             made = model(**inputs)
-        self._held: Tensor | None = made.logits.flatten(0, -2)
+        # Perceiver predicts at all of its positions, behind those of the batch too.
+        logits = made.logits if self.has_states or kept.dim() < 2 else made.logits[:, : self._shape[1]]
+        self._held: Tensor | None = logits.flatten(0, -2)
         # The logits are let go once they are used.
         self.outputs = SimpleNamespace(
             **{name: value for name, value in vars(made).items() if name != "logits"}

@@ -176,6 +176,22 @@ class TokenObserver(Observer, ABC):
             yield
 
 
+def headless_of(model: Any) -> Any:
+    """Return the model below the head of `model`.
+
+    Raises:
+        UnsupportedModelError: it takes no tokens, as Perceiver's does not.
+    """
+    headless = model.base_model
+    if headless.main_input_name != "input_ids":
+        raise UnsupportedModelError(
+            f"{type(headless).__name__} takes {headless.main_input_name} in the place of tokens, so that nothing can "
+            "be measured by token",
+            "Choose another metric or task.",
+        )
+    return headless
+
+
 def observe_batches(
     runner: Runner,
     observer: TokenObserver,
@@ -196,7 +212,7 @@ def observe_batches(
     """
     if not batches:
         raise DataError(f"no text to measure {what} on", "Give text with at least one line.")
-    headless = runner.model.base_model
+    headless = headless_of(runner.model)
     total = num_examples(batches)
 
     def forward(batch: Batch) -> None:
@@ -399,10 +415,19 @@ def differentiate_losses(
 
 
 def batch_vectors(model: Any, pooling: Pooling, batch: Batch) -> Tensor:
-    """`[B, width]` float32 on the model's device, differentiable; a head that the model has is not run."""
-    headless = model.base_model
-    hidden: Tensor = headless(**batch.arguments(headless)).last_hidden_state
-    return pooling(hidden, batch.inputs["attention_mask"])
+    """`[B, width]` float32 on the model's device, differentiable; a head that the model has is not run.
+
+    Raises:
+        UnsupportedModelError: the class has no model without its head.
+    """
+    headless = headless_of(model)
+    output = headless(**batch.arguments(headless))
+    if "last_hidden_state" not in output:
+        raise UnsupportedModelError(
+            f"embedding: {type(model).__name__} does not run without its head, so that a text has no vector",
+            "Choose another metric or task.",
+        )
+    return pooling(output.last_hidden_state, batch.inputs["attention_mask"])
 
 
 def random_projections(pooling: Pooling, model: Any, batch: Batch) -> Tensor:

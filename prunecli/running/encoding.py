@@ -21,8 +21,21 @@ from prunecli.text.plain import LabelledText, label_ids
 from prunecli.text.tasks import TASKS, TaskName, has_decoder
 from prunecli.text.tokens import encode, require_rows, tokenized
 
-MIXING = ("convbert", "cpmant", "fnet", "funnel", "mobilebert", "nystromformer", "prophetnet", "yoso")
-"""Types that mix padding into texts, whatever the mask: by convolutions, Fourier transforms, pooled attentions, say."""
+MIXING = (
+    "convbert",
+    "cpmant",
+    "fnet",
+    "funnel",
+    "mobilebert",
+    "nystromformer",
+    "prophetnet",
+    "xlnet",
+    "yoso",
+)
+"""Types that mix padding into texts, whatever the mask: by convolutions, Fourier transforms, pooled attentions, say.
+
+XLNet tells a text's class from the last position of the batch.
+"""
 AT_ONCE = 1 << 12
 """Lines that are tokenised between two reports."""
 
@@ -176,6 +189,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
         CheckpointError: the config names no token to begin with, or none for padding, which every shift replaces.
     """
     start, padding = (getattr(model.config, key, None) for key in ("decoder_start_token_id", "pad_token_id"))
+    labels = labels.clone()  # FSMT's shift writes to them
     try:
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -216,7 +230,7 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenEx
         padding,
         types=Sequences(ids["token_type_ids"]) if "token_type_ids" in ids else None,
         # Decoders look for the last token before the padding, and must know what padding is.
-        max_rows=1 if model.config.pad_token_id is None else None,
+        max_rows=1 if getattr(model.config.get_text_config(), "pad_token_id", None) is None else None,
         equal=equal,
     )
 

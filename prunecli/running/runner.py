@@ -32,10 +32,20 @@ Pass = Callable[[], Any]
 and more: it must do the same each time, and use no cache of keys and values."""
 
 REHEARSING = ContextVar("REHEARSING", default=False)
-"""Whether layers are run for gradients that another pass through them computes too: observers leave these out."""
+"""Whether another pass through the layers computes the same again: observers leave these out."""
 
 BATCHES_APART = 4
 """Batches of each of several processes from one exchange of what they saw to the next."""
+
+
+@contextmanager
+def rehearsing() -> Iterator[None]:
+    """Within the block, layers rehearse: see `REHEARSING`."""
+    token = REHEARSING.set(True)
+    try:
+        yield
+    finally:
+        REHEARSING.reset(token)
 
 
 def ignored(*_: Any) -> None:

@@ -16,7 +16,6 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.running.encoding import (
     encoded,
     filling,
-    padding_id,
     require_task,
     require_tokens,
     window_length,
@@ -167,8 +166,9 @@ class MaskedExamples(Examples):
     special: NDArray[np.bool_]
     vocabulary: NDArray[np.int64]
     mask_id: int
-    pad_id: int
     seed: int
+    pad_id: int
+    equal: bool = False
     epoch: int = 0
 
     @property
@@ -241,6 +241,6 @@ def mlm_examples(
         special,
         np.flatnonzero(~special[: min(len(tokenizer), size)]),
         tokenizer.mask_token_id,
-        padding_id(model, tokenizer),
         seed,
+        *filling(model, tokenizer),
     )

@@ -170,3 +170,10 @@ def test_gradients_are_those_of_the_whole(tmp_path, monkeypatch):
     assert len(gradients) == len(others) > 10
     for one, other in zip(gradients, others, strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_perceiver_predicts_at_more_positions_than_a_text_has():
+    model, batch = tiny.build("perceiver"), batch_of("mlm", vocabulary=90)
+    with torch.no_grad():
+        found = token_losses(model, batch)[0].tolist()
+    assert found == pytest.approx(expected(model, batch), rel=1e-4)

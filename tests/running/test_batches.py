@@ -7,14 +7,15 @@ import torch
 
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.modules.loading import load_model
-from prunecli.running.batches import example_losses, require_finite
+from prunecli.modules.pooling import Pooling
+from prunecli.running.batches import batch_vectors, example_losses, require_finite
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import Batch
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import encode, load_tokenizer
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
 from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss
 from tests.tiny import tiny_nllb_moe
 
@@ -169,3 +170,19 @@ def test_padding_where_model_and_tokenizer_have_none():
     assert padding_id(SimpleNamespace(config=config), tokenizer) == 7
     tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=None)
     assert padding_id(SimpleNamespace(config=config), tokenizer) == 0
+
+
+def test_a_class_that_hands_all_arguments_on_caches_nothing():
+    model = tiny.build("bart", head="causal")
+    batch = Batch({"input_ids": torch.tensor([[5, 6]])}, torch.tensor([[5, 6]]), (0,))
+    assert batch.arguments(model.base_model)["use_cache"] is False
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("llama4_text", "does not run without its head"), ("perceiver", "takes inputs in the place of tokens")],
+)
+def test_a_class_that_does_not_run_without_its_head_makes_no_vectors(model_type, reason):
+    batch = Batch({"input_ids": torch.tensor([[5, 6]])}, torch.tensor([0]), (0,))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        batch_vectors(tiny.build(model_type), Pooling(), batch)

@@ -21,6 +21,7 @@ from prunecli.running.encoding import (
     text_examples,
     translation_examples,
 )
+from prunecli.running.examples import Examples
 from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
@@ -334,18 +335,36 @@ def test_led_has_positions_of_its_own_for_each_stack(tmp_path):
     assert examples.lengths == [(63, 31)]
 
 
-@pytest.mark.parametrize("head", ["ForMaskedLM", "Model", "ForSequenceClassification"])
+def test_labels_stay_where_a_class_shifts_them_in_place(tmp_path):
+    model = cutting.saved("fsmt", tmp_path, "seq2seq")
+    model.config.decoder_start_token_id = model.config.eos_token_id
+    write_plain_tokenizer(tmp_path)
+    text = ParallelText("val", {name: ["the hat", "the hen is on the hat"] for name in ("a", "b")})
+    examples = translation_examples(load_tokenizer(tmp_path), model, text, [("a", "b")])
+    counts = [int((batch.labels >= 0).sum()) for batch in examples.batches(1000)]
+    assert counts == [sum(length for _, length in examples.lengths)]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(f"MobileBert{head}" for head in ("ForMaskedLM", "Model", "ForSequenceClassification")),
+        "XLNetForSequenceClassification",
+    ],
+)
 def test_no_text_is_padded_where_padding_mixes_into_texts(head, tmp_path):
-    model = getattr(transformers, f"MobileBert{head}")(tiny.tiny_config("mobilebert"))
+    cls = getattr(transformers, head)
+    model = cls(tiny.tiny_config(cls.config_class.model_type))
     write_plain_tokenizer(tmp_path)
     tokenizer, texts = load_tokenizer(tmp_path), ("the hat", "the hen is on the hat", "the rat")
-    if head == "ForSequenceClassification":
+    examples: Examples
+    if head.endswith("ForSequenceClassification"):
         labelled = LabelledText(tmp_path, ("LABEL_0",) * 3, texts, None, (1, 2, 3))
         examples = labelled_examples(tokenizer, model, labelled)
-    elif head == "Model":
+    elif head.endswith("Model"):
         examples = embedding_examples(tokenizer, model, Pooling(), texts, None)
     else:
-        examples = text_examples(tokenizer, model, texts)
+        examples = mlm_examples(tokenizer, model, texts)
     batches = examples.batches(1000)
     assert all(bool(batch.inputs["attention_mask"].all()) for batch in batches)
     assert sum(len(batch.inputs["input_ids"]) for batch in batches) == 3

@@ -26,6 +26,7 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.examples import num_examples
+from prunecli.running.runner import REHEARSING
 from prunecli.text.choice import Dataset
 
 
@@ -106,6 +107,8 @@ class UnitObserver(TokenObserver):
         return fields
 
     def _given(self, name: str, blocks: int, _module: Any, inputs: tuple[Tensor, ...]) -> None:
+        if REHEARSING.get():
+            return
         rows = self.real(inputs[0])
         # Of several experts that serve every token, side by side, each has every unit.
         self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))

@@ -24,7 +24,7 @@ from prunecli.modules.hooks import replaced
 from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves, map_tree
-from prunecli.running.runner import Advance, Pass, ignored
+from prunecli.running.runner import Advance, Pass, ignored, rehearsing
 
 Outputs = dict[int, Any]
 """Number of a layer -> its output of one pass, with `Stored` in the place of tensors."""
@@ -238,6 +238,7 @@ class LayerPasses:
             swapped(mixture.module, "runner", leave),
             swapped(mixture.module, "observer", None),
             self._remembering(stage, mixture, attention, to_come),
+            rehearsing(),
         ):
             (rows, counts), _ = self.run_pass(forward, outputs)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)

@@ -25,7 +25,7 @@ from prunecli.modules.grouped import Groups
 from prunecli.modules.stages import Mixture, Stage
 from prunecli.running.layerwise.forward import LayerPasses, Outputs, Routed, swapped
 from prunecli.running.layerwise.states import Stored, leaves
-from prunecli.running.runner import REHEARSING, Pass, ignored
+from prunecli.running.runner import Pass, ignored, rehearsing
 
 
 @dataclass
@@ -165,12 +165,8 @@ class Gradients(LayerPasses):
             stored.append(self._states.put(rows.detach().to(mixture.dtype)))
             return outputs
 
-        token = REHEARSING.set(True)
-        try:
-            with swapped(mixture.module, "runner", answer):
-                pairs, _ = self._paired(stage, one)
-        finally:
-            REHEARSING.reset(token)
+        with swapped(mixture.module, "runner", answer), rehearsing():
+            pairs, _ = self._paired(stage, one)
         gradient = torch.zeros_like(outputs)
         if pairs:
             made, given = zip(*pairs, strict=True)

@@ -106,6 +106,16 @@ def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type, tm
         np.testing.assert_allclose(together[name], values, rtol=1e-4)
 
 
+def test_ffns_beside_experts_run_once_layer_by_layer(tmp_path):
+    cutting.saved("gemma4_text", tmp_path / "model")
+    with open_model(tmp_path / "model") as opened:
+        runners = [
+            make_runner(opened, choose_devices("cpu"), torch.float32, memory) for memory in (None, 8 << 30)
+        ]
+        (_, tokens), (_, same) = (measured(runner, opened, [batch_of((0, 1), False)]) for runner in runners)
+    assert tokens == same
+
+
 def test_positions_that_are_no_tokens_are_refused(tmp_path):
     model = cutting.saved("cpmant", tmp_path / "model")
     with (

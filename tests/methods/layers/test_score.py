@@ -20,7 +20,7 @@ from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
-from tests.families import tiny_family
+from tests.families import cutting, tiny_family
 from tests.methods.ffn.test_activations import SENTENCES, batch_of
 from tests.reference import layers as reference
 from tests.reference.similarity import gram_cka
@@ -121,6 +121,16 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path, case
             options = LayerOptions(remove=f"{side}:{number}")
             written(source, lambda at, options=options: made_of(at, options), out)
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
+
+
+def test_layers_that_return_lists_are_passed_by(tmp_path):
+    model = cutting.saved("openai-gpt", tmp_path)
+    batches = [labelled(batch_of((0, 1), False), False)]
+    with open_model(tmp_path) as opened:
+        (own,) = layer_scores(opened, InMemory(model), batches, "perplexity").importance().values()
+    whole = loss_of(model, batches)
+    del model.transformer.h[0]
+    assert own[0] == pytest.approx(loss_of(model, batches) - whole, abs=1e-5)
 
 
 def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
