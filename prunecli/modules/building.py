@@ -238,15 +238,15 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
     tie_parameters(made.model)
     read = {(id(target.module), target.attribute) for target in made.targets}
     models: dict[str, Any] = {}
+    endings = _computed_endings(checkpoint, made.model)
     for path, module in made.model.named_modules():
         # The rule is of the innermost model, as transformers applies it: ModernVBERT's text model has its own.
         models[path] = module if isinstance(module, PreTrainedModel) else models[path.rpartition(".")[0]]
+        own = module.named_parameters(recurse=False)
+        parameters = ((name, value) for name, value in own if f"{path}.{name}".endswith(endings))
         computed = {
             name: value
-            for name, value in (
-                *module.named_buffers(recurse=False),
-                *_computed(checkpoint, made.model, path),
-            )
+            for name, value in (*module.named_buffers(recurse=False), *parameters)
             if value.is_meta and (id(module), name) not in read
         }
         for name, value in computed.items():
@@ -262,14 +262,10 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
             init_weights(models[path], module)
 
 
-def _computed(checkpoint: Checkpoint, model: Any, path: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and value of each parameter of a module that no checkpoint needs to hold: Marian's positions."""
-    buffers = tuple(getattr(model, UNSAVED) or ())
-    if checkpoint.family is not None:
-        buffers += checkpoint.family.buffers
-    for name, value in model.get_submodule(path).named_parameters(recurse=False):
-        if f"{path}.{name}".endswith(buffers):
-            yield name, value
+def _computed_endings(checkpoint: Checkpoint, model: Any) -> tuple[str, ...]:
+    """Endings of the names of parameters that no checkpoint needs to hold: Marian's positions."""
+    unsaved = tuple(getattr(model, UNSAVED) or ())
+    return unsaved if checkpoint.family is None else (*unsaved, *checkpoint.family.buffers)
 
 
 def _targets(
@@ -314,9 +310,8 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
     held = {id(target.tensor) for target in made.targets}
     held |= {id(tensor) for one in made.mixtures for tensor in one.stacked}
     held |= {id(tensor) for tensor in (() if left_out is None else left_out.parameters())}
-    for path, _ in made.model.named_modules():
-        held |= {id(value) for _, value in _computed(checkpoint, made.model, path)}
-    needed = [*made.model.named_parameters()]
+    endings = _computed_endings(checkpoint, made.model)
+    needed = [one for one in made.model.named_parameters() if not one[0].endswith(endings)]
     if checkpoint.runs_stock:
         stored = {*made.model.state_dict()}
         needed += [(name, buffer) for name, buffer in made.model.named_buffers() if name in stored]

@@ -178,8 +178,7 @@ def translation_examples(
     if skip_blank and not sources:
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)
-    padding, equal = filling(model, tokenizer)
-    return TokenExamples(Sequences(sources), Sequences(targets), padding, shift=shift, equal=equal)
+    return TokenExamples(Sequences(sources), Sequences(targets), *filling(model, tokenizer), shift=shift)
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
@@ -223,15 +222,13 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenEx
     seconds = None if text.seconds is None else list(text.seconds)
     ids = tokenized(tokenizer, list(text.texts), seconds, **options)
     require_tokens(tokenizer, model, ids["input_ids"])
-    padding, equal = filling(model, tokenizer)
     return TokenExamples(
         Sequences(ids["input_ids"]),
         torch.tensor(classes),
-        padding,
+        *filling(model, tokenizer),
         types=Sequences(ids["token_type_ids"]) if "token_type_ids" in ids else None,
         # Decoders look for the last token before the padding, and must know what padding is.
         max_rows=1 if getattr(model.config.get_text_config(), "pad_token_id", None) is None else None,
-        equal=equal,
     )
 
 
