@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from prunecli import demo
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import NLLB_MOE
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
@@ -100,7 +100,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if (
         config["model_type"] == "nllb-moe"
     ):  # of which transformers stores names for experts by the ten thousand
-        return dict(resolve(FAMILIES["nllb-moe"], config, Structure()).shapes)
+        return dict(resolve(NLLB_MOE, config, Structure()).shapes)
     import transformers
 
     from prunecli.model.skeleton import Skeleton

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prunecli.architectures import EXPERTS_ONLY, FAMILIES
+from prunecli.architectures import EXPERTS_ONLY, NLLB_MOE
 from prunecli.architectures.records import Mixture
 from prunecli.model.declared import Sizes
 from prunecli.model.mixtures import OF_AN_EXPERT, blocks_of, experts_of, stated_counts
@@ -65,7 +65,7 @@ def main(directories: list[Path]) -> int:
             continue
         config = json.loads(path.read_text(encoding="utf-8"))
         model_type = str(config.get("model_type"))
-        family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
+        family = {NLLB_MOE.model_type: NLLB_MOE, **EXPERTS_ONLY}.get(model_type)
         names = names_of(directory)
         if family is None or family.mixture is None:
             if family is None and any("expert" in text for text in (*names, json.dumps(config))):

@@ -21,6 +21,9 @@ UNEXPECTED = "_keys_to_ignore_on_load_unexpected"
 UNSAVED = "_keys_to_ignore_on_save"
 """Attribute of a model class: names of tensors that it computes, and never writes."""
 
+MAY_LACK = "_keys_to_ignore_on_load_missing"
+"""Attribute of a model class: patterns of names of tensors that files need not hold."""
+
 UNFINISHED = "_beam_search_has_unfinished_sequences"
 """Method of a model that beam search asks after each step whether a sentence can still improve."""
 

@@ -98,7 +98,7 @@ def experts_alone(
         top_k: transformers' default of the experts per token; None: as `mixture` says.
     """
     mixture = mixture if top_k is None else replace(mixture, default_top_k=top_k)
-    return Architecture(model_type, model_class, opened_by, extras=("",), mixture=mixture)
+    return Architecture(model_type, model_class, opened_by, mixture=mixture)
 
 
 EXPERTS_ONLY = {

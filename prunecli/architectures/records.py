@@ -1,21 +1,16 @@
 """What a model family is made of, as frozen records. A family is a value of `Architecture`: data, no logic.
 
-A shape's axis is a key of config.json (`d_model`), a number (`2`), or a sum, product or quotient of such, read from
-left to right (`num_attention_heads*head_dim`, `max_position_embeddings+2`); `expert_count` stands for the number of
-experts of the layer at hand.
-
-A condition is a config key that must be true (`router_bias`), begin with a text (`feed_forward_proj:gated-`) or be the
-same count as another (`word_embed_proj_dim=hidden_size`); a `!` before it turns it round, a `&` joins several.
+A shape's axis is a key of config.json (`d_model`); `expert_count` stands for the number of experts of the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Part = Literal["embeddings", "attention", "ffn", "experts", "router", "norm", "other"]
 Side = Literal["encoder", "decoder"]
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
 
 
 @dataclass(frozen=True)
@@ -26,11 +21,11 @@ class UnitAxis:
         axis: 0 for the rows of a linear layer's weight.
         blocks: all units occur on it once for each of these, one block after another: three times where query, key
             and value are fused, twice where gate and up are. Each is the width of one unit there as a multiple of the
-            others', counted as a shape's axis is: of several query heads on one key/value head, say.
+            others': of several query heads on one key/value head, say.
     """
 
     axis: int
-    blocks: tuple[str, ...]
+    blocks: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class TensorSpec:
         name: relative to its owner (the model, a layer, an FFN, an expert): `self_attn.q_proj.weight`.
         shape: `[out, in]` for a linear layer's weight.
         part: what `inspect` counts it under.
-        optional: the condition under which the tensor exists, or None: always.
+        optional: the config key under which true says that the tensor exists, or None: it does.
         units: where the heads of its attention, or the hidden units of its FFN, lie, or None: it does not change with
             them.
         first: only the first layer of a stack has it.
@@ -53,48 +48,6 @@ class TensorSpec:
     optional: str | None = None
     units: UnitAxis | None = None
     first: bool = False
-
-
-def linear(
-    name: str,
-    inputs: str,
-    outputs: str,
-    part: Part,
-    *,
-    units: Literal[0, 1] | None = None,
-    bias: bool | str = True,
-    turned: bool = False,
-    blocks: tuple[str, ...] = ("1",),
-    optional: str | None = None,
-) -> tuple[TensorSpec, ...]:
-    """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer.
-
-    Args:
-        units: whether the heads of an attention, or hidden units of an FFN, lie in the outputs (0) or the inputs (1).
-        bias: whether there is one, or the condition.
-        turned: whether the weight is stored as `[inputs, outputs]`.
-        blocks: of the units, see `UnitAxis`.
-        optional: condition under which the weight exists.
-    """
-    shape = (inputs, outputs) if turned else (outputs, inputs)
-    own = None if units is None else UnitAxis(1 - units if turned else units, blocks)
-    weight = TensorSpec(f"{name}.weight", shape, part, optional, own)
-    if bias is False:
-        return (weight,)
-    condition = bias if isinstance(bias, str) else None
-    own = UnitAxis(0, blocks) if units == 0 else None
-    return weight, TensorSpec(f"{name}.bias", (outputs,), part, condition, own)
-
-
-def norm(name: str, width: str, *, bias: bool = True, optional: str | None = None) -> tuple[TensorSpec, ...]:
-    """Weight and bias `[width]` of a norm."""
-    parts = ("weight", "bias") if bias else ("weight",)
-    return tuple(TensorSpec(f"{name}.{part}", (width,), "norm", optional) for part in parts)
-
-
-def embeddings(name: str, rows: str, width: str) -> TensorSpec:
-    """Weight `[rows, width]` of a table of embeddings."""
-    return TensorSpec(f"{name}.weight", (rows, width), "embeddings")
 
 
 @dataclass(frozen=True)
@@ -133,7 +86,7 @@ class FeedForward:
 
     Attributes:
         name: relative to the layer; "" where its parts lie in the layer itself.
-        width: config key of the hidden width.
+        width: config key of the hidden width; "": it has no hidden units that are one axis.
         norms: those that belong to it, before or after it, relative to the layer: they go where the FFN goes.
         residual: of these, the one whose output is added to the residual stream; None: its own output is.
         tensors: those of a dense FFN, or of an expert.
@@ -152,64 +105,6 @@ class FeedForward:
     residual: str | None = None
     module: str | None = None
     removable: bool = True
-
-
-def attention(
-    name: str,
-    kind: Literal["self", "cross"],
-    heads: str,
-    inputs: Sequence[str],
-    output: str,
-    width: str,
-    norms: tuple[str, ...],
-    *,
-    inner: str = "",
-    bias: bool | str = True,
-    more: Sequence[TensorSpec] = (),
-    **fields: Any,
-) -> Attention:
-    """An attention of four linear layers.
-
-    Args:
-        inputs: names, within the attention, of the projections to queries, keys and values.
-        output: name of the projection of the heads' outputs.
-        width: axis of the hidden states.
-        inner: axis of the heads side by side, if it is not `width`.
-        bias: see `linear`.
-        more: further tensors.
-        fields: of `Attention`.
-    """
-    inner = inner or width
-    own = [linear(f"{name}.{one}", width, inner, "attention", units=0, bias=bias) for one in inputs]
-    own.append(linear(f"{name}.{output}", inner, width, "attention", units=1, bias=bias))
-    tensors = (*(spec for specs in own for spec in specs), *more)
-    return Attention(name, kind, heads, tensors, f"{name}.{output}", norms, **fields)
-
-
-def feed_forward(
-    name: str,
-    width: str,
-    norms: tuple[str, ...],
-    layers: tuple[str, str],
-    outer: str,
-    *,
-    router: tuple[TensorSpec, ...] = (),
-    sparse_step: str | None = None,
-    **options: Any,
-) -> FeedForward:
-    """An FFN of two linear layers.
-
-    Args:
-        layers: names of both, within the FFN.
-        outer: axis of the hidden states.
-        options: of `linear`.
-    """
-    first, second = layers
-    tensors = (
-        *linear(first, outer, width, "ffn", units=0, **options),
-        *linear(second, width, outer, "ffn", units=1, **options),
-    )
-    return FeedForward(name, width, norms, tensors, router, sparse_step)
 
 
 @dataclass(frozen=True)
@@ -285,26 +180,6 @@ class Stack:
     norms: tuple[TensorSpec, ...]
 
 
-def stack(
-    side: Side,
-    layers: str,
-    depth: str,
-    attentions: Sequence[Attention],
-    ffn: FeedForward,
-    norms: Callable[[str], tuple[TensorSpec, ...]],
-) -> Stack:
-    """A stack whose norms all belong to its attentions and its FFN; `norms` gives the tensors of one by its name."""
-    parts: list[Attention | FeedForward] = [*attentions, ffn]
-    return Stack(
-        side,
-        layers,
-        depth,
-        tuple(attentions),
-        ffn,
-        tuple(spec for part in parts for name in part.norms for spec in norms(name)),
-    )
-
-
 @dataclass(frozen=True)
 class TokenEmbedding:
     """Input table and output layer of the tokens.
@@ -356,10 +231,6 @@ class Architecture:
         tied: other names under which a tensor may appear or may be left out: {alias: stored name}.
         loose: those of the aliases that are only tied where `tie_word_embeddings` is true; else they are tensors of
             their own, declared with `optional="!tie_word_embeddings"` or among the extras.
-        extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
-            heads, poolers): carried along as they are.
-        renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
-        prefixes: beginnings of names in other versions of transformers: {"language_model.model.": "model."}.
         buffers: name endings of tensors that some checkpoints hold although the model computes them.
         mixture: how its mixtures of experts are stored; None: it has none.
         head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a
@@ -367,22 +238,13 @@ class Architecture:
         head_width: config key of that width.
         heads_divide: config key of a size that the number of heads has to divide, though the width of a head is
             stated: transformers refuses a config where it does not.
-        heads_bound: config keys with which transformers refuses another number of heads.
         classes: those of transformers that run it, the base model first.
-        pooler: beginning of the names of the base model's pooler, which it can be without.
         stock_fault: why the stock classes must not run it; None: they may.
-        token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
         vocabulary: config keys of the number of tokens; empty: none is known.
         embedding: where tokens come in and go out; None: their tables cannot be factorised.
-        window_period: every so many-th layer sees all tokens, the others a window, where config.json has no
-            `layer_types` (nor another number under `sliding_window_pattern`); None: no such rule.
-        window_start: config key of the first layer that sees a window; None: no such key.
-        no_rope_interval: config key of a period: every so many-th layer has no rotary positions, where config.json has
-            no `no_rope_layers`; None: no such rule.
         found: the class that was asked, where nothing is declared (`model.found.Found`); None: the record is declared.
-        numbered: config key that makes what a layer computes depend on its number; None: nothing does.
     """
 
     model_type: str
@@ -392,29 +254,14 @@ class Architecture:
     tensors: tuple[TensorSpec, ...] = ()
     tied: dict[str, str] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
-    extras: tuple[str, ...] = ()
-    renamed: dict[str, str] = field(default_factory=dict)
-    prefixes: dict[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     mixture: Mixture | None = None
     head_counts: tuple[str, ...] = ()
     head_width: str | None = None
     heads_divide: str | None = None
-    heads_bound: tuple[str, ...] = ()
     classes: tuple[ModelClass, ...] = ()
-    pooler: str | None = None
     stock_fault: str | None = None
-    token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ("vocab_size",)
     embedding: TokenEmbedding | None = None
-    window_period: int | None = None
-    window_start: str | None = None
-    no_rope_interval: str | None = None
-    numbered: str | None = None
     found: Any = None
-
-    @property
-    def must_be_stock(self) -> bool:
-        """Whether only transformers' own class runs it, its routers being in that: a result has to be a stock model."""
-        return (self.mixture is not None or self.found is not None) and self.stock_fault is None

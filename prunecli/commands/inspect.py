@@ -135,7 +135,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         for module, names in inventory.modules.items()
     ]
     console.table("Other, by name of module", modules)
-    if opened.architecture is None:
+    if opened.runs_stock:
         _show_found(opened, inventory)
     if opened.structure.history:
         from prunecli.report.history import step_text

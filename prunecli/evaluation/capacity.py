@@ -8,7 +8,7 @@ from math import ceil
 
 import torch
 
-from prunecli.errors import MemoryShortError, PruneError, Shortage, UnsupportedModelError
+from prunecli.errors import CheckpointError, MemoryShortError, PruneError, Shortage
 from prunecli.methods.experts.options import (
     MARGIN,
     margin_bytes,
@@ -66,18 +66,11 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
         load: what decodes.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: as `decoding_bytes`.
         CheckpointError: tensors that do not fit config.json, or cannot be read.
     """
-    family = checkpoint.family
-    if family is None:
-        checkpoint.require_architecture()  # refuses a class that is not known
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: what a model of type {checkpoint.model_type} takes while it decodes is not declared",
-            "Measure it: prunecli bench-latency.",
-        )
     stock = checkpoint.runs_stock
-    sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
+    sparse = bool(checkpoint.mixtures) and not checkpoint.has_constants
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
     first = None if dtype is None else parse_dtype(dtype)
     if checkpoint.quantised:
@@ -129,7 +122,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, load: Load
             }
             pruned.append(way.model_copy(update=figures))
     layered: list[tuple[Way, int]] = []
-    unknown = [*find_cache(checkpoint).unknown] if stock else []
+    unknown = [*find_cache(checkpoint).unknown] if stock and checkpoint.mixtures else []
     try:
         if not stock or (checkpoint.is_local and refused_by_layer(checkpoint) is None):
             device = found_device()
@@ -178,12 +171,12 @@ def layers_in(
     tokenizer, length = None, BATCH_LENGTH
     with suppress(PruneError):  # what fits is answered for a checkpoint without a tokenizer too
         tokenizer = load_tokenizer(checkpoint.path)  # a run holds it
-    if checkpoint.runs_stock:
+    if checkpoint.runs_stock and skeleton.mixtures:
         length = window_length(skeleton.model, tokenizer)
     activations = activation_bytes(shape, max(1, BATCH_TOKENS // length), length, length)
     state = state_bytes(shape, 1, 1)
     if not shape.experts:  # gates are collected without logits, all else needs them
-        vocabulary = checkpoint.layout.sizes.count("vocab_size")
+        vocabulary = checkpoint.layout.require_tables().vocabulary
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
     process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
     demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
@@ -209,9 +202,17 @@ def remedy(error: MemoryShortError) -> str:
     with open_model(shortage.checkpoint) as checkpoint:
         ways = list(_ways(checkpoint, shortage))
         said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
-        if checkpoint.family is None:
+        if not _is_known(checkpoint):
             return said
     return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
+
+
+def _is_known(checkpoint: Checkpoint) -> bool:
+    """Whether its class says what it is made of."""
+    try:
+        return bool(checkpoint.resolved)
+    except CheckpointError:
+        return False
 
 
 def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
@@ -222,9 +223,9 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
             yield f"--compute-dtype bfloat16 ({bytes_text(smaller)})"
-    if checkpoint.family is None or shortage.dtype == "int8":
+    if shortage.dtype == "int8" or not _is_known(checkpoint):
         return
-    if shortage.by_layer and not checkpoint.runs_stock:
+    if shortage.by_layer and (not checkpoint.runs_stock or refused_by_layer(checkpoint) is None):
         memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))
         way, _ = layers_in(checkpoint, shortage.free, torch.device(shortage.device), COMPUTE[shortage.dtype])
         if way.needed_bytes <= memory:

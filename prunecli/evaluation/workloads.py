@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -25,7 +24,7 @@ from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import assemble
-from prunecli.modules.classes import model_class, stock_config
+from prunecli.modules.classes import model_class, own_config
 from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
@@ -301,15 +300,14 @@ def decoding(
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
-    config = SimpleNamespace(**checkpoint.config)
-    if checkpoint.architecture is not None:  # other families are checked once they are loaded
-        stock, config = model_class(checkpoint), stock_config(checkpoint)  # with its own names and defaults
-        if not stock.can_generate():
-            raise UnsupportedModelError(
-                f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
-                "Name a checkpoint of a translation or language model, or give the text of its task: `files` or "
-                "`labelled`.",
-            )
+    stock = model_class(checkpoint)
+    if not stock.can_generate():
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
+            "Name a checkpoint of a translation or language model, or give the text of its task: `files` or "
+            "`labelled`.",
+        )
+    config = own_config(checkpoint, stock)  # with its own names and defaults
     tokenizer = load_tokenizer(checkpoint.path)
     vocabulary = vocabulary_size(config)
     forced = language_id(tokenizer, pair[1], vocabulary) if languages(tokenizer) else None

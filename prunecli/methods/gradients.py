@@ -36,8 +36,9 @@ from prunecli.methods.units import units_of_experts
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
+from prunecli.model.names import layer_of
 from prunecli.model.patchwork import module_name, submodule
-from prunecli.model.probe import MIXES, layer_of, outputs
+from prunecli.model.probe import MIXES, outputs
 from prunecli.model.trial import given_states, stream_norms
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling

@@ -6,17 +6,18 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
-from prunecli.architectures.bert import BERT_RENAMED
+from prunecli.architectures import EXPERTS_ONLY, NLLB_MOE, Architecture
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, located
 from prunecli.model.conversion import checkpoint_directory
 from prunecli.model.declared import (
     REMEDY,
     SHARED_LAYERS,
     Sizes,
+    all_items,
     class_names,
     counts_experts,
     depths_beyond,
@@ -28,7 +29,7 @@ from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.names import same_values, stored_names, with_new_ending
 from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, value_dtype, values_of
-from prunecli.model.skeleton import class_of_type, class_that_fits
+from prunecli.model.skeleton import class_that_fits, ties_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
@@ -43,8 +44,22 @@ if TYPE_CHECKING:
 
 _BARE = re.compile(r"(h|layers?|blocks?|encoder|decoder|embeddings|wte|(word|tok)_embeddings|embed_tokens)\.")
 """Beginning of the names of a base model's tensors."""
+_HEADLESS = re.compile(r"(?<!LMHead)(?<!MT)Model$")
+"""End of the name of a class without a head."""
 _BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
 """End of a tensor's name -> types that it has as a buffer, which MRA still stores; the last is an attention's mask."""
+
+
+_ROOTS = {
+    "bert": "bert.",
+    "roberta": "roberta.",
+    "xlm-roberta": "roberta.",
+    "distilbert": "distilbert.",
+    "gpt2": "transformer.",
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "marian", "pegasus", "opt", "llama", "mistral"), "model."),
+    **dict.fromkeys(("qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "phi3"), "model."),
+}
+"""Type -> beginning that the names of a base model's tensors have in its fingerprint, as in that of prunecli 0.2."""
 
 
 class Checkpoint(TensorReader):
@@ -68,6 +83,8 @@ class Checkpoint(TensorReader):
         self._is_checked = False
         self.own_class: str | None = None
         super().__init__(path, files)
+        if self._declared is None:
+            self.structure = self.structure.renamed(self.without_root)
 
     @property
     def model_type(self) -> str:
@@ -108,26 +125,13 @@ class Checkpoint(TensorReader):
 
     @cached_property
     def _declared(self) -> Architecture | None:
-        """The declared family; of some the experts alone are declared. None: the class is, which can be asked."""
-        model_type, names = self.model_type.removeprefix(REDUCED_PREFIX), class_names(self.config)
-        family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
-        if family is None or family.mixture is not None:
-            return family
-        unknown = Sizes(family, self.config).undeclared()
-        # The classes have no relative positions any more, and would leave their tensors out.
-        if unknown is None or "position_embedding_type" in unknown:
-            return family
-        return family if class_of_type(names, model_type) is None else None
-
-    @property
-    def architecture(self) -> Architecture | None:
-        """The declared family; None where no more than its experts are declared."""
-        return self.family if self.family is not None and self.family.stacks else None
+        """NLLB-MoE, or the experts of one of the mixtures that are declared."""
+        return EXPERTS_ONLY.get(self.model_type) if self.runs_stock else NLLB_MOE
 
     @property
     def runs_stock(self) -> bool:
-        """Whether it runs in the class that transformers opens it with, as it is; else prunecli builds its model."""
-        return self.architecture is None or self.architecture.must_be_stock
+        """Whether it runs in the class that transformers opens it with; else prunecli builds its model."""
+        return self.model_type != NLLB_MOE.model_type
 
     @cached_property
     def side_files(self) -> SideFiles:
@@ -184,7 +188,11 @@ class Checkpoint(TensorReader):
         A float32 checkpoint and its float16 copy have the same fingerprint, as have its .bin and .safetensors
         forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
         """
-        return fingerprint(self.tensors, self._samples())
+        samples, root = self._samples(), _ROOTS.get(self.model_type, "")
+        if any(name.startswith(root) for name in samples):
+            root = ""
+        tensors = {root + name: info for name, info in self.tensors.items()}
+        return fingerprint(tensors, {root + name: sample for name, sample in samples.items()})
 
     def require_routed(self) -> list[SparseLayer]:
         """Mixtures that a forward pass runs: without layers that predict further tokens.
@@ -281,12 +289,11 @@ class Checkpoint(TensorReader):
             return
         layout = self.resolved
         if self.family is not None and self.runs_stock:  # what is wrong with mixtures is said in their words
-            _ = self.require_mixtures() if self.architecture is None else self.mixtures
+            self.require_mixtures()
         if faults := layout.faults({name: info.shape for name, info in self.unquantised.items()}):
             raise CheckpointError(
                 f"{self.path}: tensors do not fit config.json: {faults}",
-                layout.sizes.undeclared()
-                or f"{REMEDY} Or the tensors are of an older class than {layout.family.model_class}.",
+                f"{REMEDY} Or the tensors are of an older class than {layout.family.model_class}.",
             )
         self._is_checked = True
 
@@ -296,7 +303,7 @@ class Checkpoint(TensorReader):
         Raises:
             UnsupportedModelError: it is not declared, and its class says nothing.
         """
-        return self.architecture or self._found_family
+        return self._found_family if self.runs_stock else NLLB_MOE
 
     @cached_property
     def _found_family(self) -> Architecture:
@@ -340,19 +347,46 @@ class Checkpoint(TensorReader):
     def _named_by_class(self) -> dict[str, tuple[int, Stored]]:
         """The tensors as the class names them, without the buffers that older classes stored."""
         tensors = {
-            with_new_ending(name, BERT_RENAMED): at
+            with_new_ending(name): at
             for name, at in self._by_stored_name.items()
-            if at[1].info.dtype not in _BUFFERS.get(name.rpartition(".")[2], ()) or self.model_type == "mra"
+            if self.model_type == "mra" or not _is_buffer(at[1].info._replace(name=name))
         }
         names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
         if "model_type" not in self.config or depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
             return tensors
         # To ask the class takes seconds. One without a head ends so, and its tensors have no beginning in common.
-        if not names or is_bare != names[0].endswith("Model"):
+        if not names or is_bare != bool(_HEADLESS.search(names[0])):
             with suppress(PruneError, ImportError):
                 self.own_class, renamed = class_that_fits(self, tensors)
-                return {renamed[name]: at for name, at in tensors.items()}
-        return tensors
+                tensors = {renamed[name]: at for name, at in tensors.items()}
+        return self._without_copies(tensors)
+
+    def _without_copies(self, tensors: dict[str, tuple[int, Stored]]) -> dict[str, tuple[int, Stored]]:
+        """The tensors without copies of the table of tokens that the class ties to it."""
+        sizes = [size for key, size in all_items(self.config) if key.endswith("vocab_size")]
+        stored = (at[1].info for at in tensors.values())
+        tables = [info.name for info in stored if len(info.shape) == 2 and info.shape[0] in sizes]
+        # To ask the class takes seconds.
+        if not any(starmap(self._equal, combinations(tables, 2))):
+            return tensors
+        copies = {
+            alias
+            for alias, name in ties_of(self, tensors).items()
+            if alias in tensors
+            and name in tensors
+            and self._equal(tensors[alias][1].info.name, tensors[name][1].info.name)
+        }
+        return {name: at for name, at in tensors.items() if name not in copies}
+
+    def without_root(self, module: str) -> str:
+        """The name of a module of a headed model in one that may be the base model, whose names lack the beginning."""
+        root, _, inner = module.partition(".")
+        first, dot, _ = inner.partition(".")
+        return inner if dot and root not in self._roots and first in self._roots else module
+
+    @cached_property
+    def _roots(self) -> frozenset[str]:
+        return frozenset(name.partition(".")[0] for name in self.tensors)
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors of the files hold the same values."""
@@ -362,6 +396,13 @@ class Checkpoint(TensorReader):
     def _samples(self) -> dict[str, bytes]:
         """Values of each tensor that enter the fingerprint."""
         return samples_of(self)
+
+
+def _is_buffer(info: TensorInfo) -> bool:
+    """Whether a tensor is a buffer of an older class: numbers of positions, or the mask of an attention."""
+    ending = info.name.rpartition(".")[2]
+    is_mask = ending == "bias" and len(info.shape) == 4 and info.shape[:2] == (1, 1)
+    return is_mask or info.dtype in _BUFFERS.get(ending, ())
 
 
 def open_model(path: Path | str) -> Checkpoint:

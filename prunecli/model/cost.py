@@ -1,4 +1,4 @@
-"""What running a model costs, from the declared architecture: bytes of memory.
+"""What running a model costs: bytes of memory.
 
 **Memory** is its weights in a type, and what decoding holds beside them. With b = batch, s = batch x beam sequences, n
 tokens a sequence (source and target alike), d = the width of the hidden states, k = that of an attention's keys (d, or
@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prunecli.architectures import Architecture
-from prunecli.architectures.classes import SEQ2SEQ
-from prunecli.architectures.records import Attention
+from prunecli.architectures.records import SEQ2SEQ
+from prunecli.errors import UnsupportedModelError
 from prunecli.model.cache import find_cache, stated_count, text_layers
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import Sizes, text_config
+from prunecli.model.declared import text_config
+from prunecli.model.layout import ModelLayout
+from prunecli.model.parts import AttentionLayer
 from prunecli.model.quantised import owners_of
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize
@@ -47,12 +48,8 @@ TEXT_LENGTH = 4096
 def usual_load(checkpoint: Checkpoint, **chosen: int) -> Load:
     """The usual load, where `chosen` says no more: for language models one text of 4,096 tokens, or of as many as
     have positions."""
-    family = checkpoint.family
-    if (
-        family is None
-        or family.auto_class == SEQ2SEQ
-        or {stack.side for stack in family.stacks} == {"encoder"}
-    ):
+    family = checkpoint.family or checkpoint.require_architecture()
+    if family.auto_class == SEQ2SEQ or {stack.side for stack in family.stacks} == {"encoder"}:
         return Load(**chosen)
     positions = stated_count(text_config(checkpoint.config), "max_position_embeddings")
     length = min(TEXT_LENGTH, positions or TEXT_LENGTH)
@@ -117,27 +114,32 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     """Bytes of the attention cache and of the activations, by the formulas above.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing, or has no FFNs with hidden units.
         CheckpointError: config.json lacks a size.
     """
     width = itemsize(target or stored_dtype(checkpoint))
     if checkpoint.family is not None and checkpoint.runs_stock:
         return _mixture_bytes(checkpoint, load, width)
-    family = checkpoint.require_architecture()
-
-    def size(key: str) -> int:
-        return checkpoint.layout.sizes.count(key)
-
-    decoders = [stack for stack in family.stacks if stack.side == "decoder"]
-    sequences = load.batch * (load.beam if decoders else 1)
+    layout = checkpoint.layout
+    sequences = load.batch * (load.beam if any(layer.side == "decoder" for layer in layout.layers) else 1)
     rows = sequences * load.length * width
-    kept = [layer for layer in checkpoint.layout.attentions if layer.kind != "encoder" and not layer.removed]
+    kept = [layer for layer in layout.attentions if layer.kind != "encoder" and layer.count]
     one_of_each = {layer.kind: layer for layer in kept}.values()  # which a beam reorders
-    cache = sum(2 * rows * _key_width(checkpoint.layout.sizes, layer.spec) for layer in (*kept, *one_of_each))
-    hidden = size(model_dim(family))
-    widest = max(size(stack.ffn.width) for stack in family.stacks)
+    cache = sum(2 * rows * _key_width(layout, layer) for layer in (*kept, *one_of_each))
+    widths = [
+        (shape[carrier.dim] // len(carrier.blocks), shape[1 - carrier.dim])
+        for ffn in layout.ffns
+        for name, carrier in ffn.carriers.items()
+        if len(shape := layout.shapes.get(name, ())) == 2
+    ]
+    if not widths:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: what a model of type {checkpoint.model_type} takes while it decodes is not known",
+            "Measure it: prunecli bench-latency.",
+        )
+    (widest, hidden), vocabulary = max(widths), layout.require_tables().vocabulary
     encoder = load.batch * load.length * (4 * hidden + widest) * width + rows * hidden
-    return cache, encoder + sequences * size("vocab_size") * 3 * 4
+    return cache, encoder + sequences * vocabulary * 3 * 4
 
 
 def _expert_values(checkpoint: Checkpoint, layer: SparseLayer) -> int:
@@ -174,20 +176,11 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return max(totals, key=lambda dtype: totals[dtype], default="F32")
 
 
-def model_dim(family: Architecture) -> str:
-    """The axis that all layers share: the width of the hidden states."""
-    return next(
-        spec.shape[1 - spec.units.axis]
-        for spec in family.stacks[0].ffn.tensors
-        if spec.units is not None and len(spec.shape) == 2
-    )
-
-
-def _key_width(sizes: Sizes, attention: Attention) -> int:
+def _key_width(layout: ModelLayout, layer: AttentionLayer) -> int:
     """All key heads side by side: no projection has fewer rows."""
+    stored = layer.shared_tensors
     return min(
-        sizes.count(spec.shape[spec.units.axis]) * min(blocks) // sum(blocks)
-        for spec in attention.tensors
-        if spec.units is not None and len(spec.shape) == 2
-        for blocks in [list(map(sizes.count, spec.units.blocks))]
+        layout.shapes[stored.get(name, name)][carrier.dim] * min(carrier.blocks) // sum(carrier.blocks)
+        for name, carrier in layer.carriers.items()
+        if name.endswith(".weight")
     )

@@ -1,18 +1,17 @@
-"""What a family's record means for one config.json: values, counts, conditions and tied names."""
+"""What a family's record means for one config.json: values, counts and tied names."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prunecli.architectures import Architecture
+from prunecli.architectures import REDUCED_PREFIX, Architecture
 from prunecli.architectures.records import Stack, TensorSpec
 from prunecli.errors import CheckpointError
-from prunecli.model.structure import Structure
+from prunecli.model.structure import WEIGHTS_KEY, Structure
 
 TIE_KEY = "tie_word_embeddings"
 CLASS_PREFIX = "Prunecli"
@@ -36,13 +35,6 @@ _OUTER = re.compile(
 
 _ROUNDS_WIDTH = "block_auto_adjust_ff_dim"
 
-_KNOWN_SETTINGS = {
-    "add_cross_attention": False,
-    "position_embedding_type": "absolute",
-    "share_encoder_decoder_embeddings": True,
-}
-"""Keys of config.json with which a stock class has other tensors -> the value that the families' records go by."""
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -59,14 +51,13 @@ class Sizes:
     def value(self, key: str) -> Any:
         """A key of config.json, or transformers' default where it is left out.
 
-        A null stands for a default in words, or for what a class that was asked made of it.
+        A null stands for what a class that was asked made of it.
 
         Raises:
             CheckpointError: neither has it.
         """
         default, stated = self.family.attributes.get(key), value_of(self.config, key)
-        is_filled = isinstance(default, str) or (default is not None and self.family.found is not None)
-        if stated is not None or (key in self.config and not is_filled):
+        if stated is not None or (key in self.config and (default is None or self.family.found is None)):
             return stated
         if default is not None:
             return default
@@ -74,24 +65,17 @@ class Sizes:
             f'config.json lacks "{key}", which a model of type {self.family.model_type} needs'
         )
 
-    def count(self, axis: str) -> int:
-        """The length of an axis: a key, a number, or a sum, product or quotient of such, read from left to right.
+    def count(self, key: str) -> int:
+        """A whole number of config.json, or transformers' default.
 
         Raises:
-            CheckpointError: a key that is absent or no count, or a quotient that is not whole.
+            CheckpointError: it is absent or no count.
         """
-        first, *rest = re.split(r"([*/+])", axis)
-        value = self._factor(first)
-        for operator, name in zip(rest[::2], rest[1::2], strict=True):
-            other = self._factor(name)
-            if operator == "*":
-                value *= other
-            elif operator == "+":
-                value += other
-            elif other == 0 or value % other:
-                raise CheckpointError(f"config.json: {axis} is {value} / {other}, not a whole number")
-            else:
-                value //= other
+        value = self.value(key)
+        if type(value) is not int or value < 0:
+            raise CheckpointError(f'config.json: "{key}" is {value!r}, not a count')
+        if value > LARGEST:
+            raise CheckpointError(f'config.json: "{key}" is {value}; no model is so large')
         return value
 
     def states(self, key: str) -> bool:
@@ -124,19 +108,12 @@ class Sizes:
         return layers
 
     def holds(self, condition: str | None) -> bool:
-        """Whether a declared condition is met; None always is."""
+        """Whether a key is true, or begins with the text after a colon; None always holds."""
         if condition is None:
             return True
-        if "&" in condition:
-            return all(map(self.holds, condition.split("&")))
-        if condition.startswith("!"):
-            return not self.holds(condition[1:])
-        if "=" in condition:
-            one, other = condition.split("=")
-            return self.count(one) == self.count(other)
-        key, colon, beginning = condition.partition(":")
+        key, _, beginning = condition.partition(":")
         value = self.value(key)
-        return str(value).startswith(beginning) if colon else bool(value)
+        return str(value).startswith(beginning) if beginning else bool(value)
 
     def those_of(
         self, stack: Stack, structure: Structure, number: int, specs: Iterable[TensorSpec], owner: str = ""
@@ -152,7 +129,7 @@ class Sizes:
             return tuple(
                 spec for spec in specs if found.holds(stack, structure, number, f"{owner}{spec.name}")
             )
-        return tuple(spec for spec in specs if self.holds(spec.optional) and (number == 0 or not spec.first))
+        return tuple(spec for spec in specs if self.holds(spec.optional))
 
     def ties(self) -> dict[str, str]:
         """Alias -> stored name of the tensors that are one in a stock model."""
@@ -160,39 +137,9 @@ class Sizes:
             return self.family.tied
         return {alias: name for alias, name in self.family.tied.items() if alias not in self.family.loose}
 
-    def undeclared(self) -> str | None:
-        """Return a sentence about a setting of config.json that the family's record lacks; None: no such setting."""
-        family, names = self.family, class_names(self.config)
-        if family.found is not None:
-            return None
-        known = [known.name for known in family.classes]
-        if known and names and not {*known, family.model_class} & {*names}:
-            declared = ", ".join(known)
-            return (
-                f"Of models of type {family.model_type} the class {names[0]} is not declared: {declared} are."
-            )
-        settings = {**_KNOWN_SETTINGS, **({} if family.loose else {TIE_KEY: True})}
-        for key, value in settings.items():
-            if self.config.get(key, value) not in (value, None):
-                stated = json.dumps(self.config[key])
-                return f'Models of type {family.model_type} with "{key}": {stated} are not declared.'
-        return None
-
     def layers(self, stack: Stack) -> Iterator[tuple[int, str]]:
         """Number and name of each layer of a stack."""
         return ((number, stack.layers.format(layer=number)) for number in range(self.depth(stack)))
-
-    def _factor(self, name: str) -> int:
-        if name.isdecimal():
-            return int(name)
-        value = self.value(name)
-        if isinstance(value, str) and value == self.family.attributes.get(name):
-            return self.count(value)  # a default that follows from other keys
-        if type(value) is not int or value < 0:
-            raise CheckpointError(f'config.json: "{name}" is {value!r}, not a count')
-        if value > LARGEST:
-            raise CheckpointError(f'config.json: "{name}" is {value}; no model is so large')
-        return value
 
 
 def value_of(values: Mapping[str, Any], key: str) -> Any:
@@ -225,12 +172,15 @@ def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with the sizes of its model where and as other models state them.
+    """Return `config` with its type, and the sizes of its model, where and as other models state them.
 
-    Files of Qwen2-VL have those of the text model at the top instead of under `text_config`. LFM2's say the width of
-    FFNs before it is multiplied and rounded, under one of two names.
+    Results of prunecli 0.1 that no stock class runs have a type of their own. Files of Qwen2-VL have the sizes of the
+    text model at the top instead of under `text_config`. LFM2's say the width of FFNs before it is multiplied and
+    rounded, under one of two names.
     """
     model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type.startswith(REDUCED_PREFIX):
+        return {WEIGHTS_KEY: "", **config, "model_type": model_type.removeprefix(REDUCED_PREFIX)}
     if model_type in ("qwen2_vl", "qwen2_5_vl") and "text_config" not in config:
         outer = {key: value for key, value in config.items() if _OUTER.match(key)}
         text = {key: value for key, value in config.items() if key not in outer}

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Rename, axis_name, module_of, renaming
 from prunecli.model.declared import REMEDY, Sizes
-from prunecli.model.parts import layer_windows
 from prunecli.model.structure import STATISTICS_OF, KeptUnits, Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
-
-Value = TypeVar("Value")
 
 PRUNE_LAYERS = "prune-layers"
 """The command whose steps of history name the layers that went, as they were numbered then."""
@@ -90,12 +87,8 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
     rename = renaming_of(sizes.family, kept)
     found = heirs(structure, rename)
     moved = found | {axis_name(owner, "head"): axis_name(heir, "head") for owner, heir in found.items()}
-
-    def renamed(values: Mapping[str, Value]) -> dict[str, Value]:
-        new = {name: rename(moved.get(name, name)) for name in values}
-        return {str(new[name]): value for name, value in values.items() if new[name] is not None}
-
-    axes = renamed(structure.axes)
+    renamed = structure.renamed(lambda name: rename(moved.get(name, name)))
+    axes = dict(renamed.axes)
     for stack in sizes.family.stacks:
         depth = sizes.depth(stack)
         numbers = kept.get(stack.side, range(depth))
@@ -103,16 +96,7 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
             before = structure.units(stack.side, "layer", depth)
             left = tuple(before.kept[number] for number in numbers)
             axes[axis_name(stack.side, "layer")] = KeptUnits(left, before.of)
-    shared = {name: found.get(owner, owner) for name, owner in structure.shared.items()}
-    shared = renamed({name: owner for name, owner in shared.items() if owner != name})
-    return replace(
-        structure,
-        axes=axes,
-        shared={name: str(rename(owner)) for name, owner in shared.items()},
-        removed=frozenset(renamed(dict.fromkeys(structure.removed))),
-        widths=renamed(structure.widths),
-        constants=renamed(structure.constants),
-    )
+    return replace(renamed, axes=axes)
 
 
 def layers_left(sizes: Sizes, before: Structure, after: Structure) -> dict[Side, list[int]]:
@@ -126,11 +110,7 @@ def layers_left(sizes: Sizes, before: Structure, after: Structure) -> dict[Side,
 
 
 def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mapping[str, Any]:
-    """config.json of the model that has the layers of `after`, of those that it has by `before`.
-
-    Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
-    from a layer's number becomes such a list.
-    """
+    """config.json of the model that has the layers of `after`, of those that it has by `before`."""
     kept = layers_left(sizes, before, after)
     if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
         return sizes.config
@@ -142,21 +122,6 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     config = dict(sizes.config)
     for stack in sizes.family.stacks:
         config[stack.depth] = len(kept[stack.side])
-    first, family = sizes.family.stacks[0], sizes.family
-    numbers, depth = kept[first.side], sizes.depth(first)
     if DEPTH_ALIAS in config:
-        config[DEPTH_ALIAS] = len(numbers)
-    types = config.get("layer_types")
-    if types is None and family.window_period is not None:
-        types = layer_windows(sizes, first)
-    rotary = config.get("no_rope_layers")
-    if rotary is None and family.no_rope_interval is not None:
-        interval = sizes.count(family.no_rope_interval)
-        rotary = [int((number + 1) % interval != 0) for number in range(depth)]
-    for key, values in (("layer_types", types), ("no_rope_layers", rotary)):
-        if isinstance(values, list) and len(values) == depth:
-            config[key] = [values[number] for number in numbers]
-    if family.window_start is not None and sizes.count(family.window_start) < depth:
-        start = sizes.count(family.window_start)
-        config[family.window_start] = sum(number < start for number in numbers)
+        config[DEPTH_ALIAS] = len(kept[sizes.family.stacks[0].side])
     return config

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, located
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
-from prunecli.model.layout import resolve
 from prunecli.model.streamed import read_headers, remote_files, unfetched_weights
-from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.hub.fetch import Snapshot, look_up
@@ -52,28 +48,24 @@ class DescribedCheckpoint(Checkpoint):
 
 
 class ConfiguredCheckpoint(Checkpoint):
-    """A model of a declared family that has no weights yet: the tensors that its config.json asks for, in float32.
+    """A model that has no weights yet: the tensors that its config.json asks for, in float32.
 
     Args:
         file: its config.json, for messages.
         config: the values of that.
 
     Raises:
-        CheckpointError: it lacks a size, or says what cannot be.
+        UnsupportedModelError: its class says nothing.
+        CheckpointError: config.json lacks a size, or says what cannot be.
     """
 
     is_local = False
 
-    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, config: dict[str, Any]) -> None:
         with located(file):
-            structure = Structure.from_json(config[KEY], str(file)) if KEY in config else Structure()
-            layout = resolve(FAMILIES[str(config["model_type"])], config, structure)
-            shapes, tied = dict(layout.shapes), layout.family.tied
-            for alias in layout.family.loose:
-                if alias not in layout.ties and tied[alias] in shapes:
-                    shapes.setdefault(alias, shapes[tied[alias]])
+            shapes = Checkpoint(file.parent, config, ()).layout.shapes
         tensors = {name: Stored(TensorInfo(name, "F32", shape), 0) for name, shape in shapes.items()}
-        super().__init__(file.parent, dict(config), (WeightFile(file.with_name(SINGLE_FILE), tensors),))
+        super().__init__(file.parent, config, (WeightFile(file.with_name(SINGLE_FILE), tensors),))
 
     def _equal(self, _one: str, _other: str) -> bool:
         return False  # an alias that is asked for is a tensor of its own

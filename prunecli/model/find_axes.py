@@ -79,12 +79,13 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
             if ffn.carriers and not ffn.is_shared
         ) + tuple(_expert_units(checkpoint))
     structure, axes, found = layout.structure, [], layout.family.found
+    movable = {} if found is None else {one.key: one for one in found.layers if one.key in found.movable}
     for stack in layout.family.stacks:
-        if found is not None and stack.depth not in found.movable:
+        if found is not None and stack.depth not in movable:
             continue
         units = structure.units(stack.side, "layer", layout.sizes.depth(stack))
         members = stack.layers.replace("{layer}", "{}")
-        shares = {} if found is None else next(one.shares for one in found.layers if one.key == stack.depth)
+        shares = movable[stack.depth].shares if movable else {}
         name = axis_name(stack.side, "layer")
         axes.append(Axis(name, kind, units.kept, units.of, stack.side, carriers=shares, members=members))
     if not axes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -31,15 +32,19 @@ from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError
+from prunecli.model.names import layer_of
+from prunecli.model.parts import CROSS
 from prunecli.model.patchwork import remove_attention, remove_ffn
 from prunecli.model.probe import (
     HIDDEN,
     LayerKey,
     UnitKeys,
+    by_layer,
     common_owner,
+    head_counts,
+    head_keys,
     is_of_experts,
     last_part,
-    layer_of,
     numbers,
     outer,
     outputs,
@@ -57,8 +62,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Part = TypeVar("Part", Attention, FeedForward)
-_CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
-_NO_FFN = FeedForward("", "0", (), ())
+_NO_FFN = FeedForward("", "", (), ())
 
 
 @dataclass(frozen=True)
@@ -244,9 +248,9 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             REMEDY,
         )
     widths, heads, tokens, _, is_traced = own.units
-    if not is_traced and _has_one_each(checkpoint.structure, *heads[0]):
-        heads = []
-    is_counted = bool(heads) and not is_traced and not heads[0][0].biased
+    if whole_heads := _of_one_head(checkpoint.structure, skeleton):
+        heads = whole_heads
+    is_counted = bool(heads) and not (is_traced or whole_heads or heads[0][0].biased)
     units = heads[0][0] if is_counted else UnitKeys({}, 0, {})
     takes_any = units.held < 3 or skeleton.changed(units.changes(units.held - 1)) is not None
     movable = tuple(
@@ -262,6 +266,8 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
     )
     values = skeleton.effective
     stacks = _stacks(own, widths, heads, None if checkpoint.family is None else checkpoint.family.mixture)
+    if whole_heads:
+        stacks = tuple(_with_whole_heads(stack) for stack in stacks)
     cut = dict(ChainMap(*(dict(carriers) for _, carriers in (*heads, *widths))))
     hidden = next((name for name, _ in numbers(values) if last_part(name) in HIDDEN), None)
     declared = checkpoint.family or Architecture(checkpoint.model_type, "", "")  # of its experts
@@ -283,16 +289,15 @@ def found_family(checkpoint: Checkpoint) -> Architecture:
             **{one.key: value_of(values, one.key) for one in layers},
             TIE_KEY: bool(loose or values.get(TIE_KEY)),  # some configs do not have the key
             **declared.attributes,
-            # Texts also stand for a null in config.json.
-            **{key: str(one.held) for one, _ in widths for key in one.keys},
-            **{key: str(width) for key, width in units.stated.items()},
+            **{key: one.held for one, _ in widths for key in one.keys},
+            **units.stated,
         },
         found=Found(
             own,
             whole,
             tuple(layers),
             movable,
-            frozenset(cut).union(_beside(whole.stored, cut)),
+            frozenset(cut).union(_beside(whole.stored, cut), _around(whole.stored, heads)),
             {
                 [*units.keys][-1]: {template_of(name): carrier for name, carrier in carriers.items()}
                 for units, carriers in widths
@@ -315,16 +320,34 @@ def _last_with_images(values: Mapping[str, Any]) -> int:
     return max(last)
 
 
-def _has_one_each(structure: Structure, units: UnitKeys, carriers: Carriers) -> bool:
-    """Whether one key/value head was left in each attention: its query heads, which look like heads now, stay."""
-    attentions = {*owners(carriers).values()}
-    left = [len(axis.kept) for name, axis in structure.of_kind("head").items() if name in attentions]
-    return left == [1] * len(attentions) and units.held > 1
+def _of_one_head(structure: Structure, skeleton: Skeleton) -> Placed:
+    """The heads of attentions that have one key/value head left each; empty if one has more.
+
+    What looks like heads now are the query heads of that one. They are found in a model with twice as many of both.
+    """
+    left, counts = structure.of_kind("head"), head_counts(skeleton.effective)
+    if not left or any(len(axis.kept) > 1 for axis in left.values()) or 1 not in counts.values():
+        return []
+    more = skeleton.changed({key: 2 * count for key, count in counts.items()})
+    found = [(units, units.layouts[0]) for units in head_keys(more or skeleton)[:1]]
+    known = {*left, *structure.shared, *structure.removed}
+    return [(units, carriers) for units, carriers in found if known.issuperset(owners(carriers).values())]
+
+
+def _with_whole_heads(stack: Stack) -> Stack:
+    """The stack with attentions that can be shared and removed, and lose no heads."""
+    attentions = (
+        replace(one, tensors=tuple(replace(spec, units=None) for spec in one.tensors))
+        for one in stack.attentions
+    )
+    return replace(stack, attentions=tuple(attentions))
 
 
 def _tied(skeleton: Skeleton, checkpoint: Checkpoint) -> dict[str, str]:
     """Name that the files leave out -> the tied one that they hold."""
-    tied, tensors = skeleton.model.all_tied_weights_keys, checkpoint.tensors
+    tied, tensors = dict(skeleton.model.all_tied_weights_keys), checkpoint.tensors
+    if not tensors and skeleton.config.get(TIE_KEY) is False:  # T5's class ties them all the same
+        tied.pop("lm_head.weight", None)
     pairs = [(skeleton.stored_name(alias), skeleton.stored_name(name)) for alias, name in tied.items()]
     found = {alias: name for alias, name in pairs if alias not in tensors}
     if checkpoint.structure.embedding.is_stock:  # else another module may be in the place of the table
@@ -343,7 +366,8 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
     names = {id(module): name for name, module in model.named_modules()}
     with suppress(Exception):  # of any kind: some classes have no table, or several
         table, head = model.get_input_embeddings(), model.get_output_embeddings()
-        stored = skeleton.stored_name(f"{names[id(table)]}.weight")
+        own = f"{names[id(table)]}.weight"
+        stored = skeleton.stored_name(model.all_tied_weights_keys.get(own, own))
         output = "" if head is None else skeleton.stored_name(f"{names[id(head)]}.weight")
         if stored in tokens:
             loose, is_apart = trial.loose
@@ -373,10 +397,14 @@ def _stacks(
         (prefix,) = stack.prefixes
         side: Side = "encoder" if (is_pair and "decoder" not in prefix) or skeleton.is_masked else "decoder"
         names = _within(prefix, skeleton.stored)
-        ffns = (_ffn(prefix, names, units, carriers) for units, carriers in widths)
+        ffns = (_ffn(probed.trial, prefix, names, units, carriers) for units, carriers in widths)
         sparse = _NO_FFN if mixture is None else _sparse_ffn(probed.trial, prefix, mixture)
         ffn = next(filter(None, ffns), sparse)
-        attentions = [one for units, carriers in heads for one in _attentions(prefix, names, units, carriers)]
+        attentions = [
+            one
+            for units, carriers in heads
+            for one in _attentions(probed.trial, stack, skeleton.stored, units, carriers)
+        ]
         layers_of = f"{prefix}.{{layer}}"
         by_side.setdefault(side, Stack(side, layers_of, stack.key, tuple(attentions), ffn, ()))
     return tuple(by_side[side] for side in ("encoder", "decoder") if side in by_side)
@@ -412,7 +440,7 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
                 remove(model, stack, replace(part, norms=tuple(own)), layer, trial.modules.__getitem__)
 
         with suppress(Exception):  # of any kind: what a class makes of it
-            own, apart = trial.without(masked, norms, without)
+            own, apart = trial.without(masked, norms, part.norms, without)
             if apart < NEAR:
                 return replace(part, norms=tuple(own))
         return replace(part, removable=False)
@@ -442,7 +470,20 @@ def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
     return [name for name in names if module_of(name) in modules and name not in carriers]
 
 
-def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> FeedForward | None:
+def _around(names: Iterable[str], heads: Placed) -> Iterator[str]:
+    """Names of all tensors of the attentions that have these heads: norms of a head, say."""
+    attentions = {owner for _, carriers in heads for owner in owners(carriers).values()}
+    for name in names:
+        owner = name
+        while owner and owner not in attentions:
+            owner = module_of(owner)
+        if owner:
+            yield name
+
+
+def _ffn(
+    trial: Trial, prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers
+) -> FeedForward | None:
     own = _within(prefix, carriers)
     if not own or is_of_experts(own):
         return None
@@ -455,11 +496,12 @@ def _ffn(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers)
         for name, carrier in sorted(own.items(), key=lambda item: item[0] in outputs(own)[:1])
     ]
     others = (TensorSpec(name[start:], (), "ffn") for name in _beside(names, own))
-    return FeedForward(owner, key, (), (*specs, *others))
+    norms, residual = _norms_after(trial, prefix, own)
+    return FeedForward(owner, key, norms, (*specs, *others), residual=residual)
 
 
 def _spec(name: str, part: Literal["attention", "ffn"], carrier: Carrier) -> TensorSpec:
-    return TensorSpec(name, (), part, units=UnitAxis(carrier.dim, tuple(map(str, carrier.blocks))))
+    return TensorSpec(name, (), part, units=UnitAxis(carrier.dim, carrier.blocks))
 
 
 def _sparse_ffn(trial: Trial, prefix: str, mixture: Mixture) -> FeedForward:
@@ -470,12 +512,15 @@ def _sparse_ffn(trial: Trial, prefix: str, mixture: Mixture) -> FeedForward:
         for name, module in trial.modules.items():
             if block.startswith(layer) and (match := own.fullmatch(name)):
                 inner = module.partition(f".{match[1]}.")[2].removesuffix(router)
-                return FeedForward(block.removeprefix(layer), "0", (), (), module=inner)
+                return FeedForward(block.removeprefix(layer), "", (), (), module=inner)
     return _NO_FFN
 
 
-def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Carriers) -> list[Attention]:
-    own = _within(prefix, carriers)
+def _attentions(
+    trial: Trial, stack: LayerKey, names: Iterable[str], units: UnitKeys, carriers: Carriers
+) -> list[Attention]:
+    (prefix,) = stack.prefixes
+    own, layers = _within(prefix, carriers), by_layer(names, prefix)
     parents: dict[str, dict[str, Carrier]] = {}
     for name, owner in owners(own).items():
         parents.setdefault(owner, {})[name] = own[name]
@@ -483,23 +528,62 @@ def _attentions(prefix: str, names: Iterable[str], units: UnitKeys, carriers: Ca
     made = []
     for owner, tensors in parents.items():
         for output in outputs(tensors)[:1]:
+            norms, residual = _norms_after(trial, prefix, tensors)
             specs = [_spec(name, "attention", carrier) for name, carrier in tensors.items()]
-            others = (TensorSpec(name, (), "attention") for name in _beside(names, tensors))
-            kind: Literal["self", "cross"] = "cross" if _CROSS.search(owner) else "self"
-            queries = keys[0] if len(keys) > 1 else None
+            others = {
+                name
+                for layer in layers
+                if tensors.keys() <= {*layer}
+                for name in layer
+                if name.startswith(f"{owner}.") and module_of(name) not in norms
+            }
+            others = others.union(*(_beside(layer, tensors) for layer in layers)).difference(tensors)
+            inner = common_owner(module_of(name) for name in tensors if name not in outputs(tensors))
             made.append(
                 Attention(
                     owner,
-                    kind,
+                    "cross" if CROSS.search(owner) else "self",
                     keys[-1],
-                    (*specs, *others),
+                    (
+                        *specs,
+                        *(
+                            TensorSpec(name, (), "attention", first=name in stack.tables)
+                            for name in sorted(others)
+                        ),
+                    ),
                     output.removesuffix(".weight"),
-                    (),
-                    queries=queries,
+                    norms,
+                    queries=keys[0] if len(keys) > 1 else None,
+                    projections=inner,
+                    residual=residual,
                     position_bias=units.biased,
                 )
             )
     return made
+
+
+def _norms_after(trial: Trial, prefix: str, tensors: Carriers) -> tuple[tuple[str, ...], str | None]:
+    """Names, within a layer, of the norms after the addition of what a part of it makes to what it is given.
+
+    Returns:
+        Those, and the norm before the addition.
+    """
+    start = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
+    layers: dict[str, dict[str, str]] = {}
+    for name, place in trial.modules.items():
+        if match := start.match(name):
+            layers.setdefault(match[1], {})[module_of(name[match.end() :])] = module_of(place)
+    mixing = [module_of(name) for name in outputs(tensors)]
+    inputs = {module_of(name) for name in tensors}.difference(mixing)
+    after: dict[str, None] = {}
+    before: dict[str, None] = {}
+    for own in layers.values():
+        for norm, last in product(own, own.keys() & mixing):
+            if trial.comes_after(own[norm], own[last]):
+                before[norm] = None
+            if any(trial.comes_after(own[norm], own[last], own[first]) for first in inputs & own.keys()):
+                after[norm] = None
+    return (*after,), next(iter(before), None)
 
 
 def _width_key(values: Mapping[str, Any], units: UnitKeys) -> str | None:

@@ -25,7 +25,8 @@ from prunecli.architectures.mixtures import (
 from prunecli.architectures.records import Mixture
 from prunecli.model.declared import EXPERTS, value_of
 from prunecli.model.mixtures import blocks_of, experts_of
-from prunecli.model.probe import common_owner, layer_of, numbers
+from prunecli.model.names import layer_of
+from prunecli.model.probe import common_owner, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
 from prunecli.model.small_copy import TOP_K
 from prunecli.model.trial import NEAR, NEVER, Trial

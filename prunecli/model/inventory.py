@@ -113,7 +113,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     by_dtype: dict[str, Amount] = {}
     mixtures = () if checkpoint.family is None else checkpoint.mixtures
     layout = _layout(checkpoint)
-    of_mixtures = dict(parts_of(mixtures)) if checkpoint.architecture is None else {}
+    of_mixtures = dict(parts_of(mixtures)) if checkpoint.runs_stock else {}
     owners, counted, unknown = owners_of(checkpoint.quantised.values()), set[str](), list[str]()
     for name, info in checkpoint.tensors.items():
         weight = owners.get(name)
@@ -150,8 +150,6 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 
 def _layout(checkpoint: Checkpoint) -> ModelLayout | None:
     """Its layout; None if the class of a family that is not declared says nothing."""
-    if checkpoint.architecture is not None:
-        return checkpoint.layout
     with suppress(CheckpointError):
         return checkpoint.layout
     return None

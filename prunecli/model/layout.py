@@ -15,8 +15,8 @@ from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.names import layer_of
 from prunecli.model.parts import AttentionLayer, FfnLayer, check_parts, resolve_attentions, resolve_ffns
-from prunecli.model.probe import layer_of
 from prunecli.model.structure import Structure
 
 Declared = tuple[tuple[int, ...], Part]
@@ -109,12 +109,13 @@ class ModelLayout:
         )
 
     def require_heads(self) -> tuple[AttentionLayer, ...]:
-        """`own_attentions`.
+        """Attentions with tensors of their own whose heads can be removed.
 
         Raises:
             UnsupportedModelError: no attention has heads that can be removed.
         """
-        if not self.own_attentions:
+        attentions = tuple(layer for layer in self.own_attentions if layer.carriers)
+        if not attentions:
             raise UnsupportedModelError(
                 f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
                 "or one whose heads cannot be told apart or compute something else alone: they share one key and "
@@ -122,7 +123,7 @@ class ModelLayout:
                 "unknown order in fused tensors",
                 "prune-layers, prune-ffn and share-attention may work: `prunecli inspect` shows what can be removed.",
             )
-        return self.own_attentions
+        return attentions
 
     def changed(
         self, structure: Structure | None = None, config: Mapping[str, Any] | None = None
@@ -165,7 +166,7 @@ class ModelLayout:
         """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""
         found = self.family.found
         if found is None:
-            return name.startswith(self.family.extras)
+            return not self.family.stacks
         # The class would leave a tensor of its layers out, and compute something else (positions of older classes).
         return (
             self.family.mixture is not None or layer_of(name) not in self._layer_names or found.ignores(name)

@@ -58,7 +58,7 @@ def find_mixtures(
                 UNDECLARED,
             )
     found.sort(key=lambda layer: (layer.is_predicting, layer.side == "decoder", layer.layer))
-    if not sizes.family.stacks or sizes.family.must_be_stock:
+    if sizes.family.stock_fault is None:
         for key, count in stated_counts(sizes, mixture).items():
             for layer in found:
                 if layer.num_experts != count and axis_name(layer.name, "expert") not in structure.axes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -14,32 +15,25 @@ SAMPLES = 256
 BLOCK = 4096
 """Bytes in a block."""
 
+_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
 
 def stored_names(
     family: Architecture, tied: Mapping[str, str], names: Sequence[str], equal: Callable[[str, str], bool]
 ) -> dict[str, str]:
     """Name in the files -> name in the stock layout, in file order.
 
-    A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for
-    `model.encoder.layers…`): it is added. Old endings and beginnings get their new name, buffers are left out. Of the
-    names of a tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept
-    under its own name.
+    A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for `model.encoder.layers…`): it
+    is added. Buffers are left out. Of the names of a tensor in `tied`, the stock one is kept, or the first; an alias
+    whose values differ (by `equal`) is kept under its own name.
     """
     prefix, known = _beginnings(family)
-    buffers, endings = tuple(f".{ending}" for ending in family.buffers), tuple(family.renamed)
-    older = (*family.prefixes,)
+    buffers = tuple(f".{ending}" for ending in family.buffers)
 
     def new(name: str) -> str:
-        if name.startswith(known) and not name.startswith(older) and not name.endswith(endings):
-            return name  # as nearly all are
-        name = with_new_ending(name, family.renamed)
-        for old, beginning in family.prefixes.items():
-            if name.startswith(old):
-                name = beginning + name.removeprefix(old)
-                break
         return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
-    renamed = {name: new(name) for name in names if not (name.endswith(buffers) or name in family.buffers)}
+    renamed = {name: new(name) for name in names if not name.endswith(buffers)}
     owner = {name: old for old, name in renamed.items() if name not in tied}
     chosen = {}
     for old, name in renamed.items():
@@ -54,13 +48,15 @@ def stored_names(
     return chosen
 
 
-def with_new_ending(name: str, renamed: Mapping[str, str]) -> str:
-    """A name with the ending of today.
+def with_new_ending(name: str) -> str:
+    """A name with the ending of today, where older checkpoints of BERT's kin have another."""
+    return next((name.removesuffix(old) + new for old, new in _RENAMED.items() if name.endswith(old)), name)
 
-    Args:
-        renamed: ending of older checkpoints -> that of today.
-    """
-    return next((name.removesuffix(old) + new for old, new in renamed.items() if name.endswith(old)), name)
+
+def layer_of(name: str) -> str:
+    """Return the part of a tensor's name up to the number of its layer; "" outside of layers."""
+    match = re.match(r".*?\.\d+(?=\.)", name)
+    return match[0] if match else ""
 
 
 def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> bool:
@@ -85,7 +81,6 @@ def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
         *(stack.layers.split("{", 1)[0] for stack in family.stacks),
         *(spec.name for spec in family.tensors),
         *family.tied,
-        *family.extras,
         *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
 

@@ -155,13 +155,8 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
         names: of its tensors, tied aliases among them.
         named: the classes that config.json names.
     """
-    declared = family.classes or (ModelClass(family.model_class, family.auto_class),)
-    if family.found is not None:
-        declared = family.found.classes
-        names = {
-            part for name in names for part in (name, name.partition(".")[2])
-        }  # with and without "model."
-    able = [cls for cls in declared if all(any(name.startswith(n) for name in names) for n in cls.needs)]
+    declared = _classes(family) or (ModelClass(family.model_class, family.auto_class),)
+    able = [cls for cls in declared if not _lacks(cls, names)]
     able.sort(key=lambda cls: cls.name not in named)  # stable: those of config.json come first
     names_by_auto: dict[str, str] = {}
     read = set()
@@ -184,12 +179,18 @@ def lacking(source: Checkpoint) -> dict[str, str]:
     """
     names = readable(source.resolved, source.tensors)
     named = class_names(source.config)
-    lacks = {
-        cls.name: [need for need in cls.needs if not any(name.startswith(need) for name in names)]
-        for cls in source.resolved.family.classes
-        if cls.name in named
-    }
+    lacks = {cls.name: _lacks(cls, names) for cls in _classes(source.resolved.family) if cls.name in named}
     return {name: needs[0] for name, needs in lacks.items() if needs}
+
+
+def _classes(family: Architecture) -> tuple[ModelClass, ...]:
+    return family.classes if family.found is None else family.found.classes
+
+
+def _lacks(cls: ModelClass, names: Collection[str]) -> list[str]:
+    """Needs of a class that no tensor meets; names may begin with the base model's, which needs leave out."""
+    forms = {part for name in names for part in (name, name.partition(".")[2])}
+    return [need for need in cls.needs if not any(name.startswith(need) for name in forms)]
 
 
 def readable(layout: ModelLayout, names: Collection[str]) -> frozenset[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, FeedForward, Side, Stack, TensorSpec
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import Carrier, module_of
@@ -15,6 +14,8 @@ from prunecli.model.declared import REMEDY, Sizes, value_of
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
+CROSS = re.compile(r"cross|encoder_attn|enc_?dec", re.IGNORECASE)
+"""In the names of attentions of a decoder to an encoder."""
 MOST_HEADS = 100_000
 """A config.json that names more is damaged; a list of them would not fit in memory."""
 
@@ -151,23 +152,27 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         sparse = not specs
         removed = name in structure.removed and not sparse
         specs = () if removed else specs
-        width = sizes.count(positions[owner][0].ffn.width)
+        width = _width(sizes, positions[owner][0].ffn)
         layers.append(
             FfnLayer(
                 name=name,
                 own_name=name if stack.ffn.name else f"{name}.ffn",
                 layer=number,
                 count=0 if removed else structure.widths.get(owner, width),
-                stated=sizes.count(stack.ffn.width),
+                stated=_width(sizes, stack.ffn),
                 owner=owner,
                 removed=removed,
                 is_sparse=sparse,
-                carriers=_carriers(sizes, name, specs),
+                carriers=_carriers(name, specs),
                 stack=stack,
                 spec=replace(stack.ffn, tensors=specs),
             )
         )
     return tuple(layers)
+
+
+def _width(sizes: Sizes, ffn: FeedForward) -> int:
+    return sizes.count(ffn.width) if ffn.width else 0
 
 
 def within(layer: str, ffn: FeedForward) -> str:
@@ -187,10 +192,10 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
     return step > 0 and (structure.original_layer(stack.side, number) + 1) % step == 0
 
 
-def _carriers(sizes: Sizes, owner: str, specs: Iterable[TensorSpec]) -> dict[str, Carrier]:
+def _carriers(owner: str, specs: Iterable[TensorSpec]) -> dict[str, Carrier]:
     """Full names of the tensors of `owner` that grow with heads or hidden units, and where these lie."""
     return {
-        f"{owner}.{spec.name}": Carrier(spec.units.axis, tuple(map(sizes.count, spec.units.blocks)))
+        f"{owner}.{spec.name}": Carrier(spec.units.axis, spec.units.blocks)
         for spec in specs
         if spec.units is not None
     }
@@ -247,7 +252,7 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
         for attention in stack.attentions
     ]
     # Of a class that was asked some layers may have no attention.
-    layers = [layer for layer in layers if layer.carriers]
+    layers = [layer for layer in layers if layer.spec.tensors]
     return tuple(sorted(layers, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
 
 
@@ -257,8 +262,6 @@ def _layer(
     owner = stack.layers.format(layer=number)
     name = f"{owner}.{attention.name}"
     counted = sizes.count(attention.heads)
-    if attention.queries is not None:
-        sizes.count(f"{attention.queries}/{attention.heads}")
     if counted > MOST_HEADS:
         raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
     removed, holder = name in structure.removed, structure.shared.get(name, name)
@@ -280,7 +283,7 @@ def _layer(
         heads=ids,
         stated=counted,
         original_heads=original,
-        carriers=_carriers(sizes, owner, attention.tensors),
+        carriers=_carriers(owner, attention.tensors),
         output=output,
         stack=stack,
         spec=attention,
@@ -292,31 +295,22 @@ def _layer(
 
 def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
     """Return the attention type of each layer as in `layer_types` of config.json; empty if all are alike."""
-    config, family, depth = sizes.config, sizes.family, sizes.depth(stack)
     key = f"{stack.depth.rpartition('.')[0]}.layer_types".removeprefix(".")
-    types = value_of(config, key)
-    if types is None and family.found is not None:
-        types = value_of(family.found.skeleton.effective, key)
-    if isinstance(types, list) and len(types) == depth:
-        return [str(name) for name in types]
-    if family.window_period is not None:
-        period = int(config.get("sliding_window_pattern") or family.window_period)
-        return ["sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)]
-    if family.window_start is not None and config.get("use_sliding_window"):
-        start = sizes.count(family.window_start)
-        return ["full_attention" if number < start else "sliding_attention" for number in range(depth)]
-    return []
+    types = value_of(sizes.config, key)
+    if types is None and sizes.family.found is not None:
+        types = value_of(sizes.family.found.skeleton.effective, key)
+    return (
+        [str(name) for name in types] if isinstance(types, list) and len(types) == sizes.depth(stack) else []
+    )
 
 
-def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
-    """Kind and layer of an attention by its name; ("heads", 0) where the family does not know it."""
-    family = FAMILIES.get(model_type.removeprefix(REDUCED_PREFIX))
-    for stack in () if family is None else family.stacks:
-        for record in stack.attentions:
-            pattern = re.escape(f"{stack.layers}.{record.name}").replace(r"\{layer\}", r"(\d{1,6})")
-            if match := re.fullmatch(pattern, attention):
-                return ("cross" if record.kind == "cross" else stack.side), int(match[1])
-    return "heads", 0
+def kind_and_layer(attention: str) -> tuple[str, int]:
+    """Kind and layer of an attention by its name; ("heads", 0) where the name does not say them."""
+    number = re.search(r"\.(\d{1,6})\.", attention)
+    kinds = [kind for kind in ("encoder", "decoder") if re.search(rf"\b{kind}\b", attention)]
+    if number is None or not kinds:
+        return "heads", 0
+    return "cross" if CROSS.search(attention[number.end() :]) else kinds[0], int(number[1])
 
 
 def check_parts(sizes: Sizes, structure: Structure) -> None:

@@ -193,8 +193,7 @@ def _donor_values(layout: ModelLayout, layer: AttentionLayer, skeleton: Skeleton
     if family.found is not None:
         values: dict[str, Any] = family.found.uneven[layer.spec.heads].donor(kept)
         return values
-    width = {family.head_width: layout.sizes.count(family.head_width)} if family.head_width else {}
-    return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated, {}, width), skeleton).donor(kept)
+    return with_scaled(UnitKeys({layer.spec.heads: 1}, layer.stated, {}), skeleton).donor(kept)
 
 
 def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: Names) -> None:

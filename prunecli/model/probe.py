@@ -6,6 +6,7 @@ Nothing is declared. The name of a key says no more than that it is worth a try;
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
@@ -13,6 +14,7 @@ from typing import Any
 
 from prunecli.model.axes import Carrier, module_of, renaming
 from prunecli.model.declared import value_of
+from prunecli.model.names import layer_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
 WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|inner|mlp|feed_?forward|hidden_dim$")
@@ -50,6 +52,8 @@ class LayerKey:
         period: key of a period by which layers differ, and key of the list of layers that do not follow it.
         samples: numbers of the first two and the last two layers, and of the first of each other kind of layer.
         shares: name of a tensor outside of the layers that holds a share for each of them -> where the shares lie.
+        tables: names, within a layer, of tensors that the first layer alone has beside those of the others, and that
+            all use: of relative positions. Whichever layer is the first has them.
     """
 
     key: str
@@ -64,11 +68,13 @@ class LayerKey:
     period: tuple[str, str] | None
     samples: tuple[int, ...] = ()
     shares: Mapping[str, Carrier] = field(default_factory=dict, compare=False)
+    tables: tuple[str, ...] = ()
 
     def renamed(self, names: Iterable[str], kept: Sequence[int]) -> dict[str, str]:
         """Name of a tensor in the model with these layers alone -> its name before, of those that are in it."""
         rename = renaming(dict.fromkeys(self.prefixes, kept))
-        return {new: name for name in names if (new := rename(name)) is not None}
+        tables = {f"{prefix}.0.{table}" for prefix in self.prefixes for table in self.tables}
+        return {new: name for name in names if (new := name if name in tables else rename(name)) is not None}
 
     def changes(self, skeleton: Skeleton, kept: Sequence[int]) -> dict[str, Any]:
         """Return the values of config.json for a model with these layers alone."""
@@ -183,12 +189,6 @@ def common_owner(names: Iterable[str]) -> str:
     return ".".join(column[0] for column in takewhile(lambda column: len({*column}) == 1, columns))
 
 
-def layer_of(name: str) -> str:
-    """Return the part of a tensor's name up to the number of its layer; "" outside of layers."""
-    match = re.match(r".*?\.\d+(?=\.)", name)
-    return match[0] if match else ""
-
-
 def unit_owner(name: str) -> str:
     """Return the owner of a tensor of hidden units: an expert, a layer's experts or shared experts, or the layer."""
     pattern = r".*?shared\w*(?=\.)" if "shared" in name else r".*?experts(\.(expert_)?\d+)?(?=\.)"
@@ -237,7 +237,7 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
     depth = rules.depth
     modules = _shorter(skeleton.shapes, other.shapes, depth)
     prefixes = _shorter(skeleton.stored, other.stored, depth)
-    made = replace(rules, prefixes=prefixes, modules=modules)
+    made = replace(rules, prefixes=prefixes, modules=modules, tables=_tables(skeleton.stored, prefixes))
     if not modules or not prefixes or {*made.renamed(skeleton.stored, kept)} != {*other.stored}:
         return None
     within = tuple(f"{prefix}." for prefix in prefixes)
@@ -249,6 +249,25 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
         if before * (depth - 1) == after * depth
     }
     return replace(made, shares=shares, samples=_samples(skeleton, made))
+
+
+def _tables(names: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
+    """See `LayerKey`."""
+    for prefix in prefixes:
+        first, *others = map(set, by_layer(names, prefix))
+        if others and all(own <= first for own in others) and len({*map(len, others)}) == 1:
+            return tuple(first.difference(*others))
+    return ()
+
+
+def by_layer(names: Iterable[str], prefix: str) -> list[list[str]]:
+    """Names of the tensors within each layer of a stack."""
+    start = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for name in names:
+        if match := start.match(name):
+            found[int(match[1])].append(name[match.end() :])
+    return [found[number] for number in sorted(found)]
 
 
 def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:

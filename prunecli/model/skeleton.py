@@ -6,23 +6,25 @@ The names are those of the model's files: transformers' own rules for saving tur
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from inspect import signature
+from itertools import chain
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
-from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, UnsupportedModelError, damaged
 from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, with_keys
-from prunecli.model.names import with_new_ending
+from prunecli.model.names import layer_of, with_new_ending
 from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
-from prunecli.private import UNSAVED, model_from_config, with_special_floats
+from prunecli.private import MAY_LACK, UNSAVED, model_from_config, with_special_floats
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 Shape = tuple[int, ...]
+_WORDS = ("wte.weight", "word_embeddings.weight", "embed_tokens.weight", "shared.weight")
+"""Ends of the names of tables of tokens."""
 Changes = Mapping[str, Any]
 """Key of config.json -> new value; a key may lie within another: `text_config.vocab_size`."""
 
@@ -60,23 +64,35 @@ class Skeleton:
         """The classes that transformers opens models of the type as, and the tensors that only some of them have."""
         import transformers
 
-        stored = {}
+        stored: dict[tuple[str, str], set[str]] = {}
+        tied: set[str] = set()
         start, is_pair = self.model_class.base_model_prefix, self.effective.get("is_encoder_decoder")
         for auto, name in auto_classes_of(str(self.config.get("model_type"))):
             with suppress(Exception):  # of any kind: what a class makes of a config of another one
-                other = replace(self, model_class=getattr(transformers, name))
+                other = replace(self, model_class=_without_pooler(getattr(transformers, name)))
                 # Others have the layers elsewhere, or are the decoder alone.
                 if other.model_class.base_model_prefix == start and not (
                     is_pair and auto.endswith("CausalLM")
                 ):
-                    names = other.stored.keys() - other.tied
-                    stored[auto, name] = {own.removeprefix(f"{start}.") for own in names}
-        common = set.intersection(*stored.values()) if stored else set()
-        heads = {key: tuple(sorted(own - common)) for key, own in stored.items()}
-        labelled = {key for key in heads if key[0].endswith(("Classification", "Answering"))}
-        alike = [heads[key] for key in labelled]
+                    may_lack = getattr(other.model_class, MAY_LACK) or ()
+                    stored[auto, name] = {
+                        own.removeprefix(f"{start}.")
+                        for own in other.stored
+                        if not any(re.search(pattern, own) for pattern in may_lack)
+                    }
+                    tied |= {own.removeprefix(f"{start}.") for own in other.tied}
+        common = tied.union(set.intersection(*stored.values()) if stored else ())
+        # Parts of layers may be shared or gone.
+        bases = (own for (auto, _), own in stored.items() if auto == "AutoModel")
+        common.update(name for own in bases for name in own if layer_of(name))
+        heads = {
+            key: tuple(sorted(own - common, key=lambda name: ("pooler" not in name, name)))
+            for key, own in stored.items()
+        }
+        ends = ("Classification", "Answering", "MultipleChoice")
+        labelling = Counter(own[-1:] for (auto, _), own in heads.items() if auto.endswith(ends))
         return tuple(
-            ModelClass(name, auto, own, labelled=(auto, name) in labelled and alike.count(own) > 1)
+            ModelClass(name, auto, own, labelled=auto.endswith(ends) and labelling[own[-1:]] > 1)
             for (auto, name), own in heads.items()
         )
 
@@ -208,16 +224,22 @@ def known_skeleton(model_class: Any, config_class: Any, config: str) -> Skeleton
     return Skeleton(model_class, config_class, parsed(config))
 
 
+def computed_parameters(model: Any) -> tuple[str, ...]:
+    """Names of the parameters that a class computes, so that files need not hold them: sinusoidal positions."""
+    positions = (name for name, module in model.named_modules() if "Sinusoidal" in type(module).__name__)
+    return (*(getattr(model, UNSAVED) or ()), *(f"{name}.weight" for name in positions))
+
+
 def stored_form(model: Any, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """The tensors of a model, or some of them, by their names in files; without those that its class never writes."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own, unsaved = model.state_dict() if state is None else state, getattr(model, UNSAVED) or ()
+    own, computed = model.state_dict() if state is None else state, computed_parameters(model)
     found: dict[str, Tensor] = revert_weight_conversion(
-        model, {name: tensor for name, tensor in own.items() if name not in unsaved}
+        model, {name: tensor for name, tensor in own.items() if name not in computed}
     )
     # ESM's class writes the older names of norms; its published files, and checkpoints here, have those of today.
-    return {with_new_ending(name, BERT_RENAMED): tensor for name, tensor in found.items()}
+    return {with_new_ending(name): tensor for name, tensor in found.items()}
 
 
 def _stating(config: dict[str, Any], found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +263,8 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
     """
     require_depth(checkpoint)
     name = checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
-    made = _skeleton(checkpoint, name or class_that_fits(checkpoint, checkpoint.tensors)[0])
+    name = name or class_that_fits(checkpoint, checkpoint.tensors)[0]
+    made = _skeleton(checkpoint, name, checkpoint.tensors)
     with transformers_takes(checkpoint.path / "config.json"):
         made.stored  # noqa: B018
     return made
@@ -250,8 +273,7 @@ def skeleton_of(checkpoint: Checkpoint) -> Skeleton:
 def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, dict[str, str]]:
     """The class that config.json names, or another one of the type, of whose tensors the fewest are missing.
 
-    Tensors of layers that a class does not have count too: of a result whose parts are shared some are missing, and a
-    class of the encoder alone would miss fewer.
+    Tensors of layers that a class does not have count too.
 
     Args:
         names: of tensors; those of the base model may lack the first part, or have it although the class does not.
@@ -267,16 +289,25 @@ def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, 
     found = {}
     for name in dict.fromkeys(classes):
         with suppress(Exception), quiet():  # of any kind: what a class makes of a config of another one
-            made = _skeleton(checkpoint, name)
+            made = _skeleton(checkpoint, name, names)
             stored, start = made.stored, f"{made.model_class.base_model_prefix}."
-            renamed = {
-                own: next((one for one in (own, start + own, own.removeprefix(start)) if one in stored), own)
-                for own in names
-            }
-            missing = len(stored.keys() - made.tied - {*renamed.values()})
-            strange = [own for own in renamed.values() if own not in stored and re.search(r"\.\d+\.", own)]
-            if 2 * missing < len(stored) and len({*renamed.values()}) == len(renamed):
-                found[name] = missing + len(strange), renamed
+            roots = {own.partition(".")[0] for own in stored}
+            renamed = {}
+            for own in names:
+                forms = own, start + own, own.removeprefix(start)
+                known = (one for one in forms if one in stored)
+                rooted = (one for one in forms if one.partition(".")[0] in roots)
+                renamed[own] = next(chain(known, rooted), own)
+            # A factorised embedding may be in the place of the table of tokens.
+            table = [own for own in stored if own.endswith(_WORDS)]
+            missing = stored.keys() - made.tied - {*renamed.values(), *table}
+            strange = [own for own in renamed.values() if own not in stored and layer_of(own)]
+            # Of a layer that shares its parts, or lost them, there is a norm at least.
+            absent = {layer_of(own) or own for own in missing}.difference(map(layer_of, renamed.values()))
+            if 2 * len(missing) < len(stored) and len({*renamed.values()}) == len(renamed):
+                found[name] = len(absent) + len(strange), renamed
+                if not found[name][0]:
+                    break
     if not classes:
         raise class_unknown(checkpoint, "")
     if not found:
@@ -288,10 +319,24 @@ def class_that_fits(checkpoint: Checkpoint, names: Iterable[str]) -> tuple[str, 
     return name, found[name][1]
 
 
-def _skeleton(checkpoint: Checkpoint, name: str) -> Skeleton:
+def ties_of(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Name of a tensor -> name of the one that its class ties it to, as files have them; empty if it says nothing.
+
+    Args:
+        names: of the tensors.
+    """
+    for name in (checkpoint.own_class, *class_names(checkpoint.config)[:1]):
+        with suppress(Exception), quiet():  # of any kind: what a class makes of its config
+            made = _skeleton(checkpoint, str(name), names)
+            tied = made.model.all_tied_weights_keys.items()
+            return {made.stored_name(alias): made.stored_name(own) for alias, own in tied}
+    return {}
+
+
+def _skeleton(checkpoint: Checkpoint, name: str, names: Iterable[str]) -> Skeleton:
     left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
     config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
-    model_class = class_named(checkpoint, name)
+    model_class = class_named(checkpoint, name, names)
     return known_skeleton(model_class, config_class(checkpoint, model_class), dumps(config))
 
 
@@ -306,8 +351,11 @@ def transformers_takes(config: Path | str) -> AbstractContextManager[None]:
     )
 
 
-def class_named(checkpoint: Checkpoint, name: str) -> Any:
-    """The class of transformers of this name.
+def class_named(checkpoint: Checkpoint, name: str, names: Iterable[str]) -> Any:
+    """The class of transformers of this name, without a pooler if the files hold none and the class can do without.
+
+    Args:
+        names: of the tensors; none if there are no files yet.
 
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
@@ -321,7 +369,21 @@ def class_named(checkpoint: Checkpoint, name: str) -> Any:
         found = getattr(transformers, name, None)
     if found is None:
         raise class_unknown(checkpoint, name)
-    return found
+    has_pooler = not names or any(re.search(r"(^|\.)pooler\.", own) for own in names)
+    return found if has_pooler else _without_pooler(found)
+
+
+@cache
+def _without_pooler(stock: Any) -> Any:
+    """A class whose models have no pooler; the class itself if it has none, or always has one."""
+    if "add_pooling_layer" not in signature(stock.__init__).parameters:
+        return stock
+
+    def make(self: Any, config: Any) -> None:
+        stock.__init__(self, config, add_pooling_layer=False)
+
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "__init__": make}
+    return type(stock.__name__, (stock,), members)
 
 
 def class_of_type(names: Iterable[str], model_type: str) -> Any:
@@ -343,6 +405,10 @@ def class_unknown(checkpoint: Checkpoint, name: str) -> CheckpointError:
     if checkpoint.config.get("model_type") is None:
         fitting = " or ".join(_types_that_fit(checkpoint)) or "no type of the installed transformers"
         return CheckpointError(where, f'Add "model_type"; the tensors fit {fitting}.')
+    if name and (known := classes_of_type(str(checkpoint.model_type))):
+        return UnsupportedModelError(
+            f"{checkpoint.path}: no {name} can be made of it", f"It can be one of {', '.join(known)}."
+        )
     return UnsupportedModelError(
         f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here (class {name or "not given"})',
         "It runs code of its own (auto_map), which prunecli never does."
@@ -402,6 +468,9 @@ def auto_classes_of(model_type: str) -> list[tuple[str, str]]:
         "SequenceClassification": "FOR_SEQUENCE_CLASSIFICATION_",
         "TokenClassification": "FOR_TOKEN_CLASSIFICATION_",
         "QuestionAnswering": "FOR_QUESTION_ANSWERING_",
+        "MultipleChoice": "FOR_MULTIPLE_CHOICE_",
+        "NextSentencePrediction": "FOR_NEXT_SENTENCE_PREDICTION_",
+        "PreTraining": "FOR_PRETRAINING_",
         "ImageTextToText": "FOR_IMAGE_TEXT_TO_TEXT_",
         "SpeechSeq2Seq": "FOR_SPEECH_SEQ_2_SEQ_",
         "": "",

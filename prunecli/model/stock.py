@@ -94,15 +94,10 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     """
     family = source.require_architecture()
     sizes = source.layout.sizes
-    if family.stock_fault is not None or _width_key(sizes) is None:
+    if family.stock_fault is not None or family.head_width is None:
         return ()
     counted = sizes.count(_heads_key(family))
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
-
-
-def _width_key(sizes: Sizes) -> str | None:
-    """The config key of the width of a head; None: no config.json of the model can hold another number of heads."""
-    return None if any(map(sizes.states, sizes.family.heads_bound)) else sizes.family.head_width
 
 
 def _heads_key(family: Architecture) -> str:
@@ -164,7 +159,7 @@ def _heads(result: ModelLayout) -> StockSupport:
         layer.is_whole if layer.spec.position_bias else layer.count == layer.stated for layer in attentions
     ):
         return StockSupport()
-    if (width := _width_key(sizes)) is None:
+    if (width := family.head_width) is None:
         return StockSupport(
             reason=f"heads were removed, and a config of type {family.model_type} cannot say how many",
             is_fitted=_may_differ(family, attentions[0].spec.heads, kept),
@@ -186,8 +181,8 @@ def _heads(result: ModelLayout) -> StockSupport:
 
 
 def _may_differ(family: Architecture, key: str, kept: Collection[int]) -> bool:
-    """Whether layers may keep these numbers of what this key of the config counts, in a class that was asked."""
-    return family.found is not None and family.found.may_keep(key, kept)
+    """Whether layers may keep these numbers of what this key of the config counts."""
+    return bool(family.found.may_keep(key, kept))
 
 
 def _range(numbers: Collection[int]) -> str:
@@ -211,8 +206,7 @@ def _gone(result: ModelLayout, what: str, part: AttentionLayer | FfnLayer, remov
     found = result.family.found
     return StockSupport(
         reason=f"{what} are {'removed' if part.removed else 'shared'}, which no config.json can say",
-        is_fitted=found is not None
-        and (removable or not part.removed)
+        is_fitted=(removable or not part.removed)
         and found.probed.trial.turned.isdisjoint(map(template_of, part.tensor_names)),
     )
 
@@ -246,19 +240,18 @@ def _embeddings(result: ModelLayout) -> StockSupport:
     family, change = result.family, result.structure.embedding
     if change.is_stock:
         return StockSupport()
-    is_fitted = family.found is not None
     assert family.embedding is not None
     if change.output is not None and change.output.map_dim is not None:
-        return StockSupport(reason="the output embeddings are factorised", is_fitted=is_fitted)
+        return StockSupport(reason="the output embeddings are factorised", is_fitted=True)
     if change.unit is not None and (change.output is None or family.embedding.apart):
         return StockSupport(
             reason="the input embeddings are factorised",
             nearest="`factorize-embeddings --cache`",
-            is_fitted=is_fitted,
+            is_fitted=True,
         )
     if not family.embedding.apart:
         return StockSupport(
             reason=f"the output layer has a table of its own, which a config of type {family.model_type} cannot say",
-            is_fitted=is_fitted,
+            is_fitted=True,
         )
     return StockSupport({TIE_KEY: False})

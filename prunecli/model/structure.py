@@ -6,13 +6,15 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, PositiveInt, TypeAdapter
 
 from prunecli.errors import CheckpointError, kind_and_reason
-from prunecli.model.axes import Kind, axis_name
+from prunecli.model.axes import Kind, Rename, axis_name
 from prunecli.model.changes import EmbeddingChange
+
+Value = TypeVar("Value")
 
 VERSION = 4
 KEY = "prunecli"
@@ -127,6 +129,26 @@ class Structure:
             shared={**{name: owner for name, owner in self.shared.items() if name not in parts}, **shared},
             removed=self.removed.difference(parts).union(removed),
             widths={**{name: width for name, width in self.widths.items() if name not in parts}, **widths},
+        )
+
+    def renamed(self, rename: Rename) -> Structure:
+        """This structure with other names of modules; what has none is gone."""
+
+        def new(values: Mapping[str, Value]) -> dict[str, Value]:
+            return {own: value for name, value in values.items() if (own := rename(name)) is not None}
+
+        others = {
+            name: owner
+            for name, owner in self.shared.items()
+            if name == owner or rename(name) != rename(owner)
+        }
+        return replace(
+            self,
+            axes=new(self.axes),
+            shared={name: str(rename(owner)) for name, owner in new(others).items()},
+            removed=frozenset(new(dict.fromkeys(self.removed))),
+            widths=new(self.widths),
+            constants=new(self.constants),
         )
 
     def after(self, step: Mapping[str, Any]) -> Structure:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from prunecli.model.axes import Carrier
+from prunecli.model.axes import Carrier, module_of
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
 from prunecli.model.probe import (
@@ -31,7 +31,7 @@ from prunecli.model.probe import (
     template_of,
     width_keys,
 )
-from prunecli.model.skeleton import Changes, Skeleton, quiet, stored_form
+from prunecli.model.skeleton import Changes, Skeleton, computed_parameters, quiet, stored_form
 from prunecli.model.small_copy import TOKENS, in_evaluation, random_model, smaller_skeletons
 
 Given = ParamSpec("Given")
@@ -40,6 +40,8 @@ NEAR = 1e-4
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _UNLIKE = 16
+LINEARS = ("Linear", "Conv1D")
+"""Names of the classes of linear layers."""
 _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
 
@@ -278,19 +280,37 @@ class Trial:
     @cached_property
     def linears(self) -> list[str]:
         """Names of the linear layers, in the order in which they ran last."""
-        last: list[str] = []
+        kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
+        return [name for name in self.flow if kinds[name] in LINEARS]
 
-        def note(name: str, *_: Any) -> None:
-            if name in last:
-                last.remove(name)
-            last.append(name)
+    @cached_property
+    def flow(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name of a linear layer or norm -> what it was given and what it returned last, in the order of the model."""
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def note(name: str, _: Any, given: Any, output: Any) -> None:
+            seen.pop(name, None)
+            seen[name] = given[0], output
 
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
-                if type(module).__name__ in ("Linear", "Conv1D"):
+                if (kind := type(module).__name__) in LINEARS or "norm" in kind.lower():
                     hooks.enter_context(module.register_forward_hook(partial(note, name)))
             self.logits(self.model)
-        return last
+        return seen
+
+    def comes_after(self, norm: str, last: str, first: str | None = None) -> bool:
+        """Whether a norm is given what a linear layer returns, plus what the linear layer `first` is given.
+
+        With `first`, it is the norm after the residual connection around both.
+        """
+        if not {norm, last, first or last} <= self.flow.keys():
+            return False
+        given, end = self.flow[norm][0], self.flow[last][1]
+        start = torch.zeros_like(end) if first is None else self.flow[first][0]
+        return given.shape == start.shape == end.shape and bool(
+            torch.allclose(given.double(), (start + end).double())
+        )
 
     def _without(
         self, held: int, carriers: Mapping[str, Carrier], kept: Mapping[str, Sequence[int]]
@@ -330,6 +350,7 @@ class Trial:
         self,
         outputs: Sequence[str],
         norms: Mapping[str, Sequence[str]],
+        after: Sequence[str],
         remove: Callable[[Any, Sequence[str]], None],
     ) -> tuple[list[str], float]:
         """Compare a model without FFNs or attentions with the one whose FFNs or attentions return zero.
@@ -337,10 +358,12 @@ class Trial:
         Args:
             outputs: names of the weights and biases of their output layers, which are zero then.
             norms: what norms are called -> names of their tensors.
+            after: those that go with the parts because they come after the addition, see `comes_after`.
             remove: takes the parts out of a model, and norms that are called so.
 
         Returns:
-            The norms that change nothing then, because they are of the removed parts alone; the difference.
+            Those norms, and the others that change nothing then, because they are of the removed parts alone; the
+            difference.
 
         Raises:
             Exception: as `of_units`.
@@ -348,14 +371,18 @@ class Trial:
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
         model = self.opened(self.skeleton, masked)
+        for name in (name for norm in after for name in norms[norm]):
+            model.get_submodule(module_of(self.modules[name])).register_forward_hook(
+                hand_on, with_kwargs=True
+            )
         expected = self.logits(model)
-        idle = []
+        idle = [*after]
         for norm, names in norms.items():
             parameters = [model.get_parameter(self.modules[name]) for name in names]
             before = [parameter.data for parameter in parameters]
             for parameter in parameters:
                 parameter.data = parameter.data + 1
-            if bool((self.logits(model) == expected).all()):
+            if norm not in after and bool((self.logits(model) == expected).all()):
                 idle.append(norm)
             for parameter, data in zip(parameters, before, strict=True):
                 parameter.data = data
@@ -471,6 +498,8 @@ class Trial:
             end = getattr(self.model.config, "eos_token_id", None)
             if self.model.config.is_encoder_decoder and type(end) is int:
                 tokens[:, -1] = end  # where classifiers look
+        if "MultipleChoice" in type(model).__name__:
+            tokens = tokens[:, None]
         more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
         if model.config.is_encoder_decoder:
             more["decoder_input_ids"] = tokens.flip(1)
@@ -517,7 +546,8 @@ class Trial:
                 output_loading_info=True,
             )
         kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
-        if odd := [name for kind in kinds for name in told[kind]]:
+        computed = computed_parameters(model)
+        if odd := [name for kind in kinds for name in told[kind] if name not in computed]:
             raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
         return in_evaluation(model.to(self.model.dtype))  # some classes make parameters of another type
 

@@ -25,10 +25,10 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
 from prunecli.model.patchwork import has_part, module_name
 from prunecli.model.quantised import KEYS
-from prunecli.model.skeleton import Skeleton
+from prunecli.model.skeleton import Skeleton, computed_parameters
 from prunecli.model.sparse_layer import parts_of
 from prunecli.model.structure import KEY
-from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, stock_config
+from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, own_config
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
@@ -45,7 +45,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stages import EmptyModel, own_mixtures, stages_of, stock_mixtures
 from prunecli.modules.stock_experts import use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames
-from prunecli.private import UNSAVED, float32_parts, init_weights, keep_value, model_from_config
+from prunecli.private import float32_parts, init_weights, keep_value, model_from_config
 
 
 def build_model(
@@ -83,7 +83,7 @@ def build_model(
             for spec, stacked in zip(held.block(number), held.stacked, strict=True):
                 read_spec(stacked.data[number], checkpoint, spec, staging)
     fill(made.targets, checkpoint, device, where, put_int8 if in_int8 else Destination.put)
-    complete(made, checkpoint)
+    complete(made)
     if in_int8:
         linears_to_int8(model)
     if made.implementation:
@@ -166,7 +166,7 @@ def fill_resident(made: EmptyModel, checkpoint: Checkpoint) -> None:
         CheckpointError: a tensor cannot be read.
     """
     fill(made.resident, checkpoint, made.device)
-    complete(made, checkpoint)
+    complete(made)
 
 
 def assemble(
@@ -185,23 +185,26 @@ def assemble(
     """
     if checkpoint.runs_stock:
         model = empty_model(checkpoint, fitted_class(checkpoint, name), dtype=dtype)
+        stored = checkpoint.tensors
+        # T5 would tie what is apart.
+        model.all_tied_weights_keys = {
+            alias: name
+            for alias, name in model.all_tied_weights_keys.items()
+            if not (alias in stored and name in stored)
+        }
         tie_parameters(model)
+        if device.type == "cpu":
+            speed_up_linears(model)
         return model
-    layout = checkpoint.layout
+    layout, stock = checkpoint.layout, model_class(checkpoint, name)
     family, sizes = layout.family, layout.sizes
     # Its sparse layers are about to be replaced, so they get few experts.
-    counts = family.mixture.counts if family.mixture else ()
-    few = dict.fromkeys(counts, max((layer.top_k for layer in checkpoint.mixtures), default=1))
+    few = max((layer.top_k for layer in checkpoint.mixtures), default=1)
     # Nor does the stored type matter, which transformers would look up.
-    config = stock_config(checkpoint, **few, dtype=None, torch_dtype=None)
-    stock = model_class(checkpoint, name)
-    is_base = bool(family.classes) and stock.__name__ == family.classes[0].name
-    has_pooler = family.pooler is None or any(name.startswith(family.pooler) for name in checkpoint.tensors)
-    options = {"add_pooling_layer": False} if is_base and not has_pooler else {}  # no other class knows it
+    config = own_config(checkpoint, stock, num_experts=few, dtype=None, torch_dtype=None)
     with making(checkpoint):
-        model = model_from_config(stock, config, dtype=dtype, **options)
-    for key in counts:
-        setattr(model.config, key, sizes.count(key))
+        model = model_from_config(stock, config, dtype=dtype)
+    model.config.num_experts = sizes.count("num_experts")
     names = partial(module_name, model)
     # Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now.
     for layer in layout.layers if layout.structure.of_kind("layer") else ():
@@ -214,17 +217,17 @@ def assemble(
         stack = next(stack for stack in family.stacks if stack.side == mixture.side)
         with torch.device("meta"):
             module = SparseFFN(
-                int(sizes.value("d_model")),
-                int(sizes.value(stack.ffn.width)),
+                sizes.count("d_model"),
+                sizes.count(stack.ffn.width),
                 mixture.num_experts,
                 top_k=mixture.top_k,
                 activation=str(sizes.value("activation_function")),
                 router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
-                token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
-                activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
+                token_dropout=float(sizes.value("moe_token_dropout")),
+                activation_dropout=float(model.config.activation_dropout),
             )
         model.set_submodule(names(mixture.name), module.to(dtype))
-    dense = {stack.ffn.sparse_step: 0 for stack in family.stacks if stack.ffn.sparse_step}
+    dense = {"encoder_sparse_step": 0, "decoder_sparse_step": 0}
     skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
     fit_model(model, checkpoint, layout, skeleton, names)
     tie_parameters(model)
@@ -233,12 +236,12 @@ def assemble(
     return model
 
 
-def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
+def complete(made: EmptyModel) -> None:
     """Tie what is tied, and compute what a model computes at its making and does not store: positions, for one."""
     tie_parameters(made.model)
     read = {(id(target.module), target.attribute) for target in made.targets}
     models: dict[str, Any] = {}
-    endings = _computed_endings(checkpoint, made.model)
+    endings = computed_parameters(made.model)
     for path, module in made.model.named_modules():
         # The rule is of the innermost model, as transformers applies it: ModernVBERT's text model has its own.
         models[path] = module if isinstance(module, PreTrainedModel) else models[path.rpartition(".")[0]]
@@ -260,12 +263,6 @@ def complete(made: EmptyModel, checkpoint: Checkpoint) -> None:
                 if name not in computed:  # was read: transformers must neither draw nor compute it
                     keep_value(parameter)
             init_weights(models[path], module)
-
-
-def _computed_endings(checkpoint: Checkpoint, model: Any) -> tuple[str, ...]:
-    """Endings of the names of parameters that no checkpoint needs to hold: Marian's positions."""
-    unsaved = tuple(getattr(model, UNSAVED) or ())
-    return unsaved if checkpoint.family is None else (*unsaved, *checkpoint.family.buffers)
 
 
 def _targets(
@@ -310,7 +307,7 @@ def _require_all(checkpoint: Checkpoint, made: EmptyModel, left_out: nn.Module |
     held = {id(target.tensor) for target in made.targets}
     held |= {id(tensor) for one in made.mixtures for tensor in one.stacked}
     held |= {id(tensor) for tensor in (() if left_out is None else left_out.parameters())}
-    endings = _computed_endings(checkpoint, made.model)
+    endings = computed_parameters(made.model)
     needed = [one for one in made.model.named_parameters() if not one[0].endswith(endings)]
     if checkpoint.runs_stock:
         stored = {*made.model.state_dict()}

@@ -20,31 +20,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prunecli.architectures import NLLB_MOE
 from prunecli.architectures.records import Mixture
-from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.opening import auto_classes, readable
 from prunecli.model.patchwork import Names, fit_layers, fitted, has_part, subclass
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
-    class_of_type,
     config_class,
     require_depth,
     skeleton_of,
     transformers_takes,
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer
-from prunecli.model.structure import KEY, WEIGHTS_KEY
+from prunecli.model.structure import WEIGHTS_KEY
 from prunecli.modules.define import fit_embeddings
 from prunecli.modules.filling import require_shape, tensors_of
 from prunecli.modules.saving import tie_parameters
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.modules.stock_names import StockNames
-from prunecli.private import UNEXPECTED, model_from_config
+from prunecli.private import UNEXPECTED, model_from_config, with_special_floats
 
 
 @contextmanager
@@ -72,53 +70,30 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         if checkpoint.family is None:
             return skeleton_of(checkpoint).model_class
         name = checkpoint.family.model_class
-    return class_named(checkpoint, name)
+    return class_named(checkpoint, name, checkpoint.tensors)
 
 
 def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """The class of transformers that config.json names, where it is one of the family's; else the declared one.
-
-    Where prunecli runs the experts it is the declared one, whatever config.json names: what is done is to translate.
-
-    Args:
-        name: of the class that is asked for instead.
+    """`stock_class`; of an NLLB-MoE the one that translates, unless another one is asked for.
 
     Raises:
-        CheckpointError: the family has no class of that name.
+        UnsupportedModelError, CheckpointError: as `stock_class`.
     """
-    import transformers
-
-    family = checkpoint.require_architecture()
-    names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
-    if known := class_of_type((name,) if name is not None else names, family.model_type):
-        return known
-    if name is not None:
-        classes = ", ".join(known.name for known in family.classes) or family.model_class
-        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
-    own = family.model_class
-    if not class_names(checkpoint.config):
-        # The family's own, else another head that the tensors are of, else none.
-        able = [*auto_classes(family, readable(checkpoint.resolved, checkpoint.tensors), ()).values()]
-        own = own if own in able else able[len(able) > 1]
-    return getattr(transformers, own)
+    return stock_class(checkpoint, name if checkpoint.runs_stock else name or NLLB_MOE.model_class)
 
 
-def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
-    """The configuration object of the family's stock class, with `changes` to config.json's values.
+def own_config(checkpoint: Checkpoint, model_class: Any, **changes: Any) -> Any:
+    """The config object of a class, with `changes` to the values of config.json.
+
+    The reason why no stock class opens a result is left out.
 
     Raises:
         CheckpointError: transformers refuses a value.
     """
-    from transformers import CONFIG_MAPPING
-
-    family = checkpoint.require_architecture()
-    left_out = (KEY, "auto_map", WEIGHTS_KEY)
-    values = {key: value for key, value in checkpoint.config.items() if key not in left_out}
-    if names := class_names(checkpoint.config):
-        values["architectures"] = list(names)
-    values |= {"model_type": family.model_type, **changes}
+    own = config_class(checkpoint, model_class)
+    values = {key: value for key, value in checkpoint.config.items() if key != WEIGHTS_KEY} | changes
     with transformers_takes(checkpoint.path / "config.json"):
-        return CONFIG_MAPPING[family.model_type].from_dict(values)
+        return own.from_dict(with_special_floats(own, values))
 
 
 def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any:
@@ -129,8 +104,7 @@ def empty_model(checkpoint: Checkpoint, model_class: Any, **options: Any) -> Any
     """
     require_depth(checkpoint)
     with making(checkpoint):
-        own = config_class(checkpoint, model_class)
-        config = own.from_pretrained(checkpoint.path, local_files_only=True)
+        config = own_config(checkpoint, model_class)
         config.get_text_config().output_router_logits = False  # a layer that answers has none
         return model_from_config(model_class, config, **options)
 
@@ -147,11 +121,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
     # Not that of a whole mixture, nor one of which the experts alone differ.
     structure = checkpoint.structure
     is_changed = structure.of_kind("head") or structure.shared or structure.removed or structure.widths
-    if (
-        (is_changed or not structure.embedding.is_stock)
-        and WEIGHTS_KEY in checkpoint.config
-        and checkpoint.architecture is None
-    ):
+    if (is_changed or not structure.embedding.is_stock) and WEIGHTS_KEY in checkpoint.config:
         layout = checkpoint.layout
         skeleton = replace(layout.family.found.skeleton, model_class=stock)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, PruneError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import REMEDY
+from prunecli.model.declared import REMEDY, TIE_KEY
+from prunecli.model.skeleton import skeleton_of
 from prunecli.tensors.reader import TensorReader
 
 CHUNK_BYTES = 16 << 20
@@ -255,7 +257,10 @@ def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointE
     few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
     what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
     remedy = REMEDY
-    tied = {} if checkpoint.architecture is None else checkpoint.architecture.tied
+    tied: Mapping[str, str] = {}
+    with suppress(PruneError):
+        one = skeleton_of(checkpoint).changed({TIE_KEY: True})
+        tied = {} if one is None else one.model.all_tied_weights_keys
     if all(tied.get(name) in checkpoint.tensors for name in names):
         same = ", ".join(f"{tied[name]} as {name}" for name in names)
         remedy = f"transformers before version 5 left out what was one parameter for it: store {same} too."

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 
-from prunecli.errors import MemoryShortError, Shortage
+from prunecli.errors import MemoryShortError, Shortage, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.modules.building import assemble
@@ -116,7 +117,7 @@ def _natural(checkpoint: Checkpoint, device: torch.device, *, gradients: bool) -
         return (stored,)
     if stored == torch.float16 and device.type != "cpu":
         return (torch.float32, stored)
-    has_experts = checkpoint.architecture is not None and bool(checkpoint.mixtures)
+    has_experts = not checkpoint.runs_stock and bool(checkpoint.mixtures)
     if stored not in NATIVE_SINCE and has_experts and not gradients and multiplies_groups(device):
         return (torch.bfloat16,)
     return _wide(device)
@@ -146,10 +147,10 @@ def decoding_room(checkpoint: Checkpoint, load: Load | None, dtype: torch.dtype)
     Args:
         load: what is decoded. If None, nothing.
     """
-    if load is None or checkpoint.family is None:
-        return 0
     width = torch.float32 if dtype == torch.int8 else dtype
-    return sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))
+    with suppress(UnsupportedModelError):
+        return 0 if load is None else sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))
+    return 0
 
 
 @dataclass(frozen=True)

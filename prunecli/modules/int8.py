@@ -181,11 +181,11 @@ def linears_to_int8(model: nn.Module) -> None:
 
 
 def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint]) -> None:
-    """Refuse where products of bytes do not run fast, or not exactly, and models whose class is not built here.
+    """Refuse where products of bytes do not run fast, or not exactly, and mixtures that prunecli does not run.
 
     Raises:
         UsageError: another device than a CPU, or one without the instructions.
-        UnsupportedModelError: a model that runs in its stock class.
+        UnsupportedModelError: a mixture whose experts transformers runs.
     """
     if device.type != "cpu":
         raise UsageError(
@@ -197,10 +197,10 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint]) -> Non
             "Choose bfloat16 or float32.",
         )
     for checkpoint in checkpoints:
-        if checkpoint.runs_stock:
+        if checkpoint.runs_stock and checkpoint.family is not None:
             raise UnsupportedModelError(
-                f"{checkpoint.path}: `dtype=int8` is for families that prunecli builds by itself, not for "
-                f"{checkpoint.model_type}",
+                f"{checkpoint.path}: `dtype=int8` is not for mixtures of type {checkpoint.model_type}: transformers "
+                "runs their experts",
                 "Choose bfloat16 or float32.",
             )
 

@@ -11,11 +11,10 @@ import torch
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config
-from prunecli.model.skeleton import config_class, quiet
-from prunecli.model.structure import WEIGHTS_KEY
+from prunecli.model.skeleton import computed_parameters, quiet
 from prunecli.modules.building import build_model, refused_by_layer
-from prunecli.modules.classes import empty_model, fill_constants, fitted_class, stock_class
-from prunecli.modules.cpu_linear import pack_linears
+from prunecli.modules.classes import empty_model, fill_constants, fitted_class, own_config, stock_class
+from prunecli.modules.cpu_linear import pack_linears, speed_up_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices, spread
 from prunecli.modules.filling import missing_tensors
@@ -70,11 +69,10 @@ def load_model(
         held = {"decoding": room} if room else {}
         kind = fitting_dtype(named, devices, str(dtype), beside=lambda *_: held, only_runs=True)
         memory = need_of(stored, devices, kind, lambda *_: held).memory()
-        # What transformers would not read is read here, where it can be said which tensor belongs where.
-        is_built = not stored.runs_stock or (
-            bool(stored.quantised) and model_class is None and refused_by_layer(stored) is None
-        )
-        if is_built:
+        # What transformers would not read, or not spread, is read here, where each tensor has its place.
+        is_odd = bool(stored.quantised) or (memory is not None and stored.family is None)
+        is_built = is_odd and model_class is None and refused_by_layer(stored) is None
+        if not stored.runs_stock or is_built or kind == torch.int8:
             checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
             model = build_model(checkpoint, devices.first, kind, model_class, memory)
             model.generation_config = _generation_config(checkpoint, model)
@@ -87,9 +85,11 @@ def load_model(
                 fill_constants(model, stored)
             elif type(model) is not own:  # fitted: one of the stock class that saves what it differs by
                 model.__class__ = own
-                config = result_config(stored, stored.structure, classes=model_class and (model_class,))
+                classes = model_class and (model_class,)
+                config = result_config(stored, stored.structure, tensors=model.state_dict(), classes=classes)
                 model = saving_as_stored(model, stored, config)
         if devices.first.type == "cpu":
+            speed_up_linears(model)
             keep_freed_blocks(stored.total_bytes)
         return model
 
@@ -134,26 +134,22 @@ def _from_pretrained(
 ) -> Any:
     """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`."""
     model_class = fitted_class(checkpoint, name)
-    # Where a result would name the file of its weights it says why no stock class opens it.
-    options: dict[str, Any] = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     places = None if memory is None else spread(empty_model(checkpoint, model_class, dtype=dtype), memory)
     try:
-        if (config := config_class(checkpoint, model_class)) is not model_class.config_class:
-            options = {"config": config.from_pretrained(checkpoint.path, local_files_only=True, **options)}
         with quiet():  # missing tensors are an error below, others are left out on purpose
             model, info = model_class.from_pretrained(
                 checkpoint.path,
+                config=own_config(checkpoint, model_class),
                 dtype=dtype,
                 device_map=places,
                 local_files_only=True,
                 output_loading_info=True,
-                **options,
             )
     except Exception as error:  # of any kind, for a damaged file or value
         raise CheckpointError(
             f"{checkpoint.path}: transformers cannot load it ({reason_of(error)})",
             "Correct its config.json, or copy the directory again.",
         ) from error
-    if missing := sorted(info["missing_keys"]):
+    if missing := sorted({*info["missing_keys"]}.difference(computed_parameters(model))):
         raise missing_tensors(checkpoint, missing)
     return model.eval()

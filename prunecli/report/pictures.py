@@ -285,7 +285,7 @@ def head_maps(scores: Scores, values: Mapping[str, Floats], counted: str | None 
     rows: dict[str, dict[tuple[int, str], pd.Series]] = {}
     for axis, own in values.items():
         attention = module_of(axis)
-        kind, layer = kind_and_layer(scores.model_type, attention)
+        kind, layer = kind_and_layer(attention)
         rows.setdefault(kind, {})[layer, attention] = pd.Series(own, scores.ids[axis], float)
     frames = {}
     for kind in sorted(rows, key=lambda kind: [*KINDS, kind].index(kind)):

@@ -128,8 +128,13 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
         raise StatisticsError(
             f"The scores are of another model than {checkpoint.path}, or of another pruning of it.", again
         )
-    rename = renaming_since(checkpoint.require_architecture(), structure, scores.fingerprint)
-    if rename is not None:
+    later = renaming_since(checkpoint.require_architecture(), structure, scores.fingerprint)
+
+    def rename(name: str) -> str | None:
+        own = checkpoint.without_root(name)  # prunecli 0.2 called the parts of a base model as a headed one's
+        return own if later is None else later(own)
+
+    if any(rename(name) != name for name in scores.ids):
         fields = {
             field: {
                 new: value

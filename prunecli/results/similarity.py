@@ -271,7 +271,7 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
         )
     heads = []
     for attention, head in common:
-        kind, layer = kind_and_layer(first.model_type, attention)
+        kind, layer = kind_and_layer(attention)
         one, other = (own[attention, head] for own in values)
         heads.append(
             ComparedHead(attention=attention, kind=kind, layer=layer, head=head, first=one, second=other)

@@ -56,14 +56,11 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
-    """The task of a checkpoint's model, whether its family is declared or not."""
-    from prunecli.modules.classes import model_class, stock_class
+    """The task of a checkpoint's model."""
+    from prunecli.modules.classes import model_class
 
-    if checkpoint.architecture is None:
-        known, is_pair = stock_class(checkpoint), checkpoint.config.get("is_encoder_decoder") is True
-    else:
-        known, is_pair = model_class(checkpoint), len(checkpoint.architecture.stacks) > 1
-    return task_of_class(known.__name__, is_pair=is_pair)
+    is_pair = not checkpoint.runs_stock or checkpoint.config.get("is_encoder_decoder") is True
+    return task_of_class(model_class(checkpoint).__name__, is_pair=is_pair)
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass
+from transformers import CONFIG_MAPPING
 
-from prunecli.architectures import EXPERTS_ONLY, FAMILIES, OLDER_TYPES, REDUCED_PREFIX, Architecture
-from prunecli.architectures.mixtures import IMAGES, LANGUAGE_MODEL, experts_alone
+from prunecli.architectures import NLLB_MOE, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
 from prunecli.model.described import ConfiguredCheckpoint
-from prunecli.model.skeleton import class_of_type, no_bars, transformers_takes
+from prunecli.model.probe import head_counts, shared_keys
+from prunecli.model.skeleton import auto_classes_of, class_of_type, no_bars, transformers_takes
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
 from prunecli.modules.drawing import random_model
 from prunecli.modules.fitting import free_for_each
@@ -33,11 +34,8 @@ from prunecli.text.tokens import Tokenizer, load_tokenizer
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
 
-KNOWN = {
-    **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
-    **FAMILIES,
-}
-"""Model type -> the family's record, of those that are trained from random weights; see `read_config`."""
+TRAINED = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+"""What opens the models that are trained from random weights."""
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 """One of them at least is in a directory with a tokenizer."""
@@ -101,38 +99,28 @@ class Start:
         if self.config is None or directory.is_dir():
             return open_model(self.path if self.config is None else directory)
         file = _file(self.config)
-        values, family, words = _read(self.config, self.tokenizer)
-        if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
-            if WEIGHTS_KEY in values:
-                raise UnsupportedModelError(
-                    f"{file}: a mixture whose layers differ in their number of experts is not trained from random "
-                    "weights",
-                    "Give a config of one number for all.",
-                )
+        values, model_class, words = _read(self.config, self.tokenizer)
+        if WEIGHTS_KEY not in values:  # config.json says all of a reduced model that its stock class runs
             values.pop(KEY, None)
+        elif counts_experts(values) and values["model_type"] != NLLB_MOE.model_type:
+            raise UnsupportedModelError(
+                f"{file}: a mixture whose layers differ in their number of experts is not trained from random weights",
+                "Give a config of one number for all.",
+            )
+        with transformers_takes(file):
+            config = CONFIG_MAPPING[values["model_type"]].from_dict({**values, "dtype": None})
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in model_class(config).parameters())
+        require_room_to_draw(file, size)
         if KEY in values:
             # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
             reduced = Structure.from_json(values[KEY], str(file))
             steps = tuple({key: step[key] for key in step if key != "source"} for step in reduced.history)
             values = {**values, KEY: replace(reduced, history=steps).to_json()}
-            described = ConfiguredCheckpoint(file, values)
-            require_room_to_draw(file, described.total_parameters)
-            model = random_model(described, self.seed)
+            model = random_model(ConfiguredCheckpoint(file, values), self.seed)
         else:
-            from transformers import CONFIG_MAPPING
-
-            model_class = class_of_type((*class_names(values), family.model_class), family.model_type)
-            if model_class is None:
-                raise UnsupportedModelError(
-                    f"{file}: transformers has no class of its own for a model of type {family.model_type}",
-                    "Choose a config of a family that it has one for.",
-                )
+            torch.manual_seed(self.seed)
             with transformers_takes(file):
-                config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
-                with torch.device("meta"):
-                    size = sum(parameter.numel() for parameter in model_class(config).parameters())
-                require_room_to_draw(file, size)
-                torch.manual_seed(self.seed)
                 model = model_class(config).float()
         directory.mkdir(parents=True)
         with no_bars():
@@ -164,49 +152,50 @@ class Start:
                     "`task=embedding` is for vectors."
                 )
                 return task
-        values, family = read_config(self.config)
-        name = next(iter(class_names(values)), family.model_class)
-        is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
-        return task_of_class(name, is_pair=is_pair)
+        values, model_class = read_config(self.config)
+        is_pair = CONFIG_MAPPING[values["model_type"]].from_dict(values).is_encoder_decoder
+        return task_of_class(model_class.__name__, is_pair=is_pair)
 
 
 def _file(config: Path) -> Path:
     return config / "config.json" if config.is_dir() else config
 
 
-def read_config(config: Path) -> tuple[dict[str, Any], Architecture]:
-    """The values of a model's config, stock or reduced, and the record of its family, or of its mixture's class.
+def read_config(config: Path) -> tuple[dict[str, Any], Any]:
+    """The values of a model's config, stock or reduced, and the class of transformers that it describes.
 
     Raises:
-        PruneError: no such file, not JSON, or of a family that is not declared.
+        PruneError: no such file, not JSON, or of a type that transformers has no class of text for.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     file = _file(config)
     if not file.is_file():
         raise CheckpointError(f"{file}: no such file", "Give a config.json, or a directory that holds one.")
     values = read_object(file)
     stated = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
     model_type = values["model_type"] = OLDER_TYPES.get(stated, stated)
-    family = KNOWN.get(model_type)
-    if family is None and counts_experts(values) and "text_config" not in values:
-        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-        family = experts_alone(model_type, name, LANGUAGE_MODEL) if isinstance(name, str) else None
-    if family is None:
+    known = [name for auto, name in auto_classes_of(model_type) if auto in TRAINED]
+    model_class = class_of_type((*class_names(values), *known), model_type) if known else None
+    if model_class is None:
         raise UnsupportedModelError(
             f'{file}: the model family "{model_type}" is not supported',
-            f"Set model_type to one of {', '.join(KNOWN)}.",
+            f"Set model_type to one whose models transformers opens with {', '.join(TRAINED)}.",
         )
+    values.setdefault("architectures", [model_class.__name__])
+    remedy, heads = "Correct the value.", head_counts(values)
     for key, depth in depths_beyond(values, MOST_LAYERS).items():
-        raise CheckpointError(
-            f'{file}: "{key}" is {depth}; no model has so many layers', "Correct the value."
-        )
-    return values, family
+        raise CheckpointError(f'{file}: "{key}" is {depth}; no model has so many layers', remedy)
+    for query, count in heads.items():
+        for key in shared_keys(heads, query):
+            if not heads[key] or count % heads[key]:
+                raise CheckpointError(
+                    f'{file}: "{query}" is {count}, no multiple of "{key}", {heads[key]}', remedy
+                )
+    return values, model_class
 
 
-def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Architecture, Tokenizer]:
+def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Any, Tokenizer]:
     """The results of `read_config`, with values of the tokenizer, and the tokenizer; a contradiction is refused."""
-    file, (values, family) = _file(config), read_config(config)
+    file, (values, model_class) = _file(config), read_config(config)
     if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with `tokenizer=DIR`.")
     tokenizer = load_tokenizer(named or file.parent)
@@ -223,7 +212,7 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Architectur
                 f"{file}: {key} is {values[key]}, the tokenizer's is {own}",
                 f"Set {key} to {own}, or leave it out.",
             )
-    return values, family, tokenizer
+    return values, model_class, tokenizer
 
 
 def require_room_to_draw(config: Path, parameters: int) -> None:

@@ -258,7 +258,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (
             ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
             CheckpointError,
-            "num_attention_heads/num_key_value_heads is 8 / 255, not a whole number",
+            '"num_attention_heads" is 8, no multiple of "num_key_value_heads", 255',
         ),
         (
             ("--from-scratch", "plain", *PAIR),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import NLLB_MOE
 from prunecli.commands.score_heads import head_table, score_heads
 from prunecli.errors import UsageError
 from prunecli.model.axes import module_of
@@ -166,7 +166,7 @@ def test_refusals(folder, arguments, error, message):
 
 
 def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
-    stack = FAMILIES["bart"].stacks[kind != "encoder"]
+    stack = NLLB_MOE.stacks[kind != "encoder"]
     name = f"{kind}.{number}"
     return AttentionLayer(
         name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0], name

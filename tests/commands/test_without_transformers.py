@@ -1,10 +1,9 @@
-"""Commands that stream tensors run no model: they need neither torch nor transformers."""
+"""Commands that stream the tensors of an NLLB-MoE need neither torch nor transformers."""
 
 import json
 import subprocess
 import sys
 
-from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 CHILD = """
@@ -30,18 +29,18 @@ print(json.dumps(found))
 
 
 def test_what_only_rewrites(tmp_path):
-    experts, dense = tiny_nllb_moe(tmp_path / "experts"), tiny_family(tmp_path / "dense", "phi3")
+    experts = tiny_nllb_moe(tmp_path / "experts")
     drawn = ["--metric", "random", "--ratio", "0.5", "--output"]
     calls = [
         ["inspect", str(experts)],
         ["inspect", str(experts), "--json"],
         ["prune-experts", str(experts), *drawn, str(tmp_path / "1")],
         ["prune-experts", str(experts), *drawn, str(tmp_path / "2"), "--dry-run"],
-        ["prune-heads", str(dense), *drawn, str(tmp_path / "3")],
-        ["share-ffn", str(dense), "--preset", "Shared", "--output", str(tmp_path / "4")],
+        ["prune-heads", str(experts), *drawn, str(tmp_path / "3")],
+        ["share-ffn", str(experts), "--preset", "SharedEnc", "--dense-only", "--output", str(tmp_path / "4")],
     ]
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(calls)], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [[call[0], 0] for call in calls], done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3", "4", "dense", "experts"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "3", "4", "experts"]

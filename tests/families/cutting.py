@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from prunecli import load_model
-from prunecli.architectures.bert import BERT_RENAMED
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
@@ -22,6 +21,7 @@ from prunecli.model.axes import Axis, Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.names import with_new_ending
+from prunecli.model.patchwork import module_name
 from prunecli.model.probe import outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
@@ -246,6 +246,8 @@ def treated_apart(
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     with open_model(output) as result:
         shared, removed = result.structure.shared, result.structure.removed
+        parts = [one for one in (*result.layout.ffns, *result.layout.attentions) if one.removed]
+        norms = {name.rpartition(".")[0] for one in parts for name in one.norm_tensors}
     for name, owner in shared.items():
         state |= {own: state[other] for own, other in zip(names[name], names[owner], strict=True)}
     for name in removed:
@@ -253,6 +255,8 @@ def treated_apart(
     if not shared and not removed:
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
+    for name in norms:  # those after the addition go with the part
+        other.get_submodule(module_name(other, name)).register_forward_hook(_hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
     expected = logits(other, rows)
     return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
@@ -261,7 +265,7 @@ def treated_apart(
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Copies of a model's tensors by their names in files; ESM's class writes the older names of norms."""
     state = revert_weight_conversion(model, dict(model.state_dict()))
-    return {with_new_ending(name, BERT_RENAMED): value.clone() for name, value in state.items()}
+    return {with_new_ending(name): value.clone() for name, value in state.items()}
 
 
 def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> PreTrainedModel:

@@ -228,7 +228,7 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
     model = transformers.T5ForTokenClassification(tiny.tiny_config("t5")).eval()
     model.save_pretrained(tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
-        assert checkpoint.architecture is None
+        assert checkpoint.family is None
         for kind, axes in cutting.axes_found(checkpoint).items():
             assert cutting.apart(model, checkpoint, axes, tmp_path / kind, uneven=kind == "head") < 2e-4
         assert task_of(checkpoint) == "embedding"
@@ -251,7 +251,7 @@ def test_settings_that_no_record_knows_are_asked(name, settings, tmp_path):
     model = tiny.drawn(model_class, config)
     model.save_pretrained(tmp_path / "model")
     with open_model(tmp_path / "model") as checkpoint:
-        assert checkpoint.architecture is None
+        assert checkpoint.family is None
         found = cutting.axes_found(checkpoint)
         axes = [*found["unit"], *found["head"]]
         assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=True) < 2e-4

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import NLLB_MOE
 from prunecli.model.card import front_matter, model_card
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
@@ -18,7 +18,7 @@ STEP = {
     "before": {"parameters": 1000, "bytes": 4000},
     "statistics": [{"file": "gates.json", "sha256": "def"}],
 }
-STOCK = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
+STOCK = {"model_type": "nllb-moe", "architectures": ["NllbMoeForConditionalGeneration"]}
 UNEVEN = {
     "model_type": "nllb-moe",
     "auto_map": {
@@ -31,7 +31,7 @@ UNEVEN = {
 
 def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
     values = {"axes": axes_of("expert", {LAYER: (1, 5)}, 8), "history": (STEP,), **fields}
-    layout = resolve(FAMILIES[config["model_type"]], config, Structure(**values))
+    layout = resolve(NLLB_MOE, config, Structure(**values))
     return model_card(layout, source, 400, 800)
 
 
@@ -63,9 +63,8 @@ def test_says_how_to_load():
 @pytest.mark.parametrize(
     ("architectures", "auto"),
     [
-        (["BartForConditionalGeneration"], "AutoModelForSeq2SeqLM"),
-        (["BartModel"], "AutoModel"),
-        (["BartForSequenceClassification"], "AutoModelForSequenceClassification"),
+        (["NllbMoeForConditionalGeneration"], "AutoModelForSeq2SeqLM"),
+        (["NllbMoeModel"], "AutoModel"),
         ([], "AutoModelForSeq2SeqLM"),
     ],
 )

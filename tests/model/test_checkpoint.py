@@ -79,7 +79,7 @@ def test_no_torch_on_the_way_to_safetensors(tiny):
 def test_an_undeclared_family_opens_but_is_not_treated(tmp_path):
     directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "other-kind"})
     checkpoint = open_model(directory)
-    assert checkpoint.architecture is None
+    assert checkpoint.family is None
     assert "model.shared.weight" in checkpoint.tensors
     with pytest.raises(UnsupportedModelError, match=r'"other-kind" is unknown here'):
         checkpoint.require_architecture()

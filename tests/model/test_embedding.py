@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import NLLB_MOE
 from prunecli.errors import CheckpointError
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
-from tests.families import stock_model, tiny_config_of
+from tests.families import stock_model, tiny_family
+from tests.families.records import FAMILIES
+from tests.tiny import tiny_config
 
 UNIT = InputChange("define", 4, 12, 2, 2)
+CONFIG = tiny_config(experts=4, d_model=32, ffn=48, layers=2, sparse_step=2, vocab=40)
 CHANGES = (
     EmbeddingChange(),
     EmbeddingChange(UNIT),
@@ -23,39 +27,15 @@ CHANGES = (
 )
 
 
-CLASSES = [
-    (name, model_class)
-    for name, family in FAMILIES.items()
-    for model_class in (family.embedding.classes if family.embedding else ())
-]
-
-
-@pytest.mark.parametrize(("model_type", "model_class"), CLASSES)
-class TestStockClasses:
-    def test_have_these_modules(self, model_type, model_class):
-        family = FAMILIES[model_type]
-        config = tiny_config_of(model_type, architectures=[model_class])
-        tables = resolve(family, config, Structure()).tables
-        assert tables is not None
-        model = stock_model(config)
-        assert model.get_input_embeddings().weight is model.get_parameter(f"{tables.input}.weight")
-        for alias in tables.aliases:
-            assert model.get_parameter(f"{alias}.weight") is model.get_parameter(f"{tables.input}.weight")
-        assert model.get_output_embeddings() is model.get_submodule(tables.output)
-        shape = (tables.vocabulary, tables.model_dim)
-        assert tuple(model.get_submodule(tables.output).weight.shape) == shape
-        assert tables.tensors == {}
-
-    def test_may_be_apart(self, model_type, model_class):
-        """`tie_word_embeddings` false parts the output's table alone, where the family says so."""
-        embedding = FAMILIES[model_type].embedding
-        assert embedding is not None
-        model = stock_model(
-            tiny_config_of(model_type, architectures=[model_class], tie_word_embeddings=False)
-        )
-        input_table = model.get_parameter(f"{embedding.input}.weight")
-        if embedding.apart:
-            assert model.get_submodule(embedding.output).weight is not input_table
+@pytest.mark.parametrize("case", FAMILIES)
+def test_are_those_of_the_stock_class(case, tmp_path):
+    family = FAMILIES[case]
+    with open_model(tiny_family(tmp_path, case)) as checkpoint:
+        tables, model = checkpoint.layout.require_tables(), stock_model(checkpoint.config)
+    assert (tables.input, {*tables.aliases}) == (family.input[0], {*family.input[1:]})
+    assert tables.output == family.output
+    assert (tables.vocabulary, tables.model_dim) == tuple(model.get_input_embeddings().weight.shape)
+    assert tables.tensors == {}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -67,10 +47,10 @@ def test_is_written_and_read(change):
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_ties_leave_the_declared_ones_alone(change):
-    config, structure = tiny_config_of("bart"), Structure(embedding=change)
+    config, structure = CONFIG, Structure(embedding=change)
     for _ in range(2):
-        found = resolve(FAMILIES["bart"], config, structure).ties
-    assert Sizes(FAMILIES["bart"], config).ties() == {
+        found = resolve(NLLB_MOE, config, structure).ties
+    assert Sizes(NLLB_MOE, config).ties() == {
         "lm_head.weight": "model.shared.weight",
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
@@ -92,7 +72,7 @@ def test_ties_leave_the_declared_ones_alone(change):
 )
 def test_dimensions_that_cannot_be(change, message):
     with pytest.raises(CheckpointError, match=message):
-        resolve(FAMILIES["bart"], tiny_config_of("bart"), Structure(embedding=EmbeddingChange(change))).tables
+        resolve(NLLB_MOE, CONFIG, Structure(embedding=EmbeddingChange(change))).tables
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.layout import resolve
 from prunecli.model.parts import FfnLayer, describe_parts
 from prunecli.model.structure import KEY, Structure
-from tests.families import tiny_config_of
+from tests.families import tiny_family
 from tests.structures import axes_of
 from tests.tiny import change_config, tiny_nllb_moe
 
@@ -16,9 +14,9 @@ ENCODER = [f"model.encoder.layers.{number}" for number in range(3)]
 DECODER = [f"model.decoder.layers.{number}" for number in range(2)]
 
 
-def layers_of(model_type: str, structure: Structure, **config: Any) -> dict[str, FfnLayer]:
-    found = resolve(FAMILIES[model_type], tiny_config_of(model_type, **config), structure).ffns
-    return {layer.name: layer for layer in found}
+def layers_of(directory: Path, structure: Structure) -> list[FfnLayer]:
+    with open_model(tiny_family(directory, "bart", prunecli=structure.to_json())) as checkpoint:
+        return [*checkpoint.layout.ffns]
 
 
 @pytest.mark.parametrize(
@@ -36,9 +34,9 @@ def layers_of(model_type: str, structure: Structure, **config: Any) -> dict[str,
         ([], {f"{DECODER[0]}.encoder_attn": f"{DECODER[1]}.self_attn"}, {}, "which is of another kind"),
     ],
 )
-def test_what_cannot_be(removed, shared, widths, says):
+def test_what_cannot_be(removed, shared, widths, says, tmp_path):
     with pytest.raises(CheckpointError, match=says):
-        layers_of("bart", Structure(shared=shared, removed=frozenset(removed), widths=widths))
+        layers_of(tmp_path, Structure(shared=shared, removed=frozenset(removed), widths=widths))
 
 
 @pytest.mark.parametrize(
@@ -77,8 +75,8 @@ def test_a_mixture_of_experts_stays(tmp_path, changes):
         ),
     ],
 )
-def test_description(structure, says):
-    assert describe_parts(tuple(layers_of("bart", structure).values()), structure.widths) == says
+def test_description(structure, says, tmp_path):
+    assert describe_parts(layers_of(tmp_path, structure), structure.widths) == says
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
-from prunecli.modules.classes import stock_config
+from prunecli.modules.classes import model_class, own_config
 from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
@@ -76,7 +76,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
-        padding = padding_id(stock_config(checkpoint), tables)
+        padding = padding_id(own_config(checkpoint, model_class(checkpoint)), tables)
         unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
         with torch.no_grad():
             for name, place in unit.named_parameters():

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
-from prunecli.modules.classes import model_class, stock_config
+from prunecli.modules.classes import model_class, own_config
 from prunecli.modules.define import require_replaceable
 from prunecli.text.choice import Lines
 
@@ -74,7 +74,7 @@ def plan_embeddings(
     zero_row = None  # the padding token, if its row is zero
     if "input" in sides:
         table = checkpoint_table(checkpoint, f"{tables.input}.weight")
-        padding = getattr(stock_config(checkpoint), "pad_token_id", None)
+        padding = getattr(own_config(checkpoint, model_class(checkpoint)), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
     unit, output = tables.change.input, tables.change.output

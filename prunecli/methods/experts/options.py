@@ -10,7 +10,6 @@ from fractions import Fraction
 from math import ceil, floor, lcm
 from typing import TYPE_CHECKING, Any, Literal
 
-from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.errors import UsageError
 from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
 from prunecli.methods.options import ExpertOptions, Strategy
@@ -38,7 +37,7 @@ SCOPES: Mapping[Strategy, Literal["axis", "side", "model"]] = {
 
 def of_language_model(checkpoint: Checkpoint) -> bool:
     """Whether its statistics are of texts, not of pairs of languages: of every family but those that translate."""
-    return checkpoint.architecture is None or checkpoint.architecture.auto_class != SEQ2SEQ
+    return checkpoint.runs_stock
 
 
 def default_ratio(checkpoint: Checkpoint) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.options import LayerOptions
 from prunecli.methods.units import Ranking, TextRun, by_scores, drawn, measured, plan
 from prunecli.model.axes import Axis
@@ -47,15 +47,6 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
         for axis in axes
     }
-    sizes = checkpoint.layout.sizes
-    key = sizes.family.numbered
-    for axis in axes if key is not None and sizes.value(key) else ():
-        depth, gone = axis.count, removed[axis.side]
-        if gone != [*range(depth - len(gone), depth)]:
-            raise UnsupportedModelError(
-                f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
-                "Only the last layers can be removed: `metric=last`.",
-            )
     numbers = {side: gone for side, gone in removed.items() if gone}
     arguments = {**({"removed": numbers} if numbers else {}), **made.step["arguments"]}
     return replace(made, step={**made.step, "arguments": arguments})

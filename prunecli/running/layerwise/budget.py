@@ -118,17 +118,10 @@ def plan_memory(memory: int, demand: Demand) -> Plan:
 def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
     config = skeleton.model.config.get_text_config()
-    if checkpoint.runs_stock:
-        heads = [*head_counts(config.to_dict()).values()]
-        widths = [value for key, value in numbers(config.to_dict()) if WIDTH.search(key)]
-        if getattr(config, ATTENTION_FUNCTION) != "eager":
-            heads = [1]  # others make no weights of all pairs of positions, but there is a mask of them
-    else:
-        heads = [int(config.num_attention_heads)]
-        sizes, stacks = checkpoint.layout.sizes, checkpoint.layout.family.stacks
-        widths = [sizes.count(stack.ffn.width) for stack in stacks]
-        # What is declared is pruned, which may be groups of heads that share keys and values.
-        heads += [sizes.count(stack.attentions[0].heads) for stack in stacks]
+    heads = [*head_counts(config.to_dict()).values()]
+    widths = [value for key, value in numbers(config.to_dict()) if WIDTH.search(key)]
+    if checkpoint.runs_stock and getattr(config, ATTENTION_FUNCTION) != "eager":
+        heads = [1]  # others make no weights of all pairs of positions, but there is a mask of them
     layers = [mixture.layer for mixture in skeleton.mixtures]
     return Shape(
         d_model=int(config.hidden_size),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import NLLB_MOE
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
 from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
@@ -16,7 +16,7 @@ from tests.reference import ffn as reference
 
 
 def ffn(name: str, **changes: Any) -> FfnLayer:
-    stack = FAMILIES["bart"].stacks[name[0] == "d"]
+    stack = NLLB_MOE.stacks[name[0] == "d"]
     values: dict[str, Any] = {
         "name": name,
         "own_name": name,
