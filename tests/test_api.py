@@ -1,5 +1,4 @@
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import prunecli
+from tests.tiny import json_of
 
 PUBLIC = [
     getattr(prunecli, name) for name in prunecli.__all__ if name not in ("demo", "results", "__version__")
@@ -47,7 +47,7 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
 def test_the_notebook_runs_as_it_stands(tmp_path, monkeypatch):
     """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
     monkeypatch.chdir(tmp_path)
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    cells = json_of(NOTEBOOK)["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names = {}
     for source in sources:

@@ -1,6 +1,5 @@
 """Several processes of one command: joined by gloo as torchrun would, equal to one, and one that dies."""
 
-import json
 import signal
 import time
 
@@ -12,7 +11,7 @@ from prunecli.processes import ALONE, neighbours, rank, together, undisturbed, w
 from tests.commands.calls import done
 from tests.forked import ended, start
 from tests.process_groups import at_once
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_evaluate_by_two_processes_equals_one(folder, monkeypatch):
     assert second[1:] == ("", "")
     monkeypatch.chdir(folder)
     done(evaluate, *arguments[1:], "-o", "one.json", "--force")
-    found = [json.loads((folder / name).read_text()) for name in ("one.json", "two.json")]
+    found = [json_of(folder / name) for name in ("one.json", "two.json")]
     for payload in found:
         del payload["command"]
     assert found[0] == found[1]

@@ -279,9 +279,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def json_of(path: Path | str) -> Any:
+    """The content of a file of JSON."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
 def config_of(directory: Path) -> dict[str, Any]:
     """The config.json of a checkpoint."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json_of(directory / "config.json")
     return config
 
 

@@ -26,6 +26,7 @@ from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
 from prunecli.selection.cut import cut
 from tests.families import tiny_family
+from tests.tiny import json_of
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_a_file_of_the_first_version_is_read(thrice):
     """The file numbers layers and hidden units as the source of each step did."""
     path = thrice / "three" / FILE
     wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
-    content = json.loads(path.read_text())
+    content = json_of(path)
     assert content["format"] == "prunecli.decisions/2"
     content["format"] = "prunecli.decisions/1"
     for place in content["decisions"][1]["places"]:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -292,10 +293,12 @@ def test_a_component_without_an_output_for_each_token_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(
+        os,
+        "posix_fallocate",
+        Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        raising=False,
+    )
     with pytest.raises(OutputError, match="no space left for the outputs"):
         subject.represent(tmp_path / "files")

@@ -1,6 +1,5 @@
 """Calls of one command: what it printed, and how it ended."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli.commands.failures import describe
+from tests.tiny import json_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def refused(result: Result, message: str, status: int) -> None:
 
 def content(path: Path | str) -> dict[str, Any]:
     """A written result, but for the command line that made it."""
-    found: dict[str, Any] = json.loads(Path(path).read_text())
+    found: dict[str, Any] = json_of(path)
     found.pop("command", None)
     return found
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -77,10 +78,7 @@ def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line():
 
 
 def test_an_interrupt_while_options_are_read_is_said_in_a_line(tmp_path, monkeypatch):
-    def interrupt(path):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("prunecli.commands.command.no_such_directory", interrupt)
+    monkeypatch.setattr("prunecli.commands.command.no_such_directory", Mock(side_effect=KeyboardInterrupt))
     result = rounds.run("inspect nowhere", tmp_path)
     assert (result.status, result.err) == (130, f"{app.INTERRUPTED}\n")
 

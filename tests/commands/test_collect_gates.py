@@ -29,7 +29,7 @@ from prunecli.text.plain import MIXED
 from tests.commands import calls
 from tests.commands.calls import call, content, refused
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 MODEL = ("model", "--data", "text")
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -54,7 +54,7 @@ def test_all_pairs_of_the_text(folder):
     assert len(found.entries) == 6
     assert found.mode == "forced"
     assert sorted(path.name for path in folder.iterdir()) == ["gates.json", "model", "text"]
-    raw = json.loads((folder / "gates.json").read_text())
+    raw = json_of(folder / "gates.json")
     assert raw["format"] == "prunecli.gates/1"
     assert raw["models"][0]["path"] == "model"
 
@@ -161,7 +161,7 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
     assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
     calls.done(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
     calls.done(evaluate, "--demo", "lm", "--max-sentences", "6")
-    full, reduced = json.loads((text_folder / "evaluation.json").read_text())["results"]
+    full, reduced = json_of(text_folder / "evaluation.json")["results"]
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]

@@ -10,6 +10,7 @@ from tests.commands import calls
 from tests.commands.calls import call
 from tests.commands.heads import scored
 from tests.pictures import pixels
+from tests.tiny import json_of
 
 run, done = partial(call, compare_heads), partial(calls.done, compare_heads)
 
@@ -42,7 +43,7 @@ def test_table_picture_and_file(files):
 
 
 def test_scores_of_two_models_are_said_to_be(files):
-    other = json.loads((files / "b.json").read_text())
+    other = json_of(files / "b.json")
     other["models"][0]["fingerprint"] = "sha256:11"
     other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
     other["values"] = {name: row[:-1] for name, row in other["values"].items()}

@@ -15,6 +15,7 @@ from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, w
 from tests.gates import changed
 from tests.pictures import pixels
 from tests.results.tables import rows
+from tests.tiny import json_of
 
 run = partial(raising, compare_languages)
 
@@ -23,7 +24,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
     write_gates(tmp_path / "gates.json")
     result = run("--plot", "languages.png")
     assert result.exit_code == 0
-    found = json.loads((tmp_path / "languages.json").read_text())
+    found = json_of(tmp_path / "languages.json")
     assert found["format"] == "prunecli.languages/1"
     assert found["balance"] == "1:1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
@@ -70,7 +71,7 @@ def test_groups_families_and_another_metric_of_the_layers(tmp_path):
     (tmp_path / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
     files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
     shown = run(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").stdout
-    found = json.loads((tmp_path / "languages.json").read_text())
+    found = json_of(tmp_path / "languages.json")
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
     assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
@@ -96,7 +97,7 @@ def test_texts_select_the_experts_known_beforehand(tmp_path):
     write_text_gates(tmp_path / "gates.json")
     (tmp_path / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
     shown = run("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").stdout
-    found = json.loads((tmp_path / "texts.json").read_text())
+    found = json_of(tmp_path / "texts.json")
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
     assert (found["metric"], found["texts"]) == ("reap", ["code", "shell", "novel"])

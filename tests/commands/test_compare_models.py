@@ -1,6 +1,7 @@
 import json
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.ffn_layouts import write_changed
 from tests.pictures import pixels
-from tests.tiny import config_of
+from tests.tiny import config_of, json_of
 
 LINES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 
@@ -46,7 +47,7 @@ def test_two_models(folder):
         assert text in result.stdout
     assert "fewer sentences than the width of the outputs (30 < 32)" in result.stdout
     assert "Written to similarity.json and map.png." in result.stderr
-    payload = json.loads((folder / "similarity.json").read_text())
+    payload = json_of(folder / "similarity.json")
     assert payload["format"] == "prunecli.similarity/1"
     assert payload["checkpoints"] == ["full", "twin"]
     assert [model["model_type"] for model in payload["models"]] == ["m2m_100"] * 2
@@ -65,7 +66,7 @@ def test_benchmarks_and_random_weights(folder):
     bounds = ("--benchmarks", "third", "--random-baseline", "2")
     result = _run("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
     payload = json.loads(result.stdout)
-    assert payload == json.loads((folder / "similarity.json").read_text())
+    assert payload == json_of(folder / "similarity.json")
     assert payload["benchmarks"] == ["third"]
     assert list(payload["matrices"]) == ["cka"]
     row = payload["corresponding"][3]
@@ -82,7 +83,7 @@ def test_one_model(folder):
     result = _run("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
     assert "full, decoder" in result.stdout
     assert "CKA" not in result.stdout
-    payload = json.loads((folder / "own.json").read_text())
+    payload = json_of(folder / "own.json")
     assert payload["checkpoints"] == ["full"]
     assert list(payload["matrices"]["lns"]) == ["first"]
     assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0.ffn"]
@@ -102,7 +103,7 @@ def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     (folder / "mine").symlink_to(_copied(folder, config))
     result = _run(*quick)
     assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.stderr
-    assert json.loads((folder / "similarity.json").read_text())["checkpoints"][0] == "demo"
+    assert json_of(folder / "similarity.json")["checkpoints"][0] == "demo"
 
 
 def _copied(folder: Path, config: dict) -> Path:
@@ -138,10 +139,7 @@ def test_refused(folder, arguments, error, message):
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cka, "linear_cka", interrupted)
+    monkeypatch.setattr(cka, "linear_cka", Mock(side_effect=KeyboardInterrupt))
     assert _run("full", "twin", *PAIR).exit_code == 130
     assert not (folder / "similarity.json").exists()
     assert not list((folder / "scratch").glob("prunecli-*"))

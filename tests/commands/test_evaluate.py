@@ -1,5 +1,6 @@
 import json
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +11,7 @@ from prunecli.results import read
 from tests.commands.calls import call, raising
 from tests.reference.group_means import differences_of
 from tests.results.tables import rows
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
 
@@ -50,16 +51,13 @@ def test_two_checkpoints_side_by_side(folder):
     assert max(map(len, result.stdout.splitlines())) <= 120
     assert "2 of 6 pairs" in result.stderr
     assert "--spm FILE" in result.stderr
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "score", interrupted)
+        patch.setattr(module, "score", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             evaluate(
                 checkpoints=[folder / "full"],
@@ -111,7 +109,7 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
     assert ended.status == bool(missed)
     lines = ended.err.splitlines()[-len(missed) :] if missed else []
     assert [start in line for start, line in zip(missed, lines, strict=True)] == [True] * len(missed)
-    assert len(json.loads((folder / "evaluation.json").read_text())["examples"]) == 2
+    assert len(json_of(folder / "evaluation.json")["examples"]) == 2
     assert "Where the outputs differ most" in ended.out
 
 
@@ -120,7 +118,7 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeyp
     bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
     result = _run(*bare)
     assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in result.stderr
-    assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
+    assert json_of(tmp_path / "evaluation.json")["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
         monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate", lambda *_, **__: None)
@@ -136,7 +134,7 @@ def test_means_by_group(folder):
     result = _run("full", "pruned", *ALL, "--groups", "classes.tsv", "--table", "t.csv", *QUICK)
     assert "Means by group of languages" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     assert payload["groups"] == {"fra_Latn": "high", "eng_Latn": "high", "deu_Latn": "middle"}
     groups = {"high": {"fra_Latn", "eng_Latn"}, "middle": {"deu_Latn"}}
     for made in payload["results"]:
@@ -161,7 +159,7 @@ def test_the_level_of_significance(folder):
         (folder / "data" / f"test.{language}").write_text(lines * 15)
     arguments = ("full", "pruned", *ALL, "--significance", "0.5", *QUICK)
     assert "with p < 0.5 (paired bootstrap" in _run(*arguments).stdout
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     full, pruned = payload["results"]
     assert payload["significance"]["level"] == 0.5
     below = [

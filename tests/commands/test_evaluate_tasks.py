@@ -1,7 +1,6 @@
 """`evaluate --task lm|mlm|classification`, and `--plot` for any task."""
 
 import gzip
-import json
 
 import pytest
 from transformers import PhiConfig, PhiForCausalLM
@@ -12,7 +11,7 @@ from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.pictures import drawn, pixels
 from tests.results.tables import rows
-from tests.tiny import VOCAB, tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import VOCAB, json_of, tiny_nllb_moe, write_plain_tokenizer
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
@@ -41,7 +40,7 @@ def test_perplexity(folder):
     assert "Too few texts for a test of significance: 4;" in result.stderr
     assert "Text: 2 files, each line a text (--whole-files takes each file as one text)." in result.stderr
     assert "Written to evaluation.json." in result.stderr
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     assert payload["task"] == "lm"
     assert [row["checkpoint"] for row in payload["results"]] == ["full", "small"]
     assert [(row["context"], row["stride"]) for row in payload["results"]] == [(64, 63)] * 2
@@ -81,12 +80,12 @@ def test_the_task_is_what_the_model_is_for(folder, arguments, task):
     for name in ("a.txt", "text.tsv"):
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
     _run(*arguments)
-    found = json.loads((folder / "evaluation.json").read_text())
+    found = json_of(folder / "evaluation.json")
     assert found["task"] == task
     if task == "lm":
         assert found["results"][0]["context"] == (9 if "undeclared" in arguments else 64)
     _run(*(argument.removesuffix(".gz") for argument in arguments), "--task", task, "-o", "plain.json")
-    assert json.loads((folder / "plain.json").read_text())["results"] == found["results"]
+    assert json_of(folder / "plain.json")["results"] == found["results"]
 
 
 def test_texts_by_name_against_the_first(folder):
@@ -96,7 +95,7 @@ def test_texts_by_name_against_the_first(folder):
     )
     for text in ("By text", "hats", "KL, nats", "same top-1", "same until", "same tokens"):
         assert text in result.stdout
-    made = json.loads((folder / "evaluation.json").read_text())
+    made = json_of(folder / "evaluation.json")
     assert made["data"]["texts"] == 2
     assert f"2 documents, {made['results'][0]['scores']['tokens']:,} tokens" in result.stdout
     assert sorted((one["text"], *one["outputs"]) for one in made["examples"]) == [
@@ -181,6 +180,6 @@ def test_refused(folder, arguments, error, message):
 
 def test_scores_by_class(folder):
     _run("c-full", "--labelled", "text.tsv", "--table", "c.csv")
-    (result,) = json.loads((folder / "evaluation.json").read_text())["results"]
+    (result,) = json_of(folder / "evaluation.json")["results"]
     by_class = {row["class"]: row["f1"] for row in rows("c.csv", "f1_by_class")}
     assert by_class == result["scores"]["f1_by_class"]

@@ -31,7 +31,7 @@ from prunecli.training.trainer import with_dtype
 from prunecli.training.watch import Watch
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
-from tests.tiny import write_json, write_tokenizer
+from tests.tiny import json_of, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_trained(folder):
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"} <= names
     old, new = values("model"), values("out")
     assert sum(not np.array_equal(old[name], new[name]) for name in old) > len(old) / 2  # in float16
-    figures = json.loads((folder / "out.finetune.json").read_text())
+    figures = json_of(folder / "out.finetune.json")
     assert figures["format"] == "prunecli.finetune/1"
     assert [row["step"] for row in figures["validation"]] == [0, 2, 4]
     assert figures["tokens_per_second"] > 0
@@ -85,7 +85,7 @@ def test_a_checkpoint_is_trained(folder):
 
 def test_json_is_the_file(folder):
     result = _run("model", *USUAL, "--json", "--quiet", "--dtype", "float32")
-    assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
+    assert json.loads(result.stdout) == json_of(folder / "out.finetune.json")
     assert result.stderr == ""
     with open_model("out") as made:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
@@ -146,7 +146,7 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     assert all("source" not in step for step in steps)  # what was measured on the original is not of this one
     assert steps[-1]["arguments"]["from_scratch"] == "m2m_100"
     assert "Trained with prunecli from random weights." in (folder / "out" / "README.md").read_text()
-    losses = [row["loss"] for row in json.loads((folder / "out.finetune.json").read_text())["validation"]]
+    losses = [row["loss"] for row in json_of(folder / "out.finetune.json")["validation"]]
     assert losses[-1] < losses[0]
     assert prunecli.load_model("out", device="cpu").config.model_type == "m2m_100"
 
@@ -159,7 +159,7 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
     else:
         shutil.copytree("full", "config")
     path = Path("config/config.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_ffn_dim": 1 << 38}))
+    path.write_text(json.dumps({**json_of(path), "encoder_ffn_dim": 1 << 38}))
     with pytest.raises(PruneError, match=r"^config/config\.json: its model of [\d,]{15,} parameters takes"):
         _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
@@ -169,7 +169,7 @@ def test_a_config_of_a_damaged_history_from_scratch(folder):
     tiny_family("full", "m2m_100")
     raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
     path = Path("config/config.json")
-    config = json.loads(path.read_text())
+    config = json_of(path)
     config["prunecli"]["history"] = "."
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r'config\.json: the value under "prunecli" is damaged'):
@@ -190,7 +190,7 @@ def test_a_classifier(folder):
         (folder / f"{name}.tsv").write_text("".join(rows))
     text = ("--labelled", "train.tsv", "--valid-labelled", "valid.tsv")
     _run("bert", *text, *SMALL, "-o", "out", "--json")
-    figures = json.loads((folder / "out.finetune.json").read_text())
+    figures = json_of(folder / "out.finetune.json")
     assert figures["arguments"]["task"] == "classification"
     assert len(figures["validation"]) == 3
 

@@ -25,7 +25,7 @@ from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
-from tests.tiny import change_config, tiny_nllb_moe
+from tests.tiny import change_config, json_of, tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -77,7 +77,7 @@ def test_two_models_and_a_teacher(folder, hub):
     assert "org/tiny@bbbbbbb" in found.out
     training = (*TEXT, *CPU, "--valid-split", "test", "--steps", "1", "--batch-tokens", "100")
     done(finetune, "org/tiny@v2", "--teacher", "org/tiny", *training, "-o", "taught")
-    step = json.loads((folder / "taught/config.json").read_text())["prunecli"]["history"][-1]
+    step = json_of(folder / "taught/config.json")["prunecli"]["history"][-1]
     assert step["source"]["revision"] == OTHER_COMMIT
     assert step["arguments"]["teacher"]["revision"] == MAIN_COMMIT
 
@@ -152,7 +152,7 @@ def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
     commit_of.cache_clear()
     third = call(run, "recipe.yaml")
     assert "up to date" not in third.err
-    config = json.loads((folder / "out/fewer/config.json").read_text())
+    config = json_of(folder / "out/fewer/config.json")
     assert config["prunecli"]["history"][0]["source"]["revision"] == OTHER_COMMIT
 
 

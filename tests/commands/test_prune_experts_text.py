@@ -16,6 +16,7 @@ from tests.commands.test_prune_experts import kept
 from tests.contracts.test_mixtures import save_tiny
 from tests.gates import random_gates
 from tests.reference import weights
+from tests.tiny import json_of
 
 run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
 FAMILIES = ("granitemoe", "glm4_moe")
@@ -96,7 +97,7 @@ def test_by_text_and_by_default_a_quarter_goes(model, folder):
     result = done(model, "--for", "code", "-o", "out")
     for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
-    payload = json.loads((folder / "gates.json").read_text())
+    payload = json_of(folder / "gates.json")
     sums = payload["entries"]["code"]
     values = {
         name: [total / n for total, n in zip(sums["gate_norm_sum"][row], sums["routed"][row], strict=True)]

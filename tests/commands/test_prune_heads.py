@@ -14,6 +14,7 @@ from prunecli.tensors.documents import write_json
 from tests.commands.calls import names, refused
 from tests.commands.heads import done, kept, run, scored
 from tests.families import tiny_family
+from tests.tiny import json_of
 
 FIRST = "model.encoder.layers.0.self_attn"
 """Of m2m_100, which has 3 encoder and 2 decoder layers of 4 heads: 28 in all."""
@@ -36,7 +37,7 @@ def test_prunes_the_least_important_heads(model, folder):
     result = done(model, "--ratio", 0.5)
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
-    sums = json.loads((folder / "heads.json").read_text())["values"]
+    sums = json_of(folder / "heads.json")["values"]
     share = {
         (name.removesuffix(".heads"), head): value / np.linalg.norm(layer)
         for name, layer in sums.items()

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -274,11 +275,8 @@ def test_an_interrupt_lets_the_step_clean_up(tmp_path):
 
 
 def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(workplace, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(run, "_execute", interrupted)
+    monkeypatch.setattr(run, "_execute", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(typer.Exit) as ended:
         run.run(name="recipe.yaml")
     assert ended.value.exit_code == 130

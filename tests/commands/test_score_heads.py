@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.commands.calls import call, done, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
+from tests.tiny import json_of
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -38,7 +38,7 @@ def run(*arguments: object) -> Any:
 
 
 def scores(path: str = "heads.json") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text())
+    found: dict[str, Any] = json_of(path)
     return found
 
 
@@ -248,7 +248,7 @@ def test_heads_chosen_on_another_file(text_folder):
 
     def scores(*arguments):
         done(score_heads, "classifier", *ALONE, "--labelled", *arguments, "--force")
-        return json.loads((text_folder / "heads.json").read_text())
+        return json_of(text_folder / "heads.json")
 
     both = scores("a.tsv", "--select-data", "b.tsv")
     reported, chosen = scores("a.tsv"), scores("b.tsv")

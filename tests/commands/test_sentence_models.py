@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.tensors import transaction
 from tests.commands.calls import call, done
 from tests.sentence_model import sentence_model
-from tests.tiny import config_of, write_json
+from tests.tiny import config_of, json_of, write_json
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = Path("models--org--tiny-sentences") / "snapshots" / HASH
@@ -37,8 +37,8 @@ def folder(tmp_path):
 
 
 def check(out: Path) -> None:
-    modules = json.loads((out / "modules.json").read_text())
-    assert modules == json.loads((SOURCE / "modules.json").read_text())
+    modules = json_of(out / "modules.json")
+    assert modules == json_of(SOURCE / "modules.json")
     for module in modules[1:]:
         before, after = (
             {path.name: path.read_bytes() for path in (place / module["path"]).glob("*")}

@@ -1,6 +1,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,10 +70,11 @@ def test_a_model_is_shrunk_by_all_kinds(model):
 
 
 def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatch):
-    def fail(*_, **__):
-        raise CheckpointError("generation_config.json: eos_token_id is 99")
-
-    monkeypatch.setattr(module, "bench_latency", fail)
+    monkeypatch.setattr(
+        module,
+        "bench_latency",
+        Mock(side_effect=CheckpointError("generation_config.json: eos_token_id is 99")),
+    )
     given = (model, "--text", "text.txt", "--only", "units", *QUICK)
     result = calls.done(shrink, *given, "--params", "90%")
     assert "The speed is not measured: generation_config.json" in result.err

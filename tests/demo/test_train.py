@@ -1,13 +1,11 @@
 """The training script writes a directory that loads, with the bundled sizes and tokenizer."""
 
-import json
-
 import torch
 
 from prunecli import load_model
 from prunecli.demo import CHECKPOINT
 from prunecli.text.parallel import read_parallel
-from tests.tiny import config_of
+from tests.tiny import config_of, json_of
 from tools.demo import train
 from tools.demo.model import SIZES
 
@@ -24,4 +22,4 @@ def test_two_steps_write_a_directory_that_loads(tmp_path, monkeypatch):
     for path in (tmp_path, CHECKPOINT):
         assert SIZES.items() <= config_of(path).items()
     for name in ("generation_config.json", "tokenizer_config.json"):
-        assert json.loads((tmp_path / name).read_text()) == json.loads((CHECKPOINT / name).read_text())
+        assert json_of(tmp_path / name) == json_of(CHECKPOINT / name)

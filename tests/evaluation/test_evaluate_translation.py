@@ -1,6 +1,6 @@
-import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from prunecli.modules import fitting
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 TEXT = ParallelText(
     "test", {"eng_Latn": ("the hat", "no", "a hen"), "fra_Latn": ("le chapeau", "non", "une poule")}
@@ -167,12 +167,9 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    def stopped(*_arguments, **_options):
-        raise KeyboardInterrupt
-
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.results.document.write_json", stopped)
+        patch.setattr("prunecli.results.document.write_json", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
@@ -201,4 +198,4 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)
     evaluation = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
-    assert evaluation.to_json() == json.loads(output.read_text())
+    assert evaluation.to_json() == json_of(output)

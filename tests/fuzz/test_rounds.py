@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,7 @@ from tests.fuzz.mutations import (
 )
 from tests.fuzz.recipes import RECIPES
 from tests.fuzz.rounds import run
-from tests.tiny import change_config, tiny_nllb_moe
+from tests.tiny import change_config, json_of, tiny_nllb_moe
 
 FEW = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
@@ -87,7 +88,7 @@ def test_a_damaged_structure_opens_or_is_refused(moe, rng):
         "embedding": {"output": {"map_dim": None, "tied": False}},
         "history": [{"command": "prune-experts", "source": {"path": "in", "fingerprint": "sha256:00"}}],
     }
-    config = {**json.loads(path.read_text()), "prunecli": damage_value(structure, rng)}
+    config = {**json_of(path), "prunecli": damage_value(structure, rng)}
     opens_or_is_refused(moe, path, json.dumps(config).encode())
 
 
@@ -271,7 +272,7 @@ def test_a_damaged_tokenizer_is_one_line(tmp_path):
 def test_a_tokenizer_that_could_not_be_saved_is_refused(settings, tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    path.write_text(json.dumps({**json_of(path), **settings}))
     with pytest.raises(CheckpointError, match="half a surrogate pair"):
         load_tokenizer(model)
 
@@ -279,7 +280,7 @@ def test_a_tokenizer_that_could_not_be_saved_is_refused(settings, tmp_path):
 def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer.json"
-    value = json.loads(path.read_text())
+    value = json_of(path)
     parts = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     path.write_text(json.dumps({**value, "model": {**parts, "continuing_subword_prefix": "long"}}))
     with pytest.raises(CheckpointError, match=r"no tokenizer could be loaded .PanicException"):
@@ -289,7 +290,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
 def test_a_tokenizer_that_fails_at_work_is_named(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     path = model / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": {}}))
+    path.write_text(json.dumps({**json_of(path), "model_max_length": {}}))
     tokenizer = load_tokenizer(model)
     with pytest.raises(CheckpointError, match="model: the tokenizer does not work"):
         tokenized(tokenizer, ["a"], truncation=True)
@@ -307,10 +308,7 @@ def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path):
 
 
 def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):
-    def broken(_arguments):
-        raise ZeroDivisionError("a\nb")
-
-    monkeypatch.setattr(app, "_register", broken)
+    monkeypatch.setattr(app, "_register", Mock(side_effect=ZeroDivisionError("a\nb")))
     with pytest.raises(SystemExit) as caught:
         app.main(["inspect"])
     assert caught.value.code == 70

@@ -29,7 +29,7 @@ from prunecli.tensors.documents import write_json
 from tests.gates import changed, gate_statistics
 from tests.reference import released_statistics
 from tests.results.tables import setting
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
@@ -80,7 +80,7 @@ def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path
     assert changed(read, entries={}) == changed(given, entries={})
     assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
     assert getattr(read.entries[entry], counts).dtype == np.int64
-    payload = json.loads(path.read_text())
+    payload = json_of(path)
     assert payload["format"] == given.format
     assert payload["entries"][entry][counts] == getattr(given.entries[entry], counts).tolist()
     assert all(type(count) is int for count in payload["entries"][entry][counts][0])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -50,10 +51,7 @@ def test_source_that_ends_early(files):
 
 
 def test_full_disk(files, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         Gather((move(files, at=4),)).carry_out()
 

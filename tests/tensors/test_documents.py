@@ -1,6 +1,6 @@
-import json
 from contextvars import copy_context
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from prunecli.processes import COMMAND
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import read_json
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,7 +26,7 @@ VALUES = st.recursive(
 def test_what_is_written_is_read(tmp_path_factory, payload):
     path = tmp_path_factory.mktemp("json") / "a.json"
     write_json(path, payload)
-    assert read_json(path) == json.loads(path.read_text(encoding="utf-8")) == payload
+    assert read_json(path) == json_of(path) == payload
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=str)
@@ -51,10 +51,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2}, force=True)
     monkeypatch.undo()

@@ -10,6 +10,7 @@ import time
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -186,10 +187,9 @@ def test_what_another_machine_left_stays(tmp_path):
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
 
-    def flock(_descriptor, _kind):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(unfinished.fcntl, "flock", flock)
+    monkeypatch.setattr(
+        unfinished.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    )
     make(tmp_path / "out")
     assert names(tmp_path) == [left.name, "out"]
 

@@ -1,5 +1,4 @@
 import itertools
-import json
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,7 @@ from prunecli.tensors import computing, copying
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Slices
 from prunecli.tensors.writer import shards_of, write_tensors
-from tests.tiny import tiny_config, write_json, write_weights
+from tests.tiny import json_of, tiny_config, write_json, write_weights
 
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
 
@@ -123,7 +122,7 @@ def test_shards_and_index(tmp_path):
     out = tmp_path / "out"
     found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, "F32"), out, shard_bytes=150)
     assert_same(found, {f"new.{name}": value for name, value in tensors.items()})
-    index = json.loads((out / "model.safetensors.index.json").read_text())
+    index = json_of(out / "model.safetensors.index.json")
     assert index["metadata"] == {
         "total_parameters": 7 + 35 + 1 + 18 + 33 * 65,
         "total_size": 4 * (7 + 35 + 1 + 18 + 33 * 65),

@@ -21,7 +21,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
 from tests.reference.losses import logits_of, nll
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 from tests.training.runs import (
     CALM,
     PAIRS,
@@ -216,7 +216,7 @@ def test_weights_stay_in_float32(tmp_path):
 def test_a_teacher_with_another_tokenizer_is_refused(model, tmp_path):
     other = tiny_family(tmp_path / "other", "m2m_100")
     file = other / "tokenizer.json"
-    made = json.loads(file.read_text())
+    made = json_of(file)
     vocabulary = made["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(made))
@@ -297,7 +297,7 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
 def test_a_damaged_state_of_the_trainer_is_refused(model, tmp_path, damage):
     train(model, tmp_path / "state", options(steps=4))
     kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
+    kept.write_text(json.dumps({**json_of(kept), **damage}))
     with pytest.raises(CheckpointError, match=r"damaged \((TypeError: best_|AttributeError)"):
         train(model, tmp_path / "state", options(steps=4))
 
@@ -306,6 +306,6 @@ def test_a_damaged_state_of_the_trainer_is_refused(model, tmp_path, damage):
 def test_a_damaged_description_of_the_run_is_refused(model, tmp_path, damage):
     train(model, tmp_path / "state", options(steps=2))
     kept = tmp_path / "state" / "run.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
+    kept.write_text(json.dumps({**json_of(kept), **damage}))
     with pytest.raises(UsageError, match=r"run\.json: damaged"):
         train(model, tmp_path / "state", options(steps=2))

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -175,11 +176,8 @@ def test_an_unknown_language_is_refused_before_anything_runs(subject):
 def test_observers_are_gone_afterwards_even_after_a_failure(searched):
     subject = searched
 
-    def broken(_):
-        raise StopError
-
     with pytest.raises(StopError):
-        subject.collect(MODES[1], save=broken)
+        subject.collect(MODES[1], save=Mock(side_effect=StopError))
     assert all(module.observer is None for module in sparse_ffns(subject.model).values())
     assert "_beam_search_has_unfinished_sequences" not in vars(subject.model)
 
@@ -218,10 +216,7 @@ def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path, batches):
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
-    def begun(*_, **__):
-        raise AssertionError("the model is run, and its result would be lost")
-
-    monkeypatch.setattr(collect, "score", begun)
+    monkeypatch.setattr(collect, "score", None)  # not called: the result would be lost
     refused = call(collect_gates, "-o", str(tmp_path / "no" / "gates.json"))
     assert refused.status == 1
     assert f"{tmp_path / 'no'}: no such directory" in refused.err

@@ -1,7 +1,6 @@
 """Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 from tests.families import tiny_family
-from tests.tiny import write_json
+from tests.tiny import json_of, write_json
 
 TEXT = (
     "the cat sat on the mat and the dog ran to the house",
@@ -51,7 +50,7 @@ def byte_bpe_files(directory: Path) -> Path:
     tiny_family(directory, "gpt2", vocab_size=tokenizer.get_vocab_size())
     _clear(directory)
     tokenizer.model.save(str(directory))
-    vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
+    vocab = json_of(directory / "vocab.json")
     vocab.setdefault(END, tokenizer.token_to_id(END))
     write_json(directory / "vocab.json", vocab)
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", **_GPT2})

@@ -33,7 +33,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import VOCAB, config_of, write_json
+from tests.tiny import VOCAB, config_of, json_of, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -153,7 +153,7 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path):
 
 def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def apply(source: Path) -> None:
-        value = json.loads((source / name).read_text())
+        value = json_of(source / name)
         change(value)
         (source / name).write_text(json.dumps(value))
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -52,10 +53,9 @@ def test_room_is_used_again():
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(
+        os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    )
     with StateStore(0, tmp_path) as states:
         with pytest.raises(OutputError, match="no room") as caught:
             states.put(torch.zeros(10))

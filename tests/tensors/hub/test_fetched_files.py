@@ -1,10 +1,9 @@
-import json
-
 import pytest
 
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import needed_files, weight_files
 from tests.families import tiny_family
+from tests.tiny import json_of
 
 SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
 OTHER_FORMATS = (
@@ -67,7 +66,7 @@ def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path)
         for path in directory.rglob("*")
         if path.is_file()
     }
-    fetched = needed_files(held, lambda name: json.loads((directory / name).read_text()))
+    fetched = needed_files(held, lambda name: json_of(directory / name))
     with open_model(directory) as checkpoint:
         carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
     assert {"images/a.txt", "1_Dense/model.safetensors"} <= carried
