@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def done(command: Callable[..., None], *arguments: object) -> Result:
     result = call(command, *arguments)
     assert result.status == 0, result.err
     return result
+
+
+def both(command: Callable[..., None]) -> tuple[Callable[..., Result], Callable[..., Result]]:
+    """`call` and `done` of one command."""
+    return partial(call, command), partial(done, command)
 
 
 def raising(command: Callable[..., None], *arguments: object) -> Any:

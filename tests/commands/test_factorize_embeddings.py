@@ -1,5 +1,4 @@
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -7,8 +6,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
-from tests.commands import calls
-from tests.commands.calls import call
+from tests.commands.calls import both, call
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -18,7 +16,7 @@ from tests.tiny import config_of, tiny_nllb_moe
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
 
-run, done = partial(call, factorize_embeddings), partial(calls.done, factorize_embeddings)
+run, done = both(factorize_embeddings)
 
 
 @pytest.fixture

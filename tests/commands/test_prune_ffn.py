@@ -1,6 +1,5 @@
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -9,10 +8,9 @@ import pytest
 from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
-from tests.commands import calls
-from tests.commands.calls import call, refused
+from tests.commands.calls import both, refused
 
-run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
+run, done = both(prune_ffn)
 
 
 @pytest.fixture(autouse=True)
