@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.analysis.language_comparison import cluster, jaccard_matrix, spread_by_relation
-from tests.reference import jaccard as reference
+from tests.reference import similarity as reference
 
 sets = st.sets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 7)))
 LINE = {"far": np.array([10.0]), "a": np.array([0.0]), "b": np.array([1.0]), "c": np.array([4.0])}

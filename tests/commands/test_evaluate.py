@@ -13,7 +13,7 @@ from prunecli.results import read
 from tests.commands.calls import call, raising
 from tests.families import tiny_family
 from tests.pictures import drawn, pixels
-from tests.reference.group_means import differences_of
+from tests.reference.scoring import differences_of
 from tests.results.tables import rows
 from tests.tiny import VOCAB, json_of, tiny_nllb_moe, write_plain_tokenizer
 

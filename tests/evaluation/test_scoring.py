@@ -27,8 +27,7 @@ from prunecli.evaluation.scoring import (
     score,
     spm_file,
 )
-from tests.reference.bootstrap import paired_p_value
-from tests.reference.group_means import mean_of
+from tests.reference.scoring import mean_of, paired_p_value
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")
 OUTPUTS = (Translation("the cat sat on a mat", True), Translation("a dog ran over the hill", True))

@@ -24,8 +24,8 @@ from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
-from tests.reference.classification import matthews, matthews_binary
 from tests.reference.losses import logits_of, nll
+from tests.reference.scoring import matthews
 from tests.sentence_model import sentence_model
 from tests.tiny import json_of
 
@@ -162,9 +162,6 @@ def test_matthews_correlation_against_its_definition(pairs):
         called, right = ([value == one for value in own] for own in (chosen, labels))
         hits = sum(a and b for a, b in zip(called, right, strict=True))
         assert value == pytest.approx(2 * hits / (sum(called) + sum(right)))
-    two = [[value % 2 for value in values] for values in (chosen, labels)]
-    _, found = class_scores(*map(np.array, two))
-    assert found == pytest.approx(matthews_binary(two[1], two[0]), abs=1e-9)
 
 
 TEXTS = ["a dog runs", "two men sit on a bench", "a", "the bench is red", "a dog on a red bench", "men run"]

@@ -1,7 +1,5 @@
 """Values and pieces of text that nobody meant, for damage to files."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

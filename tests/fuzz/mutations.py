@@ -1,7 +1,5 @@
 """Damage to files: bytes, text, JSON, safetensors headers and values, indexes of shards, recipes."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

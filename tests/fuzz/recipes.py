@@ -1,7 +1,5 @@
 """Recipes that nobody meant well."""
 
-from __future__ import annotations
-
 import yaml
 
 from prunecli.recipes.text import bundled_recipes

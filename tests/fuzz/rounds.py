@@ -1,7 +1,5 @@
 """A command in this process: how it ended, and what it printed."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

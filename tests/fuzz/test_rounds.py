@@ -1,7 +1,5 @@
 """A few rounds of what `benchmarks/reliability.py` does many of, and the faults that it has found."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

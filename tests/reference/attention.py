@@ -1,7 +1,5 @@
 """Attentions of tiny models, restated by hand: their names, merging, and what a model without them computes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Section 4.1 of 2212.09811 from a list of routed tokens, one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 

@@ -1,7 +1,5 @@
 """Sections 2.1 and 2.2 of 2309.01826, slowly: FFNs as lists of hidden units, and what sharing and dropping saves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

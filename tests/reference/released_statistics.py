@@ -5,8 +5,6 @@ these means. Thresholds: theta grows by 0.001; a layer keeps its first experts, 
 sum of shares, in which the first ones do not count, is below theta; layers take theirs in order up to the count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import exp

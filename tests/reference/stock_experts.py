@@ -1,7 +1,5 @@
 """What each expert of a transformers class does: every expert on every token, by the class's own eager forward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,7 +7,7 @@ from prunecli.report.pictures import pictures_of
 from prunecli.results.similarity import compare_heads
 from prunecli.results.unit_scores import Scores
 from tests.pictures import drawn
-from tests.reference.correlation import p_value, pearson, spearman
+from tests.reference.scoring import p_value, pearson, spearman
 from tests.scores import scores_by_hand
 
 ENCODER, CROSS = "model.encoder.layers.0.self_attn", "model.decoder.layers.0.cross_attention"

@@ -23,7 +23,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.commands.calls import call
-from tests.reference import gate_statistics as reference
+from tests.reference import expert_metrics
 from tests.running.layerwise.running import StopError
 from tests.tiny import change_config, tiny_nllb_moe
 
@@ -96,7 +96,8 @@ def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.n
 def test_forced_sums_are_those_of_single_sentences(subject, pair):
     found = subject.collect(MODES[0]).entries["-".join(pair)]
     for index, gates in enumerate(forced_by_hand(subject, *pair)):
-        for name, want in reference.sums(gates).items():
+        assert found.tokens[index] == len(gates)
+        for name, want in expert_metrics.sums(gates).items():
             np.testing.assert_allclose(getattr(found, name)[index], want, rtol=1e-5, atol=1e-5)
 
 

@@ -43,6 +43,7 @@ from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.reference import head_importance as reference
+from tests.reference.losses import causal_nll, masked_loss, translation_loss
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
 
@@ -106,18 +107,15 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
     if subject.task == "translation":
         sources = encode(tokenizer, TEXT.sentences[PAIR[0]], PAIR[0])
         targets = encode(tokenizer, TEXT.sentences[PAIR[1]], PAIR[1], as_target=True)
-        return [
-            lambda s=s, t=t: reference.translation_loss(model, s, t)
-            for s, t in zip(sources, targets, strict=True)
-        ]
+        return [lambda s=s, t=t: translation_loss(model, s, t) for s, t in zip(sources, targets, strict=True)]
     if subject.task == "lm":
         start = tokenizer.bos_token_id
         rows = [tokenizer(line)["input_ids"] for line in LINES]
         rows = [row if row[0] == start else [start, *row] for row in rows]
-        return [lambda row=row: reference.lm_loss(model, row) for row in rows]
+        return [lambda row=row: causal_nll(model, row, len(row) - 1) / (len(row) - 1) for row in rows]
     singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
     return [
-        lambda batch=batch: reference.masked_loss(
+        lambda batch=batch: masked_loss(
             model, batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
         )
         for batch in singles
