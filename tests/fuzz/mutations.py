@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.hostile import HOSTILE, RAW_DAMAGE, TEXT_DAMAGE
-from tests.fuzz.recipes import RECIPES
+from tests.fuzz.hostile import HOSTILE, RAW_DAMAGE, RECIPES, TEXT_DAMAGE
 
 TYPES = ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X", "", 5, None)
 """What a header may give for the type of a tensor."""

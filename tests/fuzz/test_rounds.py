@@ -26,6 +26,7 @@ from prunecli.text.files import read_lines
 from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import load_tokenizer, tokenized
 from tests.families import tiny_family
+from tests.fuzz.hostile import RECIPES
 from tests.fuzz.mutations import (
     damage_index,
     damage_json,
@@ -34,7 +35,6 @@ from tests.fuzz.mutations import (
     damage_text,
     damage_value,
 )
-from tests.fuzz.recipes import RECIPES
 from tests.fuzz.rounds import run
 from tests.tiny import change_config, json_of, tiny_nllb_moe
 

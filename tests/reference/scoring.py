@@ -18,7 +18,8 @@ def paired_p_value(
 ) -> float:
     """Share of the resamples whose centred difference exceeds the real one, with one added to both counts.
 
-    Every resample is scored as a corpus of its own. Koehn (2004), in the form of Moses' bootstrap-hypothesis-difference-significance.pl.
+    Every resample is scored as a corpus of its own: Koehn (2004), as in
+    Moses' bootstrap-hypothesis-difference-significance.pl.
     """
 
     def score(outputs: Sequence[str], chosen: Sequence[int]) -> float:

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
-from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
+from prunecli.methods.sharing.options import (
+    CONFIGURATIONS,
+    Configuration,
+    FfnOptions,
+    Order,
+    find_configuration,
+)
 from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
@@ -164,3 +170,43 @@ def test_nothing_left_to_share():
     layers = [ffn("d0", count=0, removed=True)]
     with pytest.raises(UsageError, match="no FFN left to share"):
         arrange(layers, *asked(decoder="share"), {})
+
+
+BOTH = ("encoder", "decoder")
+NAMES = tuple(known.name for known in CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_found_in_any_writing(name):
+    for written in (name, name.lower(), name.upper(), name.replace("Shared", "Share"), f" {name} "):
+        assert find_configuration(written, BOTH).name == name
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "treatments"),
+    [
+        ("encoder", "Shared", ("share", "keep")),
+        ("encoder", "no", ("drop", "keep")),
+        ("decoder", "share", ("keep", "share")),
+        ("decoder", "NoDec", ("keep", "drop")),
+        ("decoder", "onewide", ("keep", "share")),
+    ],
+)
+def test_models_with_one_stack(side, name, treatments):
+    found = find_configuration(name, (side,))  # type: ignore[arg-type]
+    assert (found.encoder, found.decoder) == treatments
+    assert found.match == (found.name == "OneWide")
+
+
+@pytest.mark.parametrize(
+    ("sides", "name", "hint"),
+    [
+        (BOTH, "SharedEnk", "Did you mean SharedEnc"),
+        (BOTH, "OneWied", "OneWide"),
+        (("decoder",), "NoEnc", "of a model with decoder.\nIt can be"),
+    ],
+)
+def test_unknown_names_with_near_ones(sides, name, hint):
+    with pytest.raises(UsageError, match=f"{name}`: no such configuration") as caught:
+        find_configuration(name, sides)
+    assert hint in str(caught.value)
