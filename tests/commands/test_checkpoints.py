@@ -14,7 +14,6 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.states import StateStore
 from prunecli.text.files import TextFile
 from tests.commands.calls import raising
@@ -103,16 +102,6 @@ def memory_folder(tmp_path, monkeypatch):
 
 def run(command: str, *arguments: str) -> Any:
     return raising(COMMANDS[command], *arguments, "--device", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("command", "room"), [(EVALUATE, 20_000), (GRADIENT, 60_000)], ids=["evaluate", "score-heads"]
-)
-def test_groups_and_a_file(command, room, memory_folder, monkeypatch):
-    monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: 0)
-    monkeypatch.setattr(runner, "disk_room", lambda _directory: room)
-    made = run(*command, "--memory", "8GiB")
-    assert re.search(r"Went through the layers.* in \d+ groups: .*KiB of states in a file\.", made.stderr)
 
 
 @pytest.mark.parametrize(

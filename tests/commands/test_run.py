@@ -42,12 +42,6 @@ class Example(Options):
     plain_name: str = option("", "")
 
 
-def test_a_switch_has_two_names():
-    assert [one.names for one in Example.list_options().values() if len(one.names) > 1] == [
-        ("memory", "no-memory")
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "value", "fault"),
     [

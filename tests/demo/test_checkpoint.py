@@ -1,9 +1,7 @@
 from fractions import Fraction
 
 import pytest
-import torch
 from sacrebleu.metrics import CHRF
-from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from prunecli.demo import CHECKPOINT, DATA, LANGUAGES
@@ -19,7 +17,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
 from tests.gates import choose_among
-from tests.tiny import config_of, tensor_shapes
+from tests.tiny import config_of
 
 BYTES = 6_000_000
 
@@ -40,20 +38,6 @@ def test_the_directory_is_small_and_complete():
         "tokenizer_config.json",
     }
     assert sum(files.values()) < BYTES
-
-
-def test_the_layout_is_stock(config):
-    with safe_open(CHECKPOINT / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-        shapes = tensor_shapes(config)
-        assert set(file.keys()) == set(shapes)
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            tensor = file.get_tensor(name)
-            assert tensor.dtype == torch.float16
-            assert tensor.shape == shapes[name]
-            assert torch.isfinite(tensor).all()
-    assert config["model_type"] == "nllb-moe"
-    assert config["dtype"] == "float16"
 
 
 def test_the_stock_class_finds_every_tensor():

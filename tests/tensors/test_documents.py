@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli import __version__
-from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
+from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.plan import read_experts
 from prunecli.model.checkpoint import open_model
@@ -46,17 +45,6 @@ def test_what_has_no_form_in_json_is_not_written(tmp_path, value):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_file_is_kept_without_force(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(OutputError, match="exists already"):
-        write_json(path, {"a": 2})
-    assert read_json(path) == {"a": 1}
-    write_json(path, {"a": 2}, force=True)
-    assert read_json(path) == {"a": 2}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
@@ -67,18 +55,6 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert read_json(path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_the_header(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["pytest", "--password", "1234"])
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
-    assert GateStatistics.header([checkpoint], 3) == {
-        "format": "prunecli.gates/1",
-        "prunecli": __version__,
-        "command": [],
-        "models": [{"path": "tiny", "fingerprint": checkpoint.fingerprint, "model_type": "nllb-moe"}],
-        "seed": 3,
-    }
 
 
 def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):

@@ -43,17 +43,6 @@ def fail(target: Path, error: BaseException, force: bool = False) -> None:
         raise error
 
 
-def test_appears_at_the_end(tmp_path):
-    target = tmp_path / "out"
-    with new_directory(target, force=False, needed_bytes=10) as directory:
-        assert directory.parent == tmp_path
-        assert directory.name.startswith(f".out.{os.getpid()}-")
-        (directory / "config.json").write_text("new")
-        assert not target.exists()
-    assert names(tmp_path) == ["out"]
-    assert (target / "config.json").read_text() == "new"
-
-
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
 @pytest.mark.parametrize("existing", [False, True])
 def test_nothing_is_left_of_a_failure(tmp_path, error, existing):

@@ -1,4 +1,3 @@
-import errno
 import itertools
 import os
 from collections.abc import Mapping
@@ -7,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -223,12 +221,6 @@ def test_parts_make_the_whole(files, monkeypatch):
 def test_source_that_ends_early(files):
     with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
         Gather((move(files, DATA.nbytes + 4),)).carry_out()
-
-
-def test_full_disk(files, monkeypatch):
-    monkeypatch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        Gather((move(files, at=4),)).carry_out()
 
 
 def test_more_than_the_disk_holds_is_refused_at_once(files):

@@ -210,23 +210,3 @@ def test_starts_as_the_truncated_svd_whatever_the_shape(shape):
     if carried == shape.map_dim:
         expected = truncated_svd(array, shape.map_dim)
         np.testing.assert_allclose(unit.rows(0, shape.vocabulary), expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in UNIT_KINDS if kind != "projective"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_last_layer_can_be_the_truncated_svd(kind, shared):
-    expand_dim = 48 if kind == "hgt-residual" else 24
-    shape = UnitShape(200, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
-    unit, array, carried = start(shape)
-    assert unit.reduce is None
-    expected = truncated_svd(array, 8)
-    rows = unit.rows(0, 200).numpy()
-    if shape.groups[-1] == 1:
-        assert carried == 8
-        np.testing.assert_allclose(rows, expected, atol=2e-4)
-    elif shared:
-        np.testing.assert_allclose(rows, np.broadcast_to(array.mean(axis=0), rows.shape), atol=2e-4)
-    else:  # each group has a part of e
-        assert carried == 0
-        missing = [((array - other) ** 2).sum() for other in (expected, rows, array.mean(axis=0))]
-        assert missing[0] < missing[1] < missing[2]

@@ -16,7 +16,7 @@ from prunecli.modules.loading import load_model
 from prunecli.progress import Progress
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.runner import Layerwise, RunReport
-from prunecli.running.layerwise.states import Snapshots, StateStore
+from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
@@ -153,12 +153,3 @@ def test_states_of_another_run_are_not_used(path, tmp_path):
     other = Snapshots(tmp_path / "states", {"run": 2})
     assert other.group_size(0) is None
     assert_same(by_layer(path, snapshots=other), whole(path))
-
-
-def test_memory_and_file_are_given_back_after_a_failure(path, monkeypatch):
-    closed = []
-    real = StateStore.close
-    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
-    with pytest.raises(StopError):
-        by_layer(path, progress=stopping(5))
-    assert len(closed) == 1

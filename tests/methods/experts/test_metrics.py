@@ -1,6 +1,6 @@
 """Metrics from sums equal the paper's definitions, token by token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from prunecli.methods.experts.metrics import (
     METRICS,
     default_metric,
     inverse_aimer,
-    measure_texts,
     metric_values,
     parts_of_expert,
 )
@@ -190,40 +189,6 @@ def test_what_is_no_number_is_refused(tmp_path):
         pytest.raises(CheckpointError, match=r"up_proj.weight holds NaN or infinity"),
     ):
         inverse_aimer(reader, parts_of_expert(reader, ["up_proj.weight"]))
-
-
-NAMES = ("model.layers.0.mlp", "model.layers.1.mlp")
-EXPERTS = 6
-
-
-def texts_tokens_of(seed: int, tokens: int, among: Sequence[int]) -> list[routed_outputs.Token]:
-    draw = np.random.default_rng(seed)
-    return [
-        (draw.permutation(among)[:2].tolist(), draw.random(2).tolist(), draw.random(2).tolist())
-        for _ in range(tokens)
-    ]
-
-
-TEXTS = {
-    "code": (texts_tokens_of(0, 40, (0, 1, 2)), texts_tokens_of(1, 40, (0, 1, 2, 3))),
-    "web": (texts_tokens_of(2, 30, (2, 3, 4)), texts_tokens_of(3, 30, (3, 4, 5))),
-    "note": (texts_tokens_of(4, 5, (5, 0)), texts_tokens_of(5, 5, (4, 5))),
-}
-
-
-def statistics() -> GateStatistics:
-    entries = {}
-    for text, layers in TEXTS.items():
-        counted = [routed_outputs.sums(tokens, EXPERTS) for tokens in layers]
-        arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
-        entries[text] = GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
-    return gate_statistics("sha256:0", "qwen3_moe", "text", NAMES, EXPERTS, 2, entries)
-
-
-def test_an_unknown_text_is_refused_with_near_names():
-    with pytest.raises(StatisticsError, match="no text 'cod'") as refused:
-        measure_texts(statistics(), ("cod",))
-    assert refused.value.remedy == "Did you mean code?"
 
 
 def test_an_unknown_metric_is_refused():
