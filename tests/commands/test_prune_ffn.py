@@ -62,6 +62,9 @@ def test_dense_ffns_between_experts(models):
         ((), "--metric activation-norm needs text"),
         (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
         (("--data", "."), "--data goes with models that translate"),
+        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
+        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
+        (("--count", 3, "--width", 4), "Give one of --count and --width"),
     ],
 )
 def test_refusals(models, arguments, message):
@@ -118,15 +121,3 @@ def test_a_number_of_units_goes(models):
     assert sum(map(len, kept_of(uneven).values())) == 3 * 48 - 31
     refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many", 2)
     refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can", 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
-        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
-        (("--count", 3, "--width", 4), "Give one of --count and --width"),
-    ],
-)
-def test_options_of_scores_that_contradict_each_other(models, arguments, message):
-    refused(run(models["llama"], *arguments), message, 2)
