@@ -118,10 +118,7 @@ def test_amounts_are_one_line(first, second):
 @pytest.mark.parametrize(
     ("histories", "wanted"),
     [
-        (
-            [[step(balance="1:1", metric="top1")], [step(balance="3:1", metric="top1")]],
-            ["balance 1:1", "balance 3:1"],
-        ),
+        ([[step(balance="1:1")], [step(balance="3:1")]], ["balance 1:1", "balance 3:1"]),
         (
             [
                 [step(metric="importance", granularity="language", source=["a"], target=["b"])],

@@ -293,11 +293,7 @@ def test_quiet_leaves_warnings_alone(capsys):
         (RuntimeError(f"{failures.LOOP}'x'"), "('x').\nCheck this path", 1),
         (CheckpointError("model: no config.json"), "model: no config.json\nFetch or copy the checkpoint", 1),
         (MemoryError(), "out of memory", 1),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
-            "out of memory on ",  # the device, or the GPU of this machine
-            1,
-        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out of memory on ", 1),
         (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )

@@ -87,11 +87,7 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
         (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
         (("full", "--data", "data", "--min-ratio", "0.9"), UsageError, "one was given"),
         (("full", "--data", "data", "--max", "perplexity=9"), UsageError, "no score of translation"),
-        (
-            ("full", "--data", "data", "--compute-dtype", "int4"),
-            UsageError,
-            "Choose auto, int8, float32|int4: no such type",
-        ),
+        (("full", "--data", "data", "--compute-dtype", "int4"), UsageError, "Choose auto, int8, float32"),
     ],
 )
 def test_refused(folder, arguments, error, message):
@@ -362,11 +358,7 @@ def test_steps_of_a_training_are_drawn_against_updates(task_folder, monkeypatch)
     ("arguments", "error", "message"),
     [
         (("full", "--task", "lm"), UsageError, "task lm needs text"),
-        (
-            ("c-full", "--text", "a.txt"),
-            UsageError,
-            "--text goes with --task mlm or lm or embedding, not classification",
-        ),
+        (("c-full", "--text", "a.txt"), UsageError, "embedding, not classification"),
         (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
         (("bare", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "BertModel, which has no head"),

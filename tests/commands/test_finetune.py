@@ -241,11 +241,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (("model", *PAIR, "--temperature", "nan"), UsageError, "--temperature nan: must be a finite number"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
-        (
-            ("model", "--text", "data/train.eng_Latn"),
-            UsageError,
-            "--text goes with --task mlm or lm or embedding or feature-extraction, not translation",
-        ),
+        (("model", "--text", "data/train.eng_Latn"), UsageError, "feature-extraction, not translation"),
         (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), UsageError, "--measure chrf++"),
         (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),
         (("model", *PAIR, "--split", "dev"), DataError, "no split 'dev'"),
@@ -258,13 +254,9 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (
             ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
             CheckpointError,
-            "num_attention_heads/num_key_value_heads is 8 / 255, not a whole number",
+            "8 / 255, not a whole",
         ),
-        (
-            ("--from-scratch", "plain", *PAIR),
-            CheckpointError,
-            "beside plain/config.json\nName one with --tokenizer",
-        ),
+        (("--from-scratch", "plain", *PAIR), CheckpointError, "Name one with --tokenizer"),
         (("--from-scratch", "torn", *PAIR), CheckpointError, "torn: no tokenizer could be loaded"),
     ],
 )

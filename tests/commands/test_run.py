@@ -145,7 +145,7 @@ steps:
         (
             "datasets",
             "evaluate",
-            "checkpoints: [], text: 'hf://org/name:train'",
+            "checkpoints: [], text: hf://org/name",
             "step 'evaluate', text: datasets is not installed (pip install datasets)",
         ),
     ],

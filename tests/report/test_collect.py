@@ -53,18 +53,10 @@ def test_files_of_others_are_passed_over(tmp_path):
     [
         ("x.json", json.dumps(results.evaluation())[:300], "cut short"),
         ("m.finetune.json", '{"steps": 1', "cut short"),
-        (
-            "x.json",
-            json.dumps({**results.evaluation(), "format": "prunecli.evaluation/2"}),
-            "this prunecli reads",
-        ),
+        ("x.json", json.dumps({**results.evaluation(), "format": "prunecli.evaluation/2"}), "this prunecli"),
         ("x.json", json.dumps(results.heads()).replace("12.5", "-1"), "negative"),
         ("x.json", '{"format": "prunecli.latency/1", "runs": NaN}', "NaN"),
-        (
-            "x.json",
-            '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000,
-            "nested too deeply|cut short",
-        ),
+        ("x.json", '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000, "too deeply|cut short"),
     ],
 )
 def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reason):

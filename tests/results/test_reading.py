@@ -98,19 +98,13 @@ def test_refused(read, payload, message):
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        (
-            {"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}},
-            r"bootstrap\.chrf\+\+\.ci95: Field required",
-        ),
+        ({"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}}, r".*\.ci95: Field required"),
         ({"by_position": ["-1"]}, r"by_position\.0: Input should be a valid dictionary"),
         (
             {"by_position": [{"first": 0, "last": 1, "tokens": 3, "kl_divergence": 0.5}]},
             r"by_position\.0\.first: Input should be greater than or equal to 1",
         ),
-        (
-            {"difference": {"chrf++": {"mean": "much"}}},
-            r"difference\.chrf\+\+\.mean: Input should be a valid number",
-        ),
+        ({"difference": {"chrf++": {"mean": "much"}}}, r".*\.mean: Input should be a valid number"),
         ({"significant": {"chrf++": 3}}, r"significant\.chrf\+\+: Input should be a valid dictionary"),
         ({"f1_by_class": [1]}, "f1_by_class: Input should be a valid dictionary"),
     ],
@@ -266,11 +260,7 @@ def test_what_commands_print_is_written_again(read, payload):
     ("payload", "kind", "message"),
     [
         ({**SELECTED, "kept": [1]}, DataError, "kept: Input should be a valid dictionary"),
-        (
-            {**SELECTED, "kept": {"e.1.experts": [-1]}},
-            DataError,
-            "kept.e.1.experts.0: Input should be greater",
-        ),
+        ({**SELECTED, "kept": {"e.1.experts": [-1]}}, DataError, "experts.0: Input should be greater"),
         ({**SELECTED, "bytes_after": -1}, DataError, "bytes_after: Input should be greater"),
         ({**FFNS, "groups": 3}, DataError, "groups: Input should be a valid list"),
         ({**FITTED, "input": {"errors": []}}, DataError, "input.explained_variance: Field required"),

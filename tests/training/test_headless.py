@@ -75,10 +75,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     [
         (("--distill", 0.5), "--distill goes with models that have a head"),
         (("--label-smoothing", 0), "--label-smoothing goes with models that have a head"),
-        (
-            ("--task", "embedding", "--distill", 0.5),
-            "--distill goes with models that have a head, not with --task embedding",
-        ),
+        (("--task", "embedding", "--distill", 0.5), "a head, not with --task embedding"),
         (("--task", "embedding", "--teacher", "plain"), "the teacher's vectors are 32 wide, the model's 8"),
         (("--teacher", "narrow"), "the teacher's hidden states are 16 wide, the model's 32"),
         (("--teacher", "other"), "the teacher has a vocabulary of 99"),

@@ -165,11 +165,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     [
         (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
-        (
-            lambda source: (source / "generation_config.json").write_text("[]"),
-            CheckpointError,
-            "no JSON object",
-        ),
+        (lambda source: (source / "generation_config.json").write_text("[]"), CheckpointError, "JSON object"),
         (
             breaking("config.json", lambda value: value.update(model_type="x")),
             UnsupportedModelError,

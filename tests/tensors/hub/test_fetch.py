@@ -197,10 +197,7 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     [
         ({"model.safetensors": b""}, r"holds weights and no config\.json"),
         ({"config.json": b"{}", "model.gguf": b"0"}, "holds weights of llama.cpp, in GGUF"),
-        (
-            {"config.json": b"{}", "model.safetensors.index.json": b"{"},
-            "model.safetensors.index.json is not JSON",
-        ),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"{"}, "index.json is not JSON"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_before_it_is_fetched(model, hub, files, message):
