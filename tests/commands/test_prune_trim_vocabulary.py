@@ -36,16 +36,8 @@ def test_trims_to_the_text(model, folder):
     assert "Written: trimmed-vocabulary (opens only where prunecli is installed: " in result.out
     assert "All 4 different texts fall into the same tokens as before." in result.out
     out = folder / "trimmed-vocabulary"
-    assert names(out) == [
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "modeling_prunecli.py",
-        "prunecli_decisions.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    more = {"README.md", "modeling_prunecli.py", "prunecli_decisions.json"}
+    assert {*names(out)} == {*names(model)} | more
     old, new = load_tokenizer(model), load_tokenizer(out)
     gone = set(old.get_vocab()) - set(new.get_vocab())
     # Merges of the tiny tokenizer: _a _t he _the en on in; _a, _the, en, on, in are seen, _t and he lead to _the.

@@ -24,26 +24,10 @@ HOSTILE: tuple[Any, ...] = (
         "é\u0301" * 50,
         "\u202eabc",
     ),
-    *(
-        "../../etc/passwd",
-        "/etc/passwd",
-        "..",
-        ".",
-        "a/../../b",
-        "C:\\x",
-        "\x1b[31mred",
-        "[bold]x[/]",
-        "[/x]",
-        "{layer}",
-    ),
-    *(
-        "model.encoder.layers.0.ffn",
-        "model.decoder.layers.99.ffn",
-        "encoder",
-        "float8_e4m3fn",
-        "int8",
-        "nllb-moe",
-    ),
+    *("../../etc/passwd", "/etc/passwd", "..", ".", "a/../../b", "C:\\x"),
+    *("\x1b[31mred", "[bold]x[/]", "[/x]", "{layer}"),
+    *("model.encoder.layers.0.ffn", "model.decoder.layers.99.ffn", "encoder"),
+    *("float8_e4m3fn", "int8", "nllb-moe"),
     *("bert", "gpt2", "t5", "prunecli-llama", "${x}", "%s", "__class__", "relu", "auto"),
     *([], [[]], [0], [0, 0], [-1], [1, "a"], [None], [1 << 70], [[[[[]]]]], ["a", "b"], list(range(64))),
     *(json.loads("[" * 400 + "]" * 400), json.loads('{"a":' * 300 + "1" + "}" * 300)),
@@ -52,27 +36,18 @@ HOSTILE: tuple[Any, ...] = (
 """What a field may hold that nobody meant."""
 
 TEXT_DAMAGE = (
-    "\0",
-    "\ufeff",
-    "\r",
-    "\r\n",
-    "\n\r\n",
-    "\n\n\n",
-    "\u2028",
-    "\x0b\x0c\x1c\x85",
-    "\u202e\u200b",
-    "\ufffd",
-    "e" + "\u0301" * 3000,
-    "\U0001f600" * 50,
-    "a" * 100_000,
-    "a b " * 25_000,
-    "\t",
-    "\t\t\t",
-    "<s></s><pad><unk>",
-    "eng_Latn</s>",
-    '{"label": 1}\n',
-    "[bold]x[/bold] [/nothing]",
-    "\x1b]0;title\x07\x1b[2J",
+    *("\0", "\ufeff", "\r", "\r\n", "\n\r\n", "\n\n\n", "\t", "\t\t\t", "\x0b\x0c\x1c\x85"),
+    *(
+        "\u2028",
+        "\u202e\u200b",
+        "\ufffd",
+        "e" + "\u0301" * 3000,
+        "\U0001f600" * 50,
+        "a" * 100_000,
+        "a b " * 25_000,
+    ),
+    *("<s></s><pad><unk>", "eng_Latn</s>", '{"label": 1}\n'),
+    *("[bold]x[/bold] [/nothing]", "\x1b]0;title\x07\x1b[2J"),
 )
 RAW_DAMAGE = (
     b"\xff",
@@ -137,25 +112,8 @@ RECIPES = (
 """Recipes that are bombs, that lead back to themselves, or whose names leave the place."""
 
 SETTINGS = (
-    "",
-    "x",
-    "0",
-    "-1",
-    "1e400",
-    "nan",
-    "[]",
-    "[0.5,0.5]",
-    "[[1]]",
-    "{a:1}",
-    "${out}",
-    "../..",
-    "/",
-    "text.txt",
-    "\x1b[31m",
-    "x" * 5000,
-    "true",
-    "null",
-    "a,b,a",
+    *("", "x", "0", "-1", "1e400", "nan", "[]", "[0.5,0.5]", "[[1]]", "{a:1}", "true", "null", "a,b,a"),
+    *("${out}", "../..", "/", "text.txt", "\x1b[31m", "x" * 5000),
 )
 """What a variable may be set to."""
 
@@ -167,13 +125,7 @@ def _by_name() -> tuple[str, ...]:
         asked += [
             f"run {name} --dry-run --set {variable}={value}" for variable in variables for value in SETTINGS
         ]
-    return (
-        *asked,
-        "run --list",
-        "run quickstart --print",
-        "run quickstrat",
-        "run quickstart --dry-run --json",
-    )
+    return *asked, *(f"run {rest}" for rest in ("--list", "quickstart --print", "quickstrat"))
 
 
 BY_NAME = _by_name()

@@ -145,12 +145,8 @@ def damage_safetensors(data: bytes, rng: Random) -> bytes:
         place = rng.randrange(len(values) // 4) * 4
         bad = rng.choice((np.nan, np.inf, -np.inf, 3e38, -3e38))
         count = rng.choice((1, 1, 16, 4096))
-        return (
-            data[: 8 + length]
-            + values[:place]
-            + np.full(count, bad, "<f4").tobytes()[: len(values) - place]
-            + (values[place + 4 * count :])
-        )
+        filled = np.full(count, bad, "<f4").tobytes()[: len(values) - place]
+        return data[: 8 + length] + values[:place] + filled + values[place + 4 * count :]
     text = _damage_header(text, rng)
     return struct.pack("<Q", len(text)) + text + values
 
@@ -168,17 +164,9 @@ def _damage_header(text: bytes, rng: Random) -> bytes:
                 number + rng.choice((-4, -1, 1, 4, 1 << 40, -(1 << 40))) for number in one["data_offsets"]
             ]
         elif kind == 2:
-            one["shape"] = rng.choice(
-                (
-                    other["shape"],
-                    one["shape"][::-1],
-                    [*one["shape"], 1],
-                    [1, *one["shape"]],
-                    [0],
-                    [1 << 40, 1 << 40],
-                    [],
-                )
-            )
+            shape = one["shape"]
+            absurd = ([0], [1 << 40, 1 << 40], [])
+            one["shape"] = rng.choice((other["shape"], shape[::-1], [*shape, 1], [1, *shape], *absurd))
         elif kind == 3:
             one["dtype"] = rng.choice(TYPES)
         elif kind == 4:
@@ -193,29 +181,10 @@ def _damage_header(text: bytes, rng: Random) -> bytes:
 def damage_index(data: bytes, rng: Random) -> bytes:
     """Shards that are elsewhere, each other, the index itself, or nothing."""
     paths = (
-        *(
-            "../../etc/passwd",
-            "/etc/passwd",
-            "..",
-            ".",
-            "",
-            "../in/model.safetensors",
-            "/dev/zero",
-            "/dev/zero.bin",
-        ),
-        *(
-            "model.safetensors.index.json",
-            "config.json",
-            "a\0b.safetensors",
-            "x" * 5000 + ".bin",
-            "..\\x.bin",
-        ),
-        *(
-            "./model-00001-of-00002.safetensors",
-            "model-00001-of-00002.safetensors/",
-            "dir.safetensors",
-            "CON.bin",
-        ),
+        *("../../etc/passwd", "/etc/passwd", "..", ".", "", "../in/model.safetensors"),
+        *("/dev/zero", "/dev/zero.bin", "model.safetensors.index.json", "config.json"),
+        *("a\0b.safetensors", "x" * 5000 + ".bin", "..\\x.bin", "dir.safetensors", "CON.bin"),
+        *("./model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors/"),
     )
     try:
         value = json.loads(data)
@@ -251,20 +220,8 @@ def damage_recipe(data: bytes, rng: Random) -> bytes:
             del words[place]
         else:
             hostile = str(rng.choice(HOSTILE)).encode("utf-8", "replace").decode()
-            words[place] = rng.choice(
-                (
-                    json.dumps(hostile[:3000]),
-                    hostile[:200],
-                    "${",
-                    "}",
-                    "*a",
-                    "&a",
-                    "!!x",
-                    "|",
-                    "'",
-                    "${gates}",
-                )
-            )
+            signs = ("${", "}", "*a", "&a", "!!x", "|", "'", "${gates}")
+            words[place] = rng.choice((json.dumps(hostile[:3000]), hostile[:200], *signs))
             words[place] += rng.choice(("", "\n", ","))
     return " ".join(words).encode("utf-8", "surrogatepass")
 

@@ -1,6 +1,7 @@
 """Scores of units: what is written is read, sums add up, and what no run could give is refused."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +100,10 @@ def old(tmp_path: Path, **changes: Any) -> Scores:
 
 def test_files_of_0_2_0_are_read(tmp_path):
     found = old(tmp_path)
-    for field in (
-        "kind",
-        "method",
-        "fingerprint",
-        "model_type",
-        "task",
-        "examples",
-        "ids",
-        "values",
-        "counts",
-    ):
-        assert getattr(found, field) == getattr(scores(), field)
+    said = attrgetter(
+        "kind", "method", "fingerprint", "model_type", "task", "examples", "ids", "values", "counts"
+    )
+    assert said(found) == said(scores())
     assert (found.per, found.models[0].path) == ("example", "here")
     per_token = old(tmp_path, importance="token", tokens={A: 8, B: 8, C: 5})
     assert (per_token.per, per_token.counts) == ("token", {AT: 8, BT: 8, CT: 5})
