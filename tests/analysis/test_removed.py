@@ -104,18 +104,6 @@ def called(*histories: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"ratio": 0.5, "keep": 128}, {"ratio": 0.8, "keep": 51}),
-        ({"fit_bytes": 5, "ratio": 0.1}, {"ratio": 0.3}),
-        ({"experts_per_layer": {"encoder": 36, "decoder": 12}}, {"ratio": 0.8}),
-    ],
-)
-def test_amounts_are_one_line(first, second):
-    assert called([step(**first)], [step(**second)]) == ["", ""]
-
-
-@pytest.mark.parametrize(
     ("histories", "wanted"),
     [
         ([[step(balance="1:1")], [step(balance="3:1")]], ["balance 1:1", "balance 3:1"]),
@@ -138,6 +126,9 @@ def test_amounts_are_one_line(first, second):
         ([[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]], ["seed 0", "seed 1"]),
         ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
         ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
+        ([[step(ratio=0.5, keep=128)], [step(ratio=0.8, keep=51)]], ["", ""]),  # amounts are one line
+        ([[step(fit_bytes=5, ratio=0.1)], [step(ratio=0.3)]], ["", ""]),
+        ([[step(experts_per_layer={"encoder": 36, "decoder": 12})], [step(ratio=0.8)]], ["", ""]),
         (
             [[step(), step(gates="2" * 64)], [step()]],
             ["statistics of each step", "statistics gates.json (11111111)"],
@@ -216,30 +207,26 @@ def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
     ]
 
 
-@pytest.mark.parametrize(
-    "histories",
-    [
-        [[], [PRUNED]],
-        [[trained(10)], [trained(40)]],
-        [[trained(10)], [trained(10), PRUNED]],
-        [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
-        [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
-        [[trained(10)], [trained(40)], [trained(40), PRUNED], [trained(40), PRUNED, trained(1)]],
-        [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
+OTHERS = {
+    "no training": [[], [PRUNED]],
+    "nothing reduced": [[trained(10)], [trained(40)]],
+    "one step": [[trained(10)], [trained(10), PRUNED]],
+    "two trainings": [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
+    "other origins": [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
+    "one share twice": [
+        [trained(10)],
+        [trained(40)],
+        [trained(40), PRUNED],
+        [trained(40), PRUNED, trained(1)],
     ],
-    ids=[
-        "no training",
-        "nothing reduced",
-        "one step",
-        "two trainings",
-        "other origins",
-        "one share twice",
-        "no steps",
-    ],
-)
-def test_others_are_none(made, histories):
-    checkpoints = [made(*history) for history in histories]
-    removed = [0.5 if PRUNED in history[1:] else 0.0 for history in histories]
+    "no steps": [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_are_none(made, case):
+    checkpoints = [made(*history) for history in OTHERS[case]]
+    removed = [0.5 if PRUNED in history[1:] else 0.0 for history in OTHERS[case]]
     assert kept_of_one_training(checkpoints, removed) is None
 
 

@@ -41,8 +41,7 @@ def test_bleu_by_hand():
 
 @pytest.mark.parametrize(
     ("length", "finished", "over"),
-    [(0, True, False), (40, True, False), (41, True, True), (5, False, True)],
-    ids=["empty", "2 x 10 + 20", "one more", "ended by the limit"],
+    [(0, True, False), (2 * 10 + 20, True, False), (41, True, True), (5, False, True)],
 )
 def test_over_generation(length, finished, over):
     assert is_over_generated(Translation("x" * length, finished), "y" * 10) is over

@@ -74,7 +74,6 @@ def layers(**changes: Any) -> Scores:
         layers(),
         scores_by_hand({"mlp": [4.0, 9.0]}, "unit", "activation-norm", per="token"),
     ],
-    ids=["gradient", "per token", "ablation", "all but one", "two metrics", "other text", "layers", "units"],
 )
 def test_what_is_written_is_read(made, tmp_path):
     assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made

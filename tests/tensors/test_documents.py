@@ -59,16 +59,9 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
 
 def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
     token = "hf_" + "a1B2" * 8
-    words = [
-        "prunecli",
-        "evaluate",
-        f"https://me:{token}@example.invalid/org/name",
-        f"--x={token}",
-        "-o",
-        "a@b",
-    ]
+    words = ["prunecli", "evaluate", f"https://me:{token}@example.invalid/x", f"--x={token}", "-o", "a@b"]
     command = copy_context().run(lambda: (COMMAND.set(words), GateStatistics.header([], None))[1])
-    assert command["command"] == [*words[:2], "https://***@example.invalid/org/name", "--x=***", "-o", "a@b"]
+    assert command["command"] == [*words[:2], "https://***@example.invalid/x", "--x=***", "-o", "a@b"]
 
 
 @pytest.mark.parametrize(

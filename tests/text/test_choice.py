@@ -90,14 +90,9 @@ def test_options_of_other_tasks_are_refused():
 
 
 def test_lines_of_whole_splits_and_files(tmp_path):
-    for name, text in {
-        "val.eng": "a\n\nb\n",
-        "val.fra": "c\nd\nd\n",
-        "train.eng": "b\n",
-        "x.eng": "z\n",
-    }.items():
+    files = {"val.eng": "a\n\nb\n", "val.fra": "c\nd\nd\n", "train.eng": "b\n", "x.eng": "z\n", "more": "e\n"}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "more").write_text("e\n")
     lines = TextChoice(data=tmp_path, files=(tmp_path / "more",)).lines()
     assert lines.texts == ("b", "a", "b", "c", "d", "d", "e")
     assert (lines.splits, lines.asked, lines.languages) == (("train", "val"), (), ("eng", "fra"))
