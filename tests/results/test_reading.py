@@ -35,11 +35,8 @@ def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
     payload["results"][0]["timings"][0] |= figures
     speed = read(payload).tables()["speed"][0]
     assert (speed["tokens_per_second_median"], speed["tokens_per_second_deviation"]) == (9.0, 0.5)
-    assert (speed["speedup_median"], speed["speedup_deviation"], "speedup_mean" in speed) == (
-        2.0,
-        0.25,
-        False,
-    )
+    assert (speed["speedup_median"], speed["speedup_deviation"]) == (2.0, 0.25)
+    assert "speedup_mean" not in speed
 
 
 def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
@@ -78,24 +75,6 @@ GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
 
 
 @pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ([1], "no result of prunecli's"),
-        ({"format": 3}, "no result of prunecli's"),
-        ({"format": "prunecli.latency/2"}, 'this prunecli reads "prunecli.latency/1"'),
-        ({"format": "prunecli.error/1"}, "hold no tables"),
-        ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
-        ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
-        ({**GATES, "entries": {}}, "entries: Dictionary should have at least 1 item"),
-        ({**ALL_BUT_ONE, "method": "guess"}, "method is 'guess'"),
-    ],
-)
-def test_refused(read, payload, message):
-    with pytest.raises((DataError, StatisticsError), match=message):
-        read(payload)
-
-
-@pytest.mark.parametrize(
     ("scores", "message"),
     [
         ({"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}}, r".*\.ci95: Field required"),
@@ -131,14 +110,6 @@ def test_what_is_no_json(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(DataError, match=message):
         results.read(path)
-
-
-@pytest.mark.parametrize(
-    "name", ["evaluation", "latency", "languages", "similarity", "finetune", "head_comparison"]
-)
-def test_what_is_read_is_written_again(read, name):
-    payload = {**getattr(files, name)(), "of_a_later_version": [1]}
-    assert json.loads(json.dumps(read(payload).to_json())) == payload
 
 
 def test_a_training_s_log(read):
@@ -248,24 +219,41 @@ FITTED = {
     },
     "output_layer": {"explained_variance": 0.25},
 }
-ALL = [SELECTED, FFNS, EMBEDDING, FITTED]
+WRITTEN = (
+    files.evaluation,
+    files.latency,
+    files.languages,
+    files.similarity,
+    files.finetune,
+    files.head_comparison,
+)
+ALL = [*(made() for made in WRITTEN), SELECTED, FFNS, EMBEDDING, FITTED]
 
 
-@pytest.mark.parametrize("payload", [*ALL, {**SELECTED, "of_a_later_version": [1]}])
-def test_what_commands_print_is_written_again(read, payload):
-    assert read(payload).to_json() == payload
+@pytest.mark.parametrize("payload", ALL)
+def test_what_is_read_is_written_again(read, payload):
+    payload = {**payload, "of_a_later_version": [1]}
+    assert json.loads(json.dumps(read(payload).to_json())) == payload
 
 
 @pytest.mark.parametrize(
-    ("payload", "kind", "message"),
+    ("payload", "message"),
     [
-        ({**SELECTED, "kept": [1]}, DataError, "kept: Input should be a valid dictionary"),
-        ({**SELECTED, "kept": {"e.1.experts": [-1]}}, DataError, "experts.0: Input should be greater"),
-        ({**SELECTED, "bytes_after": -1}, DataError, "bytes_after: Input should be greater"),
-        ({**FFNS, "groups": 3}, DataError, "groups: Input should be a valid list"),
-        ({**FITTED, "input": {"errors": []}}, DataError, "input.explained_variance: Field required"),
+        ([1], "no result of prunecli's"),
+        ({"format": 3}, "no result of prunecli's"),
+        ({"format": "prunecli.latency/2"}, 'this prunecli reads "prunecli.latency/1"'),
+        ({"format": "prunecli.error/1"}, "hold no tables"),
+        ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
+        ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
+        ({**GATES, "entries": {}}, "entries: Dictionary should have at least 1 item"),
+        ({**ALL_BUT_ONE, "method": "guess"}, "method is 'guess'"),
+        ({**SELECTED, "kept": [1]}, "kept: Input should be a valid dictionary"),
+        ({**SELECTED, "kept": {"e.1.experts": [-1]}}, "experts.0: Input should be greater"),
+        ({**SELECTED, "bytes_after": -1}, "bytes_after: Input should be greater"),
+        ({**FFNS, "groups": 3}, "groups: Input should be a valid list"),
+        ({**FITTED, "input": {"errors": []}}, "input.explained_variance: Field required"),
     ],
 )
-def test_what_commands_print_is_refused(read, payload, kind, message):
-    with pytest.raises(kind, match=message):
+def test_refused(read, payload, message):
+    with pytest.raises((DataError, StatisticsError), match=message):
         read(payload)

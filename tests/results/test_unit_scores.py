@@ -51,6 +51,10 @@ def layers(**changes: Any) -> Scores:
     return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
 
 
+REPORTED = Reported(metric="loss", examples=7, base=0.5, only={AT: 0.25, BT: 1.0}, p_value={AT: 0.5, BT: 1.0})
+ALSO = Effects(metric="bleu", base=1.0, values={**scores().values})
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -58,19 +62,8 @@ def layers(**changes: Any) -> Scores:
         scores(per="token", counts={A: 7, B: 7, C: 9}, texts=["a, b.txt", "c.txt"], split="dev"),
         scores("ablation"),
         scores("all-but-one", metric="loss", p_values=P_VALUES),
-        scores(
-            "ablation", dtype="float32", also=[Effects(metric="bleu", base=1.0, values={**scores().values})]
-        ),
-        scores(
-            "all-but-one",
-            reported=Reported(
-                metric="accuracy",
-                examples=7,
-                base=0.5,
-                only={AT: 0.25, BT: 1.0},
-                p_value={AT: 0.125, BT: 1.0},
-            ),
-        ),
+        scores("ablation", dtype="float32", also=[ALSO]),
+        scores("all-but-one", reported=REPORTED),
         layers(),
         scores_by_hand({"mlp": [4.0, 9.0]}, "unit", "activation-norm", per="token"),
     ],
@@ -115,17 +108,12 @@ def test_importance_of_ablation_is_what_the_model_loses(metric, found):
 
 def test_sums_and_examples_add_up_in_any_order():
     draw = np.random.default_rng(0)
-    parts = [
-        scores(
-            examples=n,
-            values={
-                A: (draw.integers(0, 9, 2) / 4).tolist(),
-                B: (draw.integers(0, 9, 3) / 4).tolist(),
-                C: [],
-            },
-        )
-        for n in (3, 5, 8)
-    ]
+
+    def quarters(count: int) -> list[float]:
+        found: list[float] = (draw.integers(0, 9, count) / 4).tolist()
+        return found
+
+    parts = [scores(examples=n, values={A: quarters(2), B: quarters(3), C: []}) for n in (3, 5, 8)]
     whole = merge(parts, "abc")
     assert (whole.examples, whole.counts[AT]) == (16, 16)
     np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))

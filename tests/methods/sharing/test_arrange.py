@@ -23,19 +23,10 @@ from tests.reference import ffn as reference
 
 def ffn(name: str, **changes: Any) -> FfnLayer:
     stack = FAMILIES["bart"].stacks[name[0] == "d"]
-    values: dict[str, Any] = {
-        "name": name,
-        "own_name": name,
-        "layer": int(name[1:]),
-        "count": 8,
-        "stated": 8,
-        "owner": name,
-        "removed": False,
-        "is_sparse": False,
-        "carriers": {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)},
-        "stack": stack,
-        "spec": stack.ffn,
-    }
+    carriers = {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)}
+    values: dict[str, Any] = dict.fromkeys(("name", "own_name", "owner"), name)
+    values |= {"layer": int(name[1:]), "carriers": carriers, "stack": stack, "spec": stack.ffn}
+    values |= {"count": 8, "stated": 8, "removed": False, "is_sparse": False}
     return FfnLayer(**{**values, **changes})
 
 

@@ -113,15 +113,8 @@ def wordpiece_files(directory: Path) -> Path:
     return directory
 
 
-_BERT = {
-    "tokenizer_class": "BertTokenizer",
-    "do_lower_case": True,
-    "unk_token": "[UNK]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+_BERT_NAMES = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+_BERT = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **_BERT_NAMES}
 _BERT_IDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
 
@@ -158,17 +151,9 @@ def marian(directory: Path) -> Path:
     tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>"}), ">>deu<<", "<pad>"]
     vocab = {token: number for number, token in enumerate(tokens)}
     pad = vocab["<pad>"]
-    tiny_family(
-        directory,
-        "marian",
-        vocab_size=len(vocab),
-        decoder_vocab_size=len(vocab),
-        pad_token_id=pad,
-        decoder_start_token_id=pad,
-        eos_token_id=0,
-        forced_eos_token_id=0,
-        bad_words_ids=[[pad]],
-    )
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(vocab))
+    tiny_family(directory, "marian", bad_words_ids=[[pad]], **sizes, **ids)
     _clear(directory)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
@@ -201,15 +186,14 @@ def m2m_100(directory: Path) -> Path:
 def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
     """A model file of `kind` "unigram" or "bpe"."""
     made = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(text * 4),
-        model_writer=made,
-        vocab_size=size,
-        model_type=kind,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-    )
+    options = {
+        "vocab_size": size,
+        "model_type": kind,
+        "hard_vocab_limit": False,
+        "num_threads": 1,
+        "minloglevel": 2,
+    }
+    SentencePieceTrainer.train(sentence_iterator=iter(text * 4), model_writer=made, **options)
     return made.getvalue()
 
 

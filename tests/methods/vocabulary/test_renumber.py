@@ -68,13 +68,9 @@ def test_vocabularies_that_cannot_be_shortened_are_left_out(name):
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("tokenizer.json", b"{"),
-        ("tokenizer.json", b"[]"),
-        ("tokenizer.json", b'{"model": {}}'),
-        ("vocab.json", b"[1]"),
+        *(("tokenizer.json", data) for data in (b"{", b"[]", b'{"model": {}}')),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": 1}}'),
-        ("vocab.txt", b"\xff\xfe"),
-        ("merges.txt", b"\xff"),
+        *(("vocab.json", b"[1]"), ("vocab.txt", b"\xff\xfe"), ("merges.txt", b"\xff")),
     ],
 )
 def test_damaged_files_are_refused(name, data):
@@ -101,25 +97,19 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("pad_token_id", 2, 1),
-        ("eos_token_id", [2, 5], [1, 2]),
-        ("forced_bos_token_id", 9, 3),
-        ("pad_token_id", -1, -1),
-        ("bos_token_id", None, None),
+        *(("pad_token_id", 2, 1), ("eos_token_id", [2, 5], [1, 2]), ("forced_bos_token_id", 9, 3)),
+        *(("pad_token_id", -1, -1), ("bos_token_id", None, None)),
         ("pad_token_id", 10, 10),  # beyond the embeddings: no token's id
         ("force_words_ids", [[2, 5]], [[1, 2]]),
         ("image_token_index", 9, 3),  # LLaVA, PaliGemma, Gemma 3
         ("lang_to_id", {"<|de|>": 5, "<|en|>": 9}, {"<|de|>": 2, "<|en|>": 3}),  # Whisper
         ("forced_decoder_ids", [[1, None], [2, 5]], [[1, None], [2, 2]]),
         ("forced_decoder_ids", None, None),
-        ("suppress_tokens", [1, 2, 3, 5], [1, 2]),
+        *(("suppress_tokens", [1, 2, 3, 5], [1, 2]), ("suppress_tokens", [], [])),
+        *(("bad_words_ids", [[5], [2, 3], [2, 9]], [[2], [1, 3]]), ("bad_words_ids", [[3]], None)),
         ("begin_suppress_tokens", [1], None),
-        ("suppress_tokens", [], []),
-        ("bad_words_ids", [[5], [2, 3], [2, 9]], [[2], [1, 3]]),
-        ("bad_words_ids", [[3]], None),
         ("sequence_bias", [[[2, 5], -1.5], [[3], 2.0]], [[[1, 2], -1.5]]),
-        ("max_length", 9, 9),
-        ("num_labels", 5, 5),
+        *(("max_length", 9, 9), ("num_labels", 5, 5)),
     ],
 )
 def test_renumbered(key, value, wanted):
@@ -127,27 +117,16 @@ def test_renumbered(key, value, wanted):
 
 
 def test_configs_inside_are_entered_but_not_labels_or_history():
-    document = {
-        "decoder": {"pad_token_id": 5},
-        "prunecli": {"pad_token_id": 5},
-        "id2label": {"pad_token_id": 5},
-    }
+    document = {key: {"pad_token_id": 5} for key in ("decoder", "prunecli", "id2label")}
     wanted = {**document, "decoder": {"pad_token_id": 2}}
     assert renumbered(document, IDS) == wanted
     assert list(named_ids(document)) == [5]
 
 
 def test_named_ids_are_those_that_must_stay():
-    document = {
-        "eos_token_id": [2, 5],
-        "decoder_start_token_id": 9,
-        "bos_token_id": None,
-        "suppress_tokens": [1],
-        "bad_words_ids": [[4]],
-        "boi_token_index": 6,
-        "task_to_id": {"transcribe": 7},
-        "forced_decoder_ids": [[1, None], [2, 8]],
-    }
+    document: dict[str, Any] = {"eos_token_id": [2, 5], "decoder_start_token_id": 9, "bos_token_id": None}
+    document |= {"suppress_tokens": [1], "bad_words_ids": [[4]], "boi_token_index": 6}
+    document |= {"task_to_id": {"transcribe": 7}, "forced_decoder_ids": [[1, None], [2, 8]]}
     assert sorted(named_ids(document)) == [2, 5, 6, 7, 8, 9]
 
 
