@@ -28,7 +28,7 @@ from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
 from prunecli.selection.cut import cut
 from prunecli.text.plain import MIXED
-from tests.commands.calls import both, call, content, refused
+from tests.commands.calls import both, call, content, names, refused
 from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import json_of, tiny_nllb_moe
@@ -55,7 +55,7 @@ def test_all_pairs_of_the_text(folder):
     found = read_gates(folder / "gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"
-    assert sorted(path.name for path in folder.iterdir()) == ["gates.json", "model", "text"]
+    assert names(folder) == ["gates.json", "model", "text"]
     raw = json_of(folder / "gates.json")
     assert raw["format"] == "prunecli.gates/1"
     assert raw["models"][0]["path"] == "model"
@@ -178,7 +178,7 @@ def test_the_file_is_the_same_but_for_the_command_line(folder):
     made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
     assert content(folder / "whole.json") == content(folder / "layers.json")
-    assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
+    assert names(folder) == ["layers.json", "model", "text", "whole.json"]
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:

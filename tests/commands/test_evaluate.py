@@ -10,7 +10,7 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation import evaluate as module
 from prunecli.results import read
-from tests.commands.calls import call, raising
+from tests.commands.calls import call, names, raising
 from tests.families import tiny_family
 from tests.pictures import drawn, pixels
 from tests.reference.scoring import differences_of
@@ -25,12 +25,8 @@ def folder(tmp_path, monkeypatch):
     """A working directory with a checkpoint `full`, one like it that bears prunecli's mark, and text."""
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     tiny_nllb_moe("full")
-    history = [
-        {
-            "command": "prune-experts",
-            "arguments": {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]},
-        }
-    ]
+    arguments = {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]}
+    history = [{"command": "prune-experts", "arguments": arguments}]
     mark = {"prunecli": {"version": 1, "experts": {}, "original_experts": {}, "history": history}}
     tiny_nllb_moe("pruned", seed=1, config=mark)
     (tmp_path / "data").mkdir()
@@ -59,24 +55,14 @@ def test_two_checkpoints_side_by_side(folder):
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
-def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
+def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
+    command = ("full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", *QUICK)
     with monkeypatch.context() as patch:
         patch.setattr(module, "score", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(
-                checkpoints=[folder / "full"],
-                data=folder / "data",
-                pairs="eng_Latn-deu_Latn",
-                beam=1,
-                max_new_tokens=3,
-            )
-    assert "the same command resumes" in capsys.readouterr().err
+        assert "the same command resumes" in _run(*command).stderr
     assert not (folder / "evaluation.json").exists()
-    result = _run(
-        "full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", "--beam", "1", "--max-new-tokens", "3"
-    )
-    assert "Resuming from" in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "evaluation.json", "full", "pruned"]
+    assert "Resuming from" in _run(*command).stderr
+    assert names(folder) == ["data", "evaluation.json", "full", "pruned"]
 
 
 @pytest.mark.parametrize(

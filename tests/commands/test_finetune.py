@@ -29,7 +29,7 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
 from prunecli.training.trainer import with_dtype
 from prunecli.training.watch import Watch
-from tests.commands.calls import raising
+from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import json_of, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
@@ -58,6 +58,10 @@ def values(path):
         return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
+def shapes(checkpoint):
+    return {name: info.shape for name, info in checkpoint.tensors.items()}
+
+
 def test_a_checkpoint_is_trained(folder):
     result = _run("model", *USUAL)
     assert "Validation" in result.stdout
@@ -72,8 +76,8 @@ def test_a_checkpoint_is_trained(folder):
         assert step["command"] == "finetune"
         assert step["source"] == {"path": "model", "fingerprint": before.fingerprint}
         assert after.structure.is_stock
-    names = {path.name for path in (folder / "out").iterdir()}
-    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"} <= names
+    kept = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"}
+    assert kept <= {*names(folder / "out")}
     old, new = values("model"), values("out")
     assert sum(not np.array_equal(old[name], new[name]) for name in old) > len(old) / 2  # in float16
     figures = json_of(folder / "out.finetune.json")
@@ -104,16 +108,13 @@ def test_from_scratch(folder):
         arguments = made.structure.history[-1]["arguments"]
         assert arguments["from_scratch"] == "m2m_100"
         assert arguments["learning_rate"] == 7e-4
-    stock, own = (
-        M2M100ForConditionalGeneration.from_pretrained("out"),
-        prunecli.load_model("out", device="cpu"),
-    )
+    stock = M2M100ForConditionalGeneration.from_pretrained("out")
+    own = prunecli.load_model("out", device="cpu")
     for (name, one), (_, other) in zip(stock.named_parameters(), own.named_parameters(), strict=True):
         assert torch.equal(one, other), name
     _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "again")
-    assert (folder / "again" / "model.safetensors").read_bytes() == (
-        folder / "out" / "model.safetensors"
-    ).read_bytes()
+    first, again = (Path(name, "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert first == again
 
 
 @pytest.mark.parametrize(
@@ -128,18 +129,14 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     tiny_family("equal", "m2m_100", decoder_ffn_dim=48)
     for more in (("-o", "reduced"), ("--config-only", "-o", "config")):
         raising(command, "equal", *choice, *more)
-    names = {path.name for path in (folder / "config").iterdir()}
-    weights = {"model.safetensors"}
-    assert names == {path.name for path in (folder / "reduced").iterdir()} - weights
+    assert {*names(folder / "config")} == {*names(folder / "reduced")} - {"model.safetensors"}
     assert "finetune --from-scratch" in (folder / "config" / "README.md").read_text()
     rate = ("--learning-rate", 1e-2, "--eval-every", 1)
     result = _run("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
     assert result.exit_code == 0, result.stderr
     with open_model("reduced") as reduced, open_model("out") as made:
         assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
-        assert {n: i.shape for n, i in made.tensors.items()} == {
-            n: i.shape for n, i in reduced.tensors.items()
-        }
+        assert shapes(made) == shapes(reduced)
         steps = made.structure.history
         assert replace(made.structure, history=()) == replace(reduced.structure, history=())
     assert [step["command"] for step in steps] == [reduced.structure.history[0]["command"], "finetune"]

@@ -138,35 +138,29 @@ steps:
 
 
 @pytest.mark.parametrize(
-    ("package", "command", "option", "fault"),
+    ("package", "command", "options", "option"),
     [
         ("altair", "compare-languages", "gates: gates.json, plot: a.png", None),
-        ("peft", "finetune", "lora: 4", "step 'finetune', lora: peft is not installed (pip install peft)"),
-        (
-            "datasets",
-            "evaluate",
-            "checkpoints: [], text: hf://org/name",
-            "step 'evaluate', text: datasets is not installed (pip install datasets)",
-        ),
+        ("peft", "finetune", "lora: 4", "lora"),
+        ("datasets", "evaluate", "checkpoints: [], text: 'hf://org/name:train'", "text"),
     ],
 )
 def test_packages_are_looked_for_before_the_first_step(
-    workplace, monkeypatch, capsys, package, command, option, fault
+    workplace, monkeypatch, capsys, package, command, options, option
 ):
     monkeypatch.chdir(workplace)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", option))
-    if fault is not None:
+    (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", options))
+    missing = f"{package} is not installed (pip install {package})"
+    if option is not None:
         with pytest.raises(UsageError) as refused:
             run.run(name="recipe.yaml")
-        assert refused.value.message == f"recipe.yaml: {fault}"
+        assert refused.value.message == f"recipe.yaml: step {command!r}, {option}: {missing}"
         return
     run.run(name="recipe.yaml", dry_run=True)
     said = capsys.readouterr()
     assert "--plot" not in said.out
-    assert said.err == (
-        "recipe.yaml: no picture of 'compare-languages': altair is not installed (pip install altair)\n"
-    )
+    assert said.err == f"recipe.yaml: no picture of {command!r}: {missing}\n"
 
 
 def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
@@ -179,11 +173,9 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "commands" / "run.md").read_text(
-        encoding="utf-8"
-    )
+    page = Path(__file__).parents[2] / "docs/reference/commands/run.md"
     path = tmp_path / "page.yaml"
-    path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    path.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
@@ -250,13 +242,8 @@ wait(subprocess.Popen([sys.executable, "child.py"]))
 def test_an_interrupt_lets_the_step_clean_up(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    nothing = dict.fromkeys(("stdin", "stderr"), subprocess.DEVNULL)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=environment, **nothing)
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "started").exists() and time.monotonic() < deadline:
@@ -274,6 +261,5 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
     with pytest.raises(typer.Exit) as ended:
         run.run(name="recipe.yaml")
     assert ended.value.exit_code == 130
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "recipe.yaml: the same command resumes with this step."
-    ]
+    (said,) = capsys.readouterr().err.splitlines()[1:]
+    assert said == "recipe.yaml: the same command resumes with this step."

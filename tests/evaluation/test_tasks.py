@@ -79,13 +79,8 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["seed"] is None
     described = {"files": ["text.txt"], "texts": 3, "sha256": text.sha256, "whole_files": False}
     assert payload["data"] == described
-    assert payload["significance"] == {
-        "test": "paired t-test",
-        "of": "bits_per_byte",
-        "level": 0.05,
-        "baseline": "full",
-        "examples": 3,
-    }
+    test = {"test": "paired t-test", "of": "bits_per_byte", "level": 0.05, "baseline": "full", "examples": 3}
+    assert payload["significance"] == test
     bits = []
     for (label, path), row in zip(causal.items(), payload["results"], strict=True):
         made = lm_losses(*_open(path), text.texts, 64)
@@ -101,9 +96,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 def test_classifiers_side_by_side(classifiers, tmp_path):
     (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
     labelled = read_labelled(tmp_path / "text.tsv")
-    payload = evaluate(
-        classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
-    ).to_json()
+    payload = evaluate(classifiers, Dataset("classification", labelled), OPTIONS).to_json()
     right, labels = [], np.array([0, 1, 2, 0])
     for row, path in zip(payload["results"], classifiers.values(), strict=True):
         runner, tokenizer = _open(path)
@@ -150,13 +143,9 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     with pytest.raises(CheckpointError, match="nothing"):
         evaluate({**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json")
     (tmp_path / "bad.tsv").write_text("7\ta\n")
+    bad = Dataset("classification", read_labelled(tmp_path / "bad.tsv"))
     with pytest.raises(DataError, match="knows no label '7'"):
-        evaluate(
-            classifiers,
-            Dataset("classification", read_labelled(tmp_path / "bad.tsv")),
-            OPTIONS,
-            tmp_path / "new.json",
-        )
+        evaluate(classifiers, bad, OPTIONS, tmp_path / "new.json")
     assert not (tmp_path / "new.json").exists()
 
 
@@ -249,18 +238,14 @@ def test_what_cannot_be_measured_is_refused(models, tmp_path):
     single = TextChoice(labelled=texts_in(tmp_path / "one.tsv", ["1\ta", "2\tb"]))
     odd = TextChoice(labelled=texts_in(tmp_path / "odd.tsv", ["1\ta\tb", "much\tb\tc"]))
     same = TextChoice(labelled=texts_in(tmp_path / "same.tsv", ["1\ta\tb", "1\tb\tc"]))
-    for choice, message in (
-        (single, "one text a line"),
-        (odd, "line 2: 'much' is no similarity"),
-        (same, "all pairs are equally similar"),
+    for choice, error, message in (
+        (single, DataError, "one text a line"),
+        (odd, DataError, "line 2: 'much' is no similarity"),
+        (same, DataError, "all pairs are equally similar"),
+        (TextChoice(), UsageError, "embedding needs text"),
+        (TextChoice(files=(text,), labelled=text), UsageError, "several kinds"),
     ):
-        with pytest.raises(DataError, match=message):
-            evaluate({"one": models["one"]}, choice, VECTORS, task="embedding")
-    for choice, message in (
-        (TextChoice(), "embedding needs text"),
-        (TextChoice(files=(text,), labelled=text), "several kinds"),
-    ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(error, match=message):
             evaluate({"one": models["one"]}, choice, VECTORS, task="embedding")
     pair = tiny_family(tmp_path / "pair", "m2m_100")
     with pytest.raises(UnsupportedModelError, match="so that a text has no vector"):

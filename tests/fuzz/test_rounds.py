@@ -292,7 +292,7 @@ def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path):
     (tmp_path / f".a.json.{process}.partial").write_text("{")
     (tmp_path / ".a.json.partial").write_text("the state of a run that goes on")
     write_json(tmp_path / "a.json", {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.partial", "a.json"]
+    assert names(tmp_path) == [".a.json.partial", "a.json"]
 
 
 def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
-from prunecli.running.batches import batch_vectors, example_losses, require_finite
+from prunecli.running.batches import batch_vectors, example_losses
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
@@ -130,13 +130,6 @@ def test_classification(made, tmp_path, family, name, lines):
         second = None if text.seconds is None else text.seconds[index]
         ids = tokenizer(text.texts[index], second)["input_ids"]
         assert found[index] == pytest.approx(nll(logits_of(model, input_ids=ids), label), abs=1e-5)
-
-
-def test_losses_that_are_not_finite_name_the_example():
-    batch = Batch({}, torch.zeros(3, dtype=torch.int64), (4, 0, 11))
-    require_finite(torch.zeros(3), batch)
-    with pytest.raises(DataError, match="example 12"):
-        require_finite(torch.tensor([0.0, 1.0, float("nan")]), batch)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,7 @@ from prunecli.errors import OutputError
 from prunecli.tensors import transaction, unfinished
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.unfinished import NAME, Journal, Store
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+from tests.commands.calls import names
 
 
 def result(directory: Path, text: str = "old") -> Path:
@@ -307,7 +304,7 @@ def test_a_journal_names_what_is_complete(directory):
     assert journal.nbytes == 5
     assert [journal.has(name) for name in "abc"] == [True, True, False]
     journal.tidy()
-    assert sorted(path.name for path in directory.iterdir()) == [NAME, "a", "b"]
+    assert names(directory) == [NAME, "a", "b"]
     journal.remove()
     assert not (directory / NAME).exists()
 

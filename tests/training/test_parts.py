@@ -12,7 +12,7 @@ from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare
 from prunecli.training.start import Start
-from tests.commands.calls import raising
+from tests.commands.calls import names, raising
 from tests.families import tiny_family
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
@@ -78,7 +78,7 @@ def test_what_is_kept_in_its_course(tmp_path):
     said = []
     chosen = options(steps=4).updated(loss=LossOptions())
     finetune(Start(model), text, destination, chosen, say=said.append)
-    assert sorted(path.name for path in (tmp_path / "out.steps").iterdir()) == ["step-2", "step-3", "step-4"]
+    assert names(tmp_path / "out.steps") == ["step-2", "step-3", "step-4"]
     finetune(Start(model), text, Destination(tmp_path / "two"), chosen.updated(steps=2))
     weights = "model.safetensors"
     assert (tmp_path / "out.steps/step-2" / weights).read_bytes() == (tmp_path / "two" / weights).read_bytes()

@@ -8,6 +8,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
+from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_heads
@@ -112,4 +113,4 @@ def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
     for status, _, err in _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out"):
         assert status == 1
         assert "Error: unknown language 'xxx_Latn'" in err
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "model"]
+    assert names(folder) == ["data", "model"]

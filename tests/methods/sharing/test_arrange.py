@@ -79,16 +79,6 @@ def test_orders_are_those_of_takase_and_kiyono(groups, times, order):
         assert [number + 1 for number in found] == reference.takase_kiyono(groups * times, groups, order)
 
 
-@pytest.mark.parametrize("order", get_args(Order))
-@pytest.mark.parametrize(
-    ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
-)
-def test_groups_that_do_not_divide(layers, groups, divisors, order):
-    with pytest.raises(UsageError, match=f"groups={groups}`: {layers} FFNs to share") as caught:
-        group_numbers(layers, groups, order)
-    assert f"Choose one of {divisors}." in str(caught.value)
-
-
 ENCODER = tuple(ALL_E.split())
 
 
