@@ -95,12 +95,8 @@ def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path,
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are
 def test_a_mixture_of_experts_without_sparse_layers(tmp_path, step):
-    steps = {
-        "encoder_sparse_step": step,
-        "decoder_sparse_step": step,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-    }
+    steps = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), step)
+    steps |= dict.fromkeys(("encoder_layers", "decoder_layers"), 2)
     tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
     with open_model(tmp_path / "m") as source:
         outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
@@ -130,9 +126,8 @@ def text(tmp_path):
 def test_the_units_that_stay_are_the_most_active(model, text):
     options = NarrowOptions(width=5, metric="activation")
     measured = activations.measure_activations(model, text.choice.read("lm"), text)
-    by_hand = {
-        name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
-    }
+    ranked = {name: np.argsort(-np.array(values)) for name, values in measured.values.items()}
+    by_hand = {name: tuple(sorted(units[:5])) for name, units in ranked.items()}
     assert plan_widths(model, options, text).kept == by_hand
     assert plan_widths(model, options.model_copy(update=dict(scores=measured))).kept == by_hand
 

@@ -201,21 +201,12 @@ print("huggingface_hub" in sys.modules)
 
 
 def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(folder, hub):
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / "home"),
-        "HF_TOKEN": "hf_secret",
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_TOKEN": "hf_secret"}
     for name, imported in (("source", "False"), ("org/tiny", "True")):
         options = ("--metric", "random", "--ratio", "0.5", "-o", f"{name[:3]}.out")
-        made = subprocess.run(
-            [sys.executable, "-c", SCRIPT, "prune-experts", name, *options],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-c", SCRIPT, "prune-experts", name, *options]
+        made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert made.stdout.splitlines()[-1] == imported
         assert bool(hub.requests) == (name == "org/tiny")
     assert f"into {folder / 'home' / 'hub'}" in made.stderr

@@ -173,10 +173,8 @@ def test_what_another_machine_left_stays(tmp_path):
 
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
-
-    monkeypatch.setattr(
-        unfinished.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
-    )
+    refused = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(unfinished.fcntl, "flock", refused)
     make(tmp_path / "out")
     assert names(tmp_path) == [left.name, "out"]
 
@@ -313,13 +311,7 @@ def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory):
     (directory.parent / "outside").write_bytes(b"123")
     (directory / "link").symlink_to(directory / "a")
     store = Store(directory / NAME, "key")
-    for name, size in {
-        "../outside": 3,
-        "/etc/passwd": 1,
-        "link": 5,
-        "a": 6,
-        "missing": 0,
-        "folder": 4096,
-    }.items():
+    sizes = {"../outside": 3, "/etc/passwd": 1, "link": 5, "a": 6, "missing": 0, "folder": 4096}
+    for name, size in sizes.items():
         store.put(name, [size, 0, ""])
     assert set(Journal(directory, "key").records) == {"b"}

@@ -117,12 +117,8 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
         rows = [row if row[0] == start else [start, *row] for row in rows]
         return [lambda row=row: causal_nll(model, row, len(row) - 1) / (len(row) - 1) for row in rows]
     singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
-    return [
-        lambda batch=batch: masked_loss(
-            model, batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
-        )
-        for batch in singles
-    ]
+    rows = [(batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()) for batch in singles]
+    return [lambda row=row: masked_loss(model, *row) for row in rows]
 
 
 @torch.no_grad()
@@ -193,11 +189,8 @@ class VectorSubject:
         return np.asarray(vector / np.linalg.norm(vector))
 
     def scores(self, **options: object) -> dict[str, np.ndarray]:
-        found = score_heads(
-            self.path,
-            TextChoice(files=(self.file,)),
-            ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options),  # type: ignore[arg-type]
-        )
+        made = ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options)  # type: ignore[arg-type]
+        found = score_heads(self.path, TextChoice(files=(self.file,)), made)
         assert (found.task, found.examples) == ("embedding", len(TEXTS))  # by itself, without a head
         return {module_of(name): np.array(own) for name, own in found.values.items()}
 
@@ -210,10 +203,7 @@ def embedding_subject(tmp_path_factory):
 @pytest.mark.parametrize("memory", [None, 2 << 30])
 def test_the_slope_along_a_random_direction(embedding_subject, memory):
     drawn = [np.random.default_rng(number).standard_normal(8, np.float32) for number in range(len(TEXTS))]
-    losses = [
-        lambda number=number: float(drawn[number] @ embedding_subject.unit(number))
-        for number in range(len(TEXTS))
-    ]
+    losses = [lambda n=n, row=row: float(row @ embedding_subject.unit(n)) for n, row in enumerate(drawn)]
     found = embedding_subject.scores(memory=memory)
     for name, projection in embedding_subject.projections.items():
         want = reference.importance(losses, projection.weight, len(found[name]), 1, 1e-4)
@@ -227,9 +217,8 @@ def test_the_cosine_without_each_head(embedding_subject):
         for head in range(layer.count):
             weight = embedding_subject.projections[layer.name].weight
             with reference.scaled_head(weight, layer.count, head, 1, 0.0):
-                want = np.mean(
-                    [whole[number] @ embedding_subject.unit(number) for number in range(len(TEXTS))]
-                )
+                near = [vector @ embedding_subject.unit(number) for number, vector in enumerate(whole)]
+                want = np.mean(near)
             assert found[layer.name][head] == pytest.approx(want, abs=1e-5)
 
 
@@ -249,11 +238,9 @@ def zeroed(subject: Subject, mask: HeadMask) -> Any:
 
 
 def single_losses(subject: Subject) -> list[float]:
+    singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
     with torch.inference_mode():
-        found = {
-            batch.indices[0]: float(example_losses(subject.model, batch)[0]) for batch in subject.batches(1)
-        }
-    return [found[index] for index in sorted(found)]
+        return [float(example_losses(subject.model, batch)[0]) for batch in singles]
 
 
 @ablated

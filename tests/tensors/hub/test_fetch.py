@@ -60,9 +60,8 @@ def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
     with open_model(model) as one, open_model(directory) as other:
         assert one.fingerprint == other.fingerprint
         assert all(np.array_equal(one.read(name), other.read(name)) for name in one.tensors)
-        assert [path.name for path in one.side_files.carried] == [
-            path.name for path in other.side_files.carried
-        ]
+        carried = ([path.name for path in opened.side_files.carried] for opened in (one, other))
+        assert next(carried) == next(carried)
     size = sum(path.stat().st_size for path in directory.iterdir() if path.name != "config.json")
     index = (directory / "model.safetensors.index.json").stat().st_size
     assert len(said) == 1
@@ -125,9 +124,8 @@ def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, of
     point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
     found, said = _directory("org/tiny")
     assert found == directory
-    assert said == (
-        [] if offline else ["127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."]
-    )
+    line = "127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."
+    assert said == ([] if offline else [line])
     commit_of.cache_clear()
     assert commit_of(HubName("org/tiny")) == MAIN_COMMIT
 
@@ -214,10 +212,8 @@ def test_a_download_that_breaks_off_resumes_where_it_was(model, hub, monkeypatch
     hub.cuts[shard] = [5000, 3000]
     directory, _ = _directory("org/tiny")
     assert (directory / shard).read_bytes() == (model / shard).read_bytes()
-    ranges = [
-        line.split()[2] for line in hub.requests if line.startswith("GET") and shard in line and "=" in line
-    ]
-    assert ranges == ["bytes=5000-", "bytes=8000-"]
+    ranges = [line for line in hub.requests if line.startswith("GET") and shard in line and "=" in line]
+    assert [line.split()[2] for line in ranges] == ["bytes=5000-", "bytes=8000-"]
 
 
 def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model, hub):
@@ -272,11 +268,8 @@ def refused(tmp_path: Path, message: str) -> None:
         local_directory("org/tiny")
     assert "\n" not in caught.value.message
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
-    assert {path.name for path in (tmp_path / "cache").glob("*")} <= {
-        "models--org--tiny",
-        ".locks",
-        "CACHEDIR.TAG",
-    }
+    kept = {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
+    assert {path.name for path in (tmp_path / "cache").glob("*")} <= kept
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
@@ -345,23 +338,14 @@ def test_the_index_decides_which_shards(name):
 def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path):
     (tmp_path / "all").mkdir()
     directory = tiny_family(tmp_path / "all" / "model", "bert")
-    extra = [
-        *OTHER_FORMATS.split(),
-        "images/a.txt",
-        "checkpoint-5/a.json",
-        "corpus.zip",
-        "adapter_config.json",
-        ".x/y",
-    ]
+    extra = ["images/a.txt", "checkpoint-5/a.json", "corpus.zip", "adapter_config.json", ".x/y"]
+    extra += OTHER_FORMATS.split()
     for name in [*extra, "1_Dense/config.json", "1_Dense/pytorch_model.bin", "1_Dense/model.safetensors"]:
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("x")
     (directory / "modules.json").write_text('[{"path": "1_Dense"}]')
-    held = {
-        path.relative_to(directory).as_posix(): path.stat().st_size
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    held = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
     fetched = needed_files(held, lambda name: json_of(directory / name))
     with open_model(directory) as checkpoint:
         carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
