@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -122,13 +123,8 @@ def test_successive_components_of_one_model(models):
     found = result(compared(models, "one")["one"])
     known = {component.name: component for component in found.components["first"]}
     pairs = [(known[row["first"]], known[row["second"]]) for row in found.successive or []]
-    assert [(first.label, second.label) for first, second in pairs[:5]] == [
-        ("0.sa", "0.ffn"),
-        ("0.ffn", "1.sa"),
-        ("1.sa", "1.ffn"),
-        ("1.ffn", "2.sa"),
-        ("2.sa", "2.ffn"),
-    ]
+    labels = [f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")]
+    assert [(first.label, second.label) for first, second in pairs[:5]] == [*pairwise(labels)]
     assert len(pairs) == 5 + 5
     assert pairs[5][0].side == pairs[5][1].side == "decoder"
 
@@ -294,11 +290,7 @@ def test_a_component_without_an_output_for_each_token_is_refused(tmp_path):
 
 def test_a_full_disk_is_said(tmp_path, monkeypatch):
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
-    monkeypatch.setattr(
-        os,
-        "posix_fallocate",
-        Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")),
-        raising=False,
-    )
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):
         subject.represent(tmp_path / "files")

@@ -32,21 +32,14 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
             open_model(tiny_family(tmp_path / "full", "marian")),
             _heads(tmp_path, "encoder", encoder, _step(prune, ratio=0.75, attention=["encoder"])),
             _heads(tmp_path, "all", {**encoder, **cross}, _step(prune, ratio=0.4)),
-            _heads(
-                tmp_path, "one", cross, _step(prune, attention="cross"), _step("finetune", attention=["x"])
-            ),
+            _heads(tmp_path, "one", cross, _step(prune, attention="cross"), _step("finetune", attention=[])),
             _heads(tmp_path, "two", cross, _step(prune, attention=["decoder", "cross"])),
             _heads(tmp_path, "every", cross, _step(prune, attention=["encoder", "decoder", "cross"])),
         ]
     )
     assert unit == "heads"
-    lines = (
-        "prune-heads, attention encoder",
-        "prune-heads, attention all",
-        "prune-heads, finetune, attention cross",
-        "prune-heads, attention decoder, cross",
-        "prune-heads, attention all",
-    )
+    kinds = ("attention encoder", "attention all", "finetune, attention cross", "attention decoder, cross")
+    lines = [f"prune-heads, {kind}" for kind in (*kinds, "attention all")]
     fractions = (9 / 12, 12 / 28, 3 / 8, 3 / 16, 3 / 28)
     reduced = [Removed(pytest.approx(f), (line,)) for f, line in zip(fractions, lines, strict=True)]
     assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
@@ -199,11 +192,7 @@ def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
     early, late = trained(10), trained(40, best=30)
     checkpoints = [made(early), made(late), made(late, PRUNED), made(early, PRUNED), made(early, PRUNED)]
     assert kept_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == [
-        Kept(10, 0),
-        Kept(40, 1),
-        Kept(40, 1),
-        Kept(10, 0),
-        Kept(10, 0),
+        *(Kept(10, 0), Kept(40, 1), Kept(40, 1), Kept(10, 0), Kept(10, 0)),
     ]
 
 
@@ -213,12 +202,7 @@ OTHERS = {
     "one step": [[trained(10)], [trained(10), PRUNED]],
     "two trainings": [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
     "other origins": [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
-    "one share twice": [
-        [trained(10)],
-        [trained(40)],
-        [trained(40), PRUNED],
-        [trained(40), PRUNED, trained(1)],
-    ],
+    "one share twice": [[trained(10)], [trained(40), PRUNED], [trained(40), PRUNED, trained(1)]],
     "no steps": [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
 }
 

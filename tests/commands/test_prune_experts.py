@@ -133,28 +133,25 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     assert f"theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
 
 
+GRANULAR = ("--granularity",)
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "below top-k": (("--ratio", 0.9), "would be kept", 2),
     "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
-    "same language": (
-        ("--granularity", "pair", "--source", "eng_Latn", "--target", "eng_Latn"),
-        "no tran",
-        2,
-    ),
-    "global by language": (("--granularity", "global", "--source", "eng_Latn"), "takes no --source", 2),
-    "language without names": (("--granularity", "language"), "needs --source or --target", 2),
+    "same language": ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran", 2),
+    "global by language": ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source", 2),
+    "language without names": ((*GRANULAR, "language"), "needs --source or --target", 2),
     "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
     "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
     "rounded threshold": (
         ("--multiple-of", 4, "--strategy", "global-threshold"),
-        "--multiple-of 4 rounds the number of each layer",
+        "rounds the number of each",
         2,
     ),
     "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
     "choice of ids": (
-        ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
-        "does not go with --ratio or --metric or --multiple-of",
+        ("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4),
+        "metric or --multiple-of",
         2,
     ),
     "statistics as ids": (("--keep", "gates.json"), "go with --gates", 1),
@@ -219,15 +216,11 @@ def by_weights(text_model: Path) -> dict[str, list[float]]:
     with open_model(text_model) as checkpoint:
         for layer in checkpoint.require_mixtures():
             stacked = [checkpoint.read(name) for name in layer.stacked_tensors]
-            values[layer.name] = [
-                -weights.aimer(
-                    [
-                        *(checkpoint.read(layer.expert_tensor(e, suffix)) for suffix in layer.expert_tensors),
-                        *(tensor[e] for tensor in stacked),
-                    ]
-                )
-                for e in range(layer.num_experts)
-            ]
+            values[layer.name] = []
+            for expert in range(layer.num_experts):
+                names = [layer.expert_tensor(expert, suffix) for suffix in layer.expert_tensors]
+                own = [*map(checkpoint.read, names), *(tensor[expert] for tensor in stacked)]
+                values[layer.name].append(-weights.aimer(own))
     return values
 
 

@@ -49,13 +49,8 @@ def test_prunes_the_least_important_heads(model, folder):
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
         assert shim_classes(pruned.config)
-    assert step["arguments"] == {
-        "ratio": 0.5,
-        "removed": 14,
-        "metric": "importance",
-        "method": "gradient",
-        "normalize": "per-layer",
-    }
+    method = {"metric": "importance", "method": "gradient", "normalize": "per-layer"}
+    assert step["arguments"] == {"ratio": 0.5, "removed": 14, **method}
     assert step["statistics"]["file"] == "heads.json"
 
 
@@ -90,11 +85,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "too many": (("--count", 29), "at most 28 can", 2),
     "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),
     "odd kind": (("--attention", "self"), "no such choice", 2),
-    "ids and scores": (
-        ("--keep", "heads.json", "--scores", "heads.json"),
-        "--keep does not go with --scores",
-        2,
-    ),
+    "ids and scores": (("--keep", "a.json", "--scores", "b.json"), "--keep does not go with --scores", 2),
     "scores as ids": (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
     "uniform": (("--uniform",), "a config of type m2m_100 cannot say how many heads are left", 2),
     "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),

@@ -9,12 +9,8 @@ from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 LINES = {
-    "train.eng_Latn": "the hat\na hen\n",
-    "train.deu_Latn": "ein hut\neine henne\n",
-    "val.eng_Latn": "on the tin\n\n",
-    "val.deu_Latn": "ohne\n\n",
-    "test.eng_Latn": "the end\n",
-    "test.deu_Latn": "ende\n",
+    "eng_Latn": {"train": "the hat\na hen\n", "val": "on the tin\n\n", "test": "the end\n"},
+    "deu_Latn": {"train": "ein hut\neine henne\n", "val": "ohne\n\n", "test": "ende\n"},
 }
 
 
@@ -26,8 +22,9 @@ def model(tmp_path_factory):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "data").mkdir()
-    for name, text in LINES.items():
-        (tmp_path / "data" / name).write_text(text, encoding="utf-8")
+    for language, splits in LINES.items():
+        for split, text in splits.items():
+            (tmp_path / "data" / f"{split}.{language}").write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -47,12 +44,8 @@ def test_trims_to_the_text(model, folder):
         assert opened.config["vocab_size"] == len(new) < full.config["vocab_size"] == 70
         step = opened.structure.history[-1]
         assert step["source"]["fingerprint"] == full.fingerprint
-    assert step["arguments"] == {
-        "split": ["train", "val"],
-        "langs": ["eng_Latn"],
-        "text": ["test.deu_Latn"],
-        "min_count": 1,
-    }
+    read = {"split": ["train", "val"], "langs": ["eng_Latn"], "text": ["test.deu_Latn"]}
+    assert step["arguments"] == {**read, "min_count": 1}
     assert (step["vocabulary"]["before"], step["vocabulary"]["after"]) == (70, len(new))
     assert step["vocabulary"]["sentences"] == 4
     assert str(folder) not in (out / "config.json").read_text() + (out / "README.md").read_text()

@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics import CHRF
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from prunecli.demo import CHECKPOINT, DATA, LANGUAGES
+from prunecli.demo import CHECKPOINT, DATA, LANGUAGES, LM_CHECKPOINT
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aggregate, metric_values
@@ -19,25 +19,18 @@ from prunecli.text.tokens import load_tokenizer
 from tests.gates import choose_among
 from tests.tiny import config_of
 
-BYTES = 6_000_000
-
 
 @pytest.fixture(scope="module")
 def config():
     return config_of(CHECKPOINT)
 
 
-def test_the_directory_is_small_and_complete():
-    files = {file.name: file.stat().st_size for file in CHECKPOINT.iterdir()}
-    assert set(files) == {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert sum(files.values()) < BYTES
+@pytest.mark.parametrize(("folder", "most"), [(CHECKPOINT, 6_000_000), (LM_CHECKPOINT, 700_000)])
+def test_the_directories_are_small_and_complete(folder, most):
+    files = {file.name: file.stat().st_size for file in folder.iterdir()}
+    settings = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert set(files) == {"README.md", "model.safetensors"} | settings
+    assert sum(files.values()) < most
 
 
 def test_the_stock_class_finds_every_tensor():

@@ -70,13 +70,8 @@ def test_every_ratio_is_what_prune_experts_writes(model_type, tmp_path):
 @pytest.mark.parametrize("scheme", ["gptq", "mxfp4"])
 def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     stacked = scheme == "mxfp4"
-    plain = write(
-        tmp_path / "plain",
-        "gpt_oss" if stacked else "glm4_moe",
-        hidden_size=64,
-        moe_intermediate_size=32,
-        intermediate_size=32,
-    )
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 32}
+    plain = write(tmp_path / "plain", "gpt_oss" if stacked else "glm4_moe", **sizes)
     source, decoded = tmp_path / "stored", tmp_path / "decoded"
     expert = "experts.gate_up_proj" if stacked else "_proj.weight"
     quantise(plain, source, decoded, scheme, lambda name: expert in name and "bias" not in name)
@@ -167,6 +162,7 @@ def weights(path: Path, width: int) -> int:
         return width * sum(info.numel for info in checkpoint.tensors.values())
 
 
+NARROW = ("--width", "8", "--keep-units", "activations")
 COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1", "--max-new-tokens", "4")),
     "evaluate lm": (evaluate, ("llama", "--task", "lm", "--text", "lines")),
@@ -175,14 +171,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "score-heads ablation": (score_heads, ("llama", "--text", "lines", "--metric", "ablation")),
     "compare-models": (compare_models, ("moe", *DATA, "--measure", "cka")),
     "finetune": (finetune, ("moe", *DATA, "--steps", "1", "--batch-tokens", "64")),
-    "finetune a teacher's": (
-        finetune,
-        ("moe", *DATA, "--steps", "1", "--batch-tokens", "64", "--teacher", "moe"),
-    ),
-    "share-ffn": (
-        share_ffn,
-        ("llama", "--decoder", "share", "--width", "8", "--keep-units", "activations", "--text", "lines"),
-    ),
+    "finetune a teacher's": (finetune, ("moe", *DATA, "--steps", "1", "--teacher", "moe")),
+    "share-ffn": (share_ffn, ("llama", "--preset", "Shared", *NARROW, "--text", "lines")),
 }
 
 

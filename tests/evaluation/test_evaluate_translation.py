@@ -61,12 +61,8 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
 
     def comet_scores(model, sources, references, systems, *, gpu):
         assert (model, gpu, len(sources), len(references)) == ("some/model", False, 6, 6)
-        return {
-            label: np.array(
-                [90.0 if made == right else 30.0 for made, right in zip(own, references, strict=True)]
-            )
-            for label, own in systems.items()
-        }
+        right = np.array(references)
+        return {label: np.where(np.array(own) == right, 90.0, 30.0) for label, own in systems.items()}
 
     monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
     payload = evaluate(checkpoints, DATA, OPTIONS.updated(comet="some/model")).to_json()
@@ -221,15 +217,9 @@ def _one_by_one(model, tokenizer, beam, limit):
     texts = []
     for sentence in SENTENCES:
         ids = torch.tensor(encode(tokenizer, [sentence], PAIR[0]))
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            num_beams=beam,
-            do_sample=False,
-            max_length=None,
-            max_new_tokens=limit,
-            forced_bos_token_id=language_id(tokenizer, PAIR[1]),
-        )
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        search = {"num_beams": beam, "do_sample": False, "max_length": None, "max_new_tokens": limit}
+        output = model.generate(**inputs, **search, forced_bos_token_id=language_id(tokenizer, PAIR[1]))
         texts.append(tokenizer.decode(output[0], skip_special_tokens=True).strip())
     return texts
 

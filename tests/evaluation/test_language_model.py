@@ -216,10 +216,8 @@ def test_refused(models):
 # Divergences from a first model against one position at a time (tests/reference/divergence.py).
 
 WINDOWS = [
-    Window(0, tuple(range(5, 17)), 11),
-    Window(0, tuple(range(20, 29)), 3),
-    Window(1, (7, 8), 1),
-    Window(2, tuple(range(30, 42)), 11),
+    *(Window(0, tuple(range(5, 17)), 11), Window(0, tuple(range(20, 29)), 3)),
+    *(Window(1, (7, 8), 1), Window(2, tuple(range(30, 42)), 11)),
 ]
 UNDECLARED: dict[str, dict[str, Any]] = {
     "phi": {},

@@ -51,13 +51,8 @@ def test_over_generation(length, finished, over):
 def spm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spm")
     (folder / "text").write_text("\n".join(REFERENCES) + "\n")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"),
-        model_prefix=str(folder / "m"),
-        vocab_size=30,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
+    files = {"input": str(folder / "text"), "model_prefix": str(folder / "m")}
+    sentencepiece.SentencePieceTrainer.train(**files, vocab_size=30, hard_vocab_limit=False, minloglevel=2)
     return folder / "m.model"
 
 
@@ -128,10 +123,8 @@ def program(tmp_path, monkeypatch):
 def test_each_sentence_of_each_system():
     systems = {"full": ["a b", "c\nd"], "pruned": ["a x", ""]}
     scores = comet_scores("some/model", ["s", "t"], ["a b", "c d"], systems)
-    assert {label: values.tolist() for label, values in scores.items()} == {
-        "full": [100, 100],
-        "pruned": [50, 0],
-    }
+    found = {label: values.tolist() for label, values in scores.items()}
+    assert found == {"full": [100, 100], "pruned": [50, 0]}
 
 
 def test_without_the_program_there_is_one_line(tmp_path, monkeypatch):

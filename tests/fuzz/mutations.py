@@ -231,14 +231,10 @@ def damage_for(path: Path) -> Callable[[bytes, Random], bytes]:
     if path.name.endswith(".index.json"):
         return damage_index
     return {
-        ".json": damage_json,
-        ".partial": damage_json,
+        **dict.fromkeys((".json", ".partial"), damage_json),
+        **dict.fromkeys((".bin", ".model", ".pt", ".pth"), damage_bytes),
         ".safetensors": damage_safetensors,
-        ".bin": damage_bytes,
         ".yaml": damage_recipe,
-        ".model": damage_bytes,
-        ".pt": damage_bytes,
-        ".pth": damage_bytes,
     }.get(path.suffix, damage_text)
 
 

@@ -93,15 +93,8 @@ def test_a_damaged_structure_opens_or_is_refused(moe, rng):
 
 SUMS = {"tokens": [2], "top1": [[1, 1]], "top2": [[1, 1]]}
 SUMS |= {name: [[0.5, 1.5]] for name in ("gate_sum", "conf1_sum", "conf2_sum")}
-GATES = {
-    "format": "prunecli.gates/1",
-    "model": {"fingerprint": "x", "model_type": "nllb-moe"},
-    "mode": "forced",
-    "layers": ["a"],
-    "num_experts": 2,
-    "top_k": 2,
-    "entries": {"a-b": SUMS},
-}
+OF = {"mode": "forced", "layers": ["a"], "num_experts": 2, "top_k": 2, "entries": {"a-b": SUMS}}
+GATES = {"format": "prunecli.gates/1", "model": {"fingerprint": "x", "model_type": "nllb-moe"}, **OF}
 
 
 @FEW
@@ -152,15 +145,10 @@ def test_hostile_recipes_run_nothing(text, tmp_path):
 
 
 OTHER_KINDS = (
-    ("t5", "dropout_rate", "a word"),
-    ("llama", "num_hidden_layers", 1e308),
-    ("gpt2", "n_layer", 0),
-    ("gpt2", "n_head", 1 << 63),
-    ("m2m_100", "pad_token_id", "a word"),
-    ("m2m_100", "decoder_start_token_id", 1 << 31),
-    ("llama", "tie_word_embeddings", 1),
-    ("opt", "dropout", 55),
-    ("gpt2", "architectures", ["\ud800"]),
+    *(("t5", "dropout_rate", "a word"), ("opt", "dropout", 55)),
+    *(("llama", "num_hidden_layers", 1e308), ("llama", "tie_word_embeddings", 1)),
+    *(("gpt2", "n_layer", 0), ("gpt2", "n_head", 1 << 63), ("gpt2", "architectures", ["\ud800"])),
+    *(("m2m_100", "pad_token_id", "a word"), ("m2m_100", "decoder_start_token_id", 1 << 31)),
 )
 RUNS = "score-heads model --text text -o out.json"
 REWRITES = (
@@ -234,12 +222,8 @@ def test_force_replaces_results_alone(tmp_path):
 def test_json_on_a_full_disk_is_one_line(tmp_path):
     tiny_family(tmp_path / "model", "gpt2")
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        ran = subprocess.run(
-            [sys.executable, "-m", "prunecli", "inspect", tmp_path / "model", "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "prunecli", "inspect", tmp_path / "model", "--json"]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (ran.returncode, ran.stderr.splitlines()[0]) == (1, "Error: no space left on the disk.")
 
 
