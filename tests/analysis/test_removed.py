@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, kinds_of, names, removed, setting
+from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, names, removed, setting
 from prunecli.model.checkpoint import open_model
-from prunecli.model.parts import KINDS
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
 from tests.pictures import drawn
@@ -160,14 +159,6 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint():
     assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
     stock = setting([], "stock (c)")
     assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
-
-
-@pytest.mark.parametrize(
-    ("stated", "kinds"),
-    [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],
-)
-def test_kinds_of_attention(stated, kinds):
-    assert kinds_of({"attention": stated}) == kinds
 
 
 def trained(steps: int, **arguments: Any) -> dict[str, Any]:

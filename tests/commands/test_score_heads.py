@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from prunecli.architectures import FAMILIES
-from prunecli.commands.score_heads import head_table, score_heads
+from prunecli.commands.score_heads import score_heads
 from prunecli.model.axes import module_of
-from prunecli.model.parts import AttentionKind, AttentionLayer
 from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
@@ -136,9 +134,12 @@ def test_tasks(folder, family, changes, arguments, task):
 def test_scores_of_a_pruned_model_have_original_numbers(folder):
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
-    run("pruned", "--data", "data", *PAIRS, "-o", "again.json")
+    shown = run("pruned", "--data", "data", *PAIRS, "-o", "again.json").stdout
     ids = {module_of(name): tuple(ids) for name, ids in scores("again.json")["ids"].items()}
     assert ids == kept(folder / "pruned")
+    table = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["1"], ["2"])]
+    dashes = [[cell == "-" for cell in cells] for _, _, *cells in table]
+    assert dashes == [[head not in own for head in range(4)] for own in ids.values()]
     assert prune("pruned", "--scores", "again.json", "--count", 1, "-o", "twice").status == 0
     # The original no longer fits scores made after a pruning.
     assert "again.json" in prune("m", "--scores", "again.json", "-o", "no").err
@@ -164,34 +165,3 @@ def test_refusals(folder, arguments, message):
     status = 1 if message == "nothing.txt" else 2
     refused(call(score_heads, "m", *arguments), message, status)
     assert not Path("heads.json").exists()
-
-
-def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
-    stack = FAMILIES["bart"].stacks[kind != "encoder"]
-    name = f"{kind}.{number}"
-    return AttentionLayer(
-        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0], name
-    )
-
-
-LAYERS = (
-    layer("encoder", 0, (0, 1, 2)),
-    layer("encoder", 1, ()),
-    layer("encoder", 2, (2, 0)),
-    layer("cross", 0, (1,)),
-)
-VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0], "cross.0": [-1.0]}
-
-
-def test_pruned_heads_have_no_value(capsys):
-    head_table(VALUES, LAYERS, "Importance")
-    lines = capsys.readouterr().out.splitlines()
-    title, columns, _, *rows = [line.split() for line in lines if line.strip()]
-    assert title == ["Importance"]
-    assert columns == ["attention", "layer", "head", "0", "1", "2"]
-    assert rows == [
-        ["encoder", "0", "1", "2", "3"],
-        ["encoder", "1", "-", "-", "-"],
-        ["encoder", "2", "4", "-", "5"],
-        ["cross", "0", "-", "-1", "-"],
-    ]

@@ -286,26 +286,27 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
     assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
 
 
+CALLBACKS = {"stateful_callbacks": {"Watch": {"attributes": [1]}}}
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "damage", "error", "said"),
     [
-        {"best_model_checkpoint": 0.5},
-        {"best_global_step": "two"},
-        {"stateful_callbacks": {"Watch": {"attributes": [1]}}},
+        (
+            "trainer_state.json",
+            {"best_model_checkpoint": 0.5},
+            CheckpointError,
+            r"damaged \(TypeError: best_",
+        ),
+        ("trainer_state.json", {"best_global_step": "two"}, CheckpointError, r"damaged \(TypeError: best_"),
+        ("trainer_state.json", CALLBACKS, CheckpointError, r"damaged \(AttributeError"),
+        ("run.json", {"run": []}, UsageError, r"run\.json: damaged"),
+        ("run.json", {"inputs": [1]}, UsageError, r"run\.json: damaged"),
     ],
 )
-def test_a_damaged_state_of_the_trainer_is_refused(model, tmp_path, damage):
-    train(model, tmp_path / "state", options(steps=4))
-    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
-    kept.write_text(json.dumps({**json_of(kept), **damage}))
-    with pytest.raises(CheckpointError, match=r"damaged \((TypeError: best_|AttributeError)"):
-        train(model, tmp_path / "state", options(steps=4))
-
-
-@pytest.mark.parametrize("damage", [{"run": []}, {"inputs": [1]}])
-def test_a_damaged_description_of_the_run_is_refused(model, tmp_path, damage):
+def test_a_damaged_state_is_refused(model, tmp_path, file, damage, error, said):
     train(model, tmp_path / "state", options(steps=2))
-    kept = tmp_path / "state" / "run.json"
+    kept = next((tmp_path / "state").rglob(file))
     kept.write_text(json.dumps({**json_of(kept), **damage}))
-    with pytest.raises(UsageError, match=r"run\.json: damaged"):
+    with pytest.raises(error, match=said):
         train(model, tmp_path / "state", options(steps=2))

@@ -64,22 +64,6 @@ def test_in_memory(path, options, count, apart, monkeypatch):
     assert_same(at_once(count, lambda group: in_memory(path, options, group)), in_memory(path, options))
 
 
-def test_each_batch_is_run_once(path, monkeypatch):
-    ran = []
-    real = InMemory.forward
-
-    def counting(held, passes, **more):
-        ran.append(len(passes))
-        real(held, passes, **more)
-
-    monkeypatch.setattr(InMemory, "forward", counting)
-    in_memory(path)
-    alone = sum(ran)
-    ran.clear()
-    at_once(2, lambda group: in_memory(path, group=group))
-    assert sum(ran) == alone
-
-
 def test_another_number_of_processes_goes_on(path, whole, monkeypatch):
     monkeypatch.setattr(runner, "BATCHES_APART", 1)
     states = []
