@@ -63,43 +63,28 @@ def tiny_nllb_moe(
     return directory
 
 
-_GENERATION = {
-    "bos_token_id": 0,
-    "decoder_start_token_id": 2,
-    "eos_token_id": 2,
-    "max_length": 64,
-    "pad_token_id": 1,
-    "transformers_version": "5.23.0",
-}
+_IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+_GENERATION = {**_IDS, "max_length": 64, "transformers_version": "5.23.0"}
 
 
 def tiny_config(
     experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "activation_dropout": 0.0,
-        "activation_function": "relu",
-        "architectures": ["NllbMoeForConditionalGeneration"],
-        "bos_token_id": 0,
-        "d_model": d_model,
-        "decoder_start_token_id": 2,
-        "dropout": 0.0,
-        "dtype": "float32",
-        "eos_token_id": 2,
-        "expert_capacity": 64,
-        "is_encoder_decoder": True,
-        "max_position_embeddings": 64,
         "model_type": "nllb-moe",
-        "moe_token_dropout": 0.2,
-        "num_experts": experts,
-        "pad_token_id": 1,
-        "router_bias": False,
-        "router_dtype": "float32",
-        "scale_embedding": True,
-        "tie_word_embeddings": True,
+        "architectures": ["NllbMoeForConditionalGeneration"],
         "transformers_version": "5.23.0",
-        "vocab_size": vocab,
+        **_IDS,
     }
+    config |= dict.fromkeys(("is_encoder_decoder", "scale_embedding", "tie_word_embeddings"), True)
+    config |= {"num_experts": experts, "expert_capacity": 64, "router_bias": False, "router_dtype": "float32"}
+    config |= {
+        "activation_function": "relu",
+        "activation_dropout": 0.0,
+        "dropout": 0.0,
+        "moe_token_dropout": 0.2,
+    }
+    config |= {"d_model": d_model, "max_position_embeddings": 64, "vocab_size": vocab, "dtype": "float32"}
     for side in ("encoder", "decoder"):
         config |= {
             f"{side}_attention_heads": 2,
@@ -260,17 +245,9 @@ def _surround(tokenizer: Any, template: tuple[str, str], specials: Sequence[str]
 
 def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any]) -> int:
     tokenizer.save(str(directory / "tokenizer.json"))
-    common = {
-        "bos_token": "<s>",
-        "cls_token": "<s>",
-        "eos_token": "</s>",
-        "mask_token": "<mask>",
-        "model_max_length": 64,
-        "pad_token": "<pad>",
-        "sep_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    write_json(directory / "tokenizer_config.json", {**common, **config})
+    common = {f"{name}_token": f"<{name}>" for name in ("mask", "pad", "unk")}
+    common |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    write_json(directory / "tokenizer_config.json", {**common, "model_max_length": 64, **config})
     return int(tokenizer.get_vocab_size())
 
 

@@ -122,7 +122,7 @@ def test_bad_input_is_said_plainly(command, more, said, error, memory_folder):
     assert not list(memory_folder.glob("*.json"))
 
 
-@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
+@pytest.mark.parametrize("command", [EVALUATE, GRADIENT])
 def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
     file = memory_folder / "model" / "model.safetensors"
     real, left = StateStore.put, [3]
@@ -151,7 +151,7 @@ finally:
 WIDE = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 
 
-@pytest.mark.parametrize("command", [GRADIENT, GATES], ids=["score-heads", "gates"])
+@pytest.mark.parametrize("command", [GRADIENT, GATES])
 def test_the_whole_process_stays_within_it(command, memory_folder):
     """A model of 108 MiB in float32, two or three of whose layers of 9 MiB are held; a mixture of 260 MiB."""
     if command == GATES:

@@ -38,10 +38,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise TooLong
 
-    timers = (
-        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
-        (signal.SIGALRM, signal.ITIMER_REAL, 10 * seconds),
-    )
+    work = (signal.SIGPROF, signal.ITIMER_PROF, seconds)
+    timers = (work, (signal.SIGALRM, signal.ITIMER_REAL, 10 * seconds))
     before = [signal.signal(number, stop) for number, _, _ in timers]
     for _, timer, after in timers:
         signal.setitimer(timer, after)

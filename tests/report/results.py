@@ -81,17 +81,10 @@ def latency(batch_sizes: tuple[int, ...] = (1,)) -> dict[str, Any]:
         cost = {"load_s": 2.5, "resident_peak": 3 << 20, "device_peak": None}
         return {"checkpoint": name, **sizes, **cost, "timings": timings}
 
-    return {
-        **head("prunecli.latency/1"),
-        "pair": "eng_Latn-fra_Latn",
-        "sentences": 8,
-        "new_tokens": 32,
-        "runs": 5,
-        "warm_up": 1,
-        "device": "cpu (some processor)",
-        "threads": 2,
-        "results": [row("big", 100.0, 4_000_000), row("small", 150.0, 1_500_000)],
-    }
+    work = {"pair": "eng_Latn-fra_Latn", "sentences": 8, "new_tokens": 32, "runs": 5, "warm_up": 1}
+    machine = {"device": "cpu (some processor)", "threads": 2}
+    rows = [row("big", 100.0, 4_000_000), row("small", 150.0, 1_500_000)]
+    return {**head("prunecli.latency/1"), **work, **machine, "results": rows}
 
 
 def head_comparison() -> dict[str, Any]:
@@ -154,13 +147,12 @@ def similarity() -> dict[str, Any]:
 
 
 def finetune() -> dict[str, Any]:
+    figures = {"steps": 400, "tokens": 51200, "tokens_per_second": 1234.5}
     return {
         **head("prunecli.finetune/1"),
         "output": "recovered",
         "arguments": {"task": "translation"},
-        "steps": 400,
-        "tokens": 51200,
-        "tokens_per_second": 1234.5,
+        **figures,
         "best": {"step": 300, "chrf++": 55.5},
         "training": [
             {"step": step, "loss": 5 - step / 100, "learning_rate": 1e-4} for step in (100, 200, 300)

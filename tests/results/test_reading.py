@@ -163,13 +163,16 @@ def test_latency(read):
 # What the rewriting commands print with --json: written as it was read, and what is refused.
 
 
-HEADER = {
+MADE = {
     "prunecli": "0.1.0",
     "command": ["prunecli", "prune"],
-    "models": [{"path": "m", "fingerprint": "sha256:00", "model_type": "marian"}],
     "seed": 0,
     "left_out": ["a.onnx"],
     "output": None,
+}
+HEADER = {
+    **MADE,
+    "models": [{"path": "m", "fingerprint": "sha256:00", "model_type": "marian"}],
     "stock": {"is_stock": True, "reason": None, "nearest": None},
     "arguments": {"ratio": 0.5},
 }
@@ -182,22 +185,15 @@ SELECTED = {
     "held": {"e.1.experts": 4, "d.1.experts": 4},
     "kept": {"e.1.experts": [1, 3], "d.1.experts": [0]},
 }
-GROUP = {
-    "owner": "e.0",
-    "members": ["e.0", "e.1"],
-    "sources": ["e.0", "e.1"],
-    "init": "mean",
-    "width": 8,
-    "scale": 1,
-    "parameters": 40,
-}
+SHARED = {"owner": "e.0", "members": ["e.0", "e.1"], "sources": ["e.0", "e.1"]}
+GROUPS = [{**SHARED, "init": "mean", "width": 8, "scale": 1, "parameters": 40}]
 FFNS = {
     "format": "prunecli.ffn-plan/1",
     **HEADER,
-    "groups": [GROUP],
+    **SIZES,
+    "groups": GROUPS,
     "removed": ["d.0"],
     "sparse": [],
-    **SIZES,
 }
 EMBEDDING = {
     "format": "prunecli.embedding/1",
@@ -207,27 +203,18 @@ EMBEDDING = {
     "embedding_parameters_after": 3,
     **SIZES,
 }
+QUALITY = {"explained_variance": 0.5, "mean_cosine": 0.75, "unit_parameters": 3, "table_parameters": 9}
 FITTED = {
     **EMBEDDING,
     "input": {
-        "explained_variance": 0.5,
-        "mean_cosine": 0.75,
-        "unit_parameters": 3,
-        "table_parameters": 9,
+        **QUALITY,
         "projective": {"explained_variance": 0.25, "mean_cosine": 0.5},
         "errors": [0.75, 0.5],
     },
     "output_layer": {"explained_variance": 0.25},
 }
-WRITTEN = (
-    files.evaluation,
-    files.latency,
-    files.languages,
-    files.similarity,
-    files.finetune,
-    files.head_comparison,
-)
-ALL = [*(made() for made in WRITTEN), SELECTED, FFNS, EMBEDDING, FITTED]
+WRITTEN = "evaluation latency languages similarity finetune head_comparison"
+ALL = [*(getattr(files, name)() for name in WRITTEN.split()), SELECTED, FFNS, EMBEDDING, FITTED]
 
 
 @pytest.mark.parametrize("payload", ALL)

@@ -148,9 +148,8 @@ DAMAGES = {
         (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("importance", to="token"), "counts are not those of the axes"),
-        (setting("heads", to=7), "damaged"),
+        *((setting("heads", to=7), "damaged"), (setting("model", to=3), "damaged")),
         (setting("model", to={}), "no fingerprint"),
-        (setting("model", to=3), "damaged"),
         (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
     "gradient": [
@@ -160,14 +159,19 @@ DAMAGES = {
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
         (setting("counts", to={}), "counts are not those of the axes"),
-        (setting("values", AT, to=[1.0, float("nan")]), "NaN"),
-        (setting("values", AT, to=[1.0, -1.0]), "negative"),
-        (setting("values", AT, to=[1.0, 1e300]), "less than or equal to"),
-        (setting("values", AT, to=[1.0]), "values are not those of the units"),
-        (setting("values", "bert.else", to=[1.0]), "values are not those of the units"),
-        (setting("ids", AT, to=[0, 0]), "do not differ"),
-        (setting("ids", AT, to=[0, -1]), "greater than or equal to 0"),
-        (setting("ids", to={}), "no heads"),
+        *((setting("values", AT, to=[1.0, float("nan")]), "NaN"), (setting("ids", to={}), "no heads")),
+        *(
+            (setting("values", AT, to=[1.0, bad]), said)
+            for bad, said in ((-1.0, "negative"), (1e300, "less than"))
+        ),
+        *(
+            (setting("values", name, to=[1.0]), "values are not those of the units")
+            for name in (AT, "bert.else")
+        ),
+        *(
+            (setting("ids", AT, to=[0, bad]), said)
+            for bad, said in ((0, "do not differ"), (-1, "greater than"))
+        ),
         (setting("distances", to={AT: [[1.0]]}), "distances of .* not those of its layers"),
         (setting("p_values", to={AT: [1.0, 0.5]}), "p_values are not those of the units"),
     ],

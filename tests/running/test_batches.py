@@ -107,19 +107,13 @@ def test_masked_language_model(made, family):
 
 CLASSES = "LABEL_0\tthe hat\n1\tthen a thing of one\nlabel_2\tno\n"
 PAIRS = "LABEL_0\tthe hat\ta hat of ten\n1\tthen a thing of one\tno\n"
-CLASSIFIERS = [
-    ("bert", "BertForSequenceClassification"),
-    ("roberta", "RobertaForSequenceClassification"),
-    ("gpt2", "GPT2ForSequenceClassification"),
-    ("llama", "LlamaForSequenceClassification"),
-    ("bart", "BartForSequenceClassification"),
-]
+CLASSIFIERS = {"bert": "Bert", "roberta": "Roberta", "gpt2": "GPT2", "llama": "Llama", "bart": "Bart"}
 
 
-@pytest.mark.parametrize(("family", "name"), CLASSIFIERS)
+@pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize("lines", [CLASSES, PAIRS])
-def test_classification(made, tmp_path, family, name, lines):
-    model, tokenizer = made(family, name, num_labels=3)
+def test_classification(made, tmp_path, family, lines):
+    model, tokenizer = made(family, f"{CLASSIFIERS[family]}ForSequenceClassification", num_labels=3)
     (tmp_path / "text.tsv").write_text(lines)
     text = read_labelled(tmp_path / "text.tsv")
 

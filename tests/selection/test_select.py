@@ -288,20 +288,10 @@ def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_e
 def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
     layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
-    values = {
-        layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
-    }
+    values = {layer.name: np.asarray(own) for layer, own in zip(layers, metric, strict=True)}
     width = 12 // groups
-    together = [
-        [
-            sum(
-                sorted(own[group * width : (group + 1) * width], reverse=True)[rank]
-                for group in range(groups)
-            )
-            for rank in range(width)
-        ]
-        for own in metric
-    ]
+    ranked = [np.sort(np.reshape(own, (groups, width)))[:, ::-1] for own in metric]
+    together = [own.sum(axis=0).tolist() for own in ranked]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
     sizes = {"least": 1, "multiple": groups, "groups": groups}
     kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))

@@ -118,12 +118,14 @@ class TestPickled:
             "rows": base[1:3],
             "transposed": base.t(),
             "columns": base[:, ::2],
-            "expanded": torch.ones(1, 3).expand(4, 3),
+        }
+        tensors |= {
             "scalar": torch.tensor(2.5),
             "empty": torch.empty(0, 4),
-            "half": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
             "flags": torch.tensor([True, False]),
         }
+        tensors["expanded"] = torch.ones(1, 3).expand(4, 3)
+        tensors["half"] = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         path = self.save(tmp_path / "model", tensors, _use_new_zipfile_serialization=is_zip)
         with open_model(path) as checkpoint:
             assert list(checkpoint.tensors) == list(tensors)

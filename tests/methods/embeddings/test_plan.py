@@ -101,15 +101,6 @@ def test_each_table_by_itself(tmp_path):
 def test_the_history_says_what_was_asked(source):
     step = decided(source, EmbeddingOptions(seed=3, dtype="float16", epochs=2)).step
     assert step["command"] == "factorize-embeddings"
-    assert step["arguments"] == {
-        "side": "both",
-        "kind": "define",
-        "map_dim": 4,
-        "expand_dim": 64,
-        "depth": 3,
-        "max_groups": 4,
-        "epochs": 2,
-        "dtype": "float16",
-        "seed": 3,
-    }
+    unit = {"kind": "define", "map_dim": 4, "expand_dim": 64, "depth": 3, "max_groups": 4}
+    assert step["arguments"] == {"side": "both", **unit, "epochs": 2, "dtype": "float16", "seed": 3}
     assert step["source"]["path"] == "source"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from safetensors.torch import save_file
 
-from prunecli.errors import CheckpointError, StatisticsError, UsageError
+from prunecli.errors import CheckpointError, StatisticsError
 from prunecli.methods import units
 from prunecli.methods.experts import metrics
 from prunecli.methods.experts.metrics import (
@@ -46,14 +46,12 @@ def sums_of(*layers: list[list[float]]) -> GateSums:
 def tokens_of(seed: int, tokens: int, experts: int) -> list[routed_outputs.Token]:
     """Random routing to 3: indices in any order, weights that need not sum to 1, norms up to 10."""
     generator = np.random.default_rng(seed)
-    return [
-        (
-            generator.permutation(experts)[:3].tolist(),
-            generator.random(3).tolist(),
-            (10 * generator.random(3)).tolist(),
-        )
-        for _ in range(tokens)
-    ]
+
+    def draw() -> routed_outputs.Token:
+        experts_of = generator.permutation(experts)[:3].tolist()
+        return experts_of, generator.random(3).tolist(), (10 * generator.random(3)).tolist()
+
+    return [draw() for _ in range(tokens)]
 
 
 def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
@@ -189,8 +187,3 @@ def test_what_is_no_number_is_refused(tmp_path):
         pytest.raises(CheckpointError, match=r"up_proj.weight holds NaN or infinity"),
     ):
         inverse_aimer(reader, parts_of_expert(reader, ["up_proj.weight"]))
-
-
-def test_an_unknown_metric_is_refused():
-    with pytest.raises(UsageError, match="No metric 'entropy'"):
-        metric_values("entropy", GateSums(), statistics_of(sums_of(routed(0, 9, 3))))

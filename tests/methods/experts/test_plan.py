@@ -56,9 +56,8 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
             assert tuple(place.ids[marked].tolist()) == tuple(alone.kept[place.name])
             seen += 1
     assert seen == (2 if granularity == "language" else 4) * len(both.decision.places)
-    assert any(
-        not (marked == place.kept).all() for place in both.decision.places for marked in place.alone.values()
-    )
+    alone = [(place.kept, marked) for place in both.decision.places for marked in place.alone.values()]
+    assert any((marked != kept).any() for kept, marked in alone)
 
 
 def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
@@ -231,9 +230,3 @@ def test_the_parts_are_those_counted_by_hand(full_model):
     assert found.cache_bytes == 2 * 2 * hidden * 5
     assert found.activation_bytes == 2 * 10 * (4 * 16 + 32) * 4 + hidden + 6 * 64 * 3 * 4
     assert found.margin_bytes == 10**8
-
-
-def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(full_model):
-    with pytest.raises(UsageError, match=r"No ratio fits in 9\.77 KiB: with 2 experts per layer") as refused:
-        fit(full_model, 10_000)
-    assert "`fit_batch`" in str(refused.value.remedy)
