@@ -7,7 +7,7 @@ import pytest
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import OutputError
-from prunecli.processes import ALONE, neighbours, rank, together, undisturbed, world_size
+from prunecli.processes import neighbours, undisturbed
 from tests.commands.calls import done
 from tests.forked import ended, start
 from tests.process_groups import at_once
@@ -22,15 +22,6 @@ def folder(tmp_path):
     for language in ("eng_Latn", "fra_Latn"):
         (tmp_path / f"data/test.{language}").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path
-
-
-def test_alone():
-    with together() as group:
-        assert group is ALONE
-    assert (rank(), world_size()) == (0, 1)
-    assert group.all_gather(3) == [3]
-    assert group.all_reduce([1.5, 2]) == [1.5, 2]
-    assert group.share([1, 2, 3]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

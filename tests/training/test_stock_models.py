@@ -71,9 +71,8 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
     model.set_experts_implementation("eager")
     adam = torch.optim.Adam(model.parameters(), betas=made.betas)
     for row in trained.log["training"]:
-        loss = functional.cross_entropy(
-            model.train()(window).logits[0], torch.tensor(stream[1:]), label_smoothing=0.1
-        )
+        logits, following = model.train()(window).logits[0], torch.tensor(stream[1:])
+        loss = functional.cross_entropy(logits, following, label_smoothing=0.1)
         assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)
         adam.zero_grad()
         loss.backward()
@@ -91,13 +90,11 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
 def test_parts_alone(tmp_path):
     source = saved(tmp_path / "model", "gpt_oss")
     with open_model(source) as checkpoint:
-        layers = checkpoint.mixtures
-        experts = {name for layer in layers for name in layer.stacked_tensors} | {
-            layer.expert_tensor(number, suffix)
-            for layer in layers
-            for number in range(layer.num_experts)
-            for suffix in layer.expert_tensors
-        }
+        layers, experts = checkpoint.mixtures, set[str]()
+        for layer in layers:
+            experts |= {*layer.stacked_tensors}
+            for number in range(layer.num_experts):
+                experts |= {layer.expert_tensor(number, suffix) for suffix in layer.expert_tensors}
         routers = {name for layer in layers for name in layer.router_tensors}
         tables = {"model.embed_tokens.weight", "lm_head.weight"}
         counts = {name: info.numel for name, info in checkpoint.tensors.items()}
@@ -122,9 +119,8 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     loss = LossOptions(0.0, distill=0.9)
     chosen = options(steps=30, eval_every=10, learning_rate=1e-2, teacher=source, loss=loss)
     destination, said = Destination(tmp_path / "out", save_every=20), []
-    training, support = finetune(
-        Start(tmp_path / "pruned"), text, destination, chosen, valid=held_out, say=said.append
-    )
+    given = (Start(tmp_path / "pruned"), text, destination, chosen)
+    training, support = finetune(*given, valid=held_out, say=said.append)
     assert support.is_stock
     losses = [row["loss"] for row in training.to_json()["validation"]]
     assert losses[-1] < losses[0] - 0.2
