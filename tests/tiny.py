@@ -49,14 +49,9 @@ def tiny_nllb_moe(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     size = write_tokenizer(directory, languages)
-    values: dict[str, Any] = {
-        **tiny_config(
-            experts, d_model, ffn, layers, sparse_step, size if vocab is None else max(vocab, size)
-        ),
-        "dtype": CONFIG_DTYPES[dtype],
-        "router_bias": router_bias,
-        **(config or {}),
-    }
+    vocab = size if vocab is None else max(vocab, size)
+    values = tiny_config(experts, d_model, ffn, layers, sparse_step, vocab)
+    values |= {"dtype": CONFIG_DTYPES[dtype], "router_bias": router_bias, **(config or {})}
     write_json(directory / "config.json", values)
     write_json(directory / "generation_config.json", _GENERATION)
     write_weights(directory, random_tensors(values, seed, dtype), shards=shards, pickled=pickled)
@@ -156,13 +151,10 @@ def write_weights(
             f"{stem}-{index + 1:05d}-of-{shards:05d}.{ending}": names[bounds[index] : bounds[index + 1]]
             for index in range(shards)
         }
-        write_json(
-            directory / f"{stem}.{ending}.index.json",
-            {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-                "weight_map": {name: file for file, members in groups.items() for name in members},
-            },
-        )
+        metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
+        weight_map = {name: file for file, members in groups.items() for name in members}
+        index = {"metadata": metadata, "weight_map": weight_map}
+        write_json(directory / f"{stem}.{ending}.index.json", index)
     for file, members in groups.items():
         chosen = {name: tensors[name] for name in members}
         if pickled:
@@ -188,18 +180,9 @@ def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> in
     tokenizer = _tokenizer(languages)
     first = languages[0]
     _surround(tokenizer, (f"{first} $A </s>", f"{first} $A $B </s>"), (first, "</s>"))
-    return _write_tokenizer(
-        directory,
-        tokenizer,
-        {
-            "backend": "tokenizers",
-            "extra_special_tokens": list(languages),
-            "legacy_behaviour": False,
-            "src_lang": first,
-            "tgt_lang": None,
-            "tokenizer_class": "NllbTokenizer",
-        },
-    )
+    settings = {"tokenizer_class": "NllbTokenizer", "backend": "tokenizers", "legacy_behaviour": False}
+    settings |= {"extra_special_tokens": list(languages), "src_lang": first, "tgt_lang": None}
+    return _write_tokenizer(directory, tokenizer, settings)
 
 
 def write_plain_tokenizer(
@@ -213,9 +196,8 @@ def write_plain_tokenizer(
     tokenizer = _tokenizer(())
     if template is not None:
         _surround(tokenizer, template, ("<s>", "</s>"))
-    return _write_tokenizer(
-        directory, tokenizer, {"bos_token": begins, "tokenizer_class": "PreTrainedTokenizerFast"}
-    )
+    settings = {"bos_token": begins, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return _write_tokenizer(directory, tokenizer, settings)
 
 
 def _tokenizer(languages: Sequence[str]) -> Any:

@@ -32,18 +32,14 @@ from tests.tiny import json_of
 @pytest.fixture
 def thrice(tmp_path):
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
-    with open_model(tiny_family(tmp_path / "source", "llama")) as model:
-        apply(
-            model, cut(model, plan_widths(model, NarrowOptions(ratio=0.2, metric="norms"))), tmp_path / "one"
-        )
-    with open_model(tmp_path / "one") as model:
-        apply(model, cut(model, plan_layers(model, LayerOptions(remove="0"))), tmp_path / "two")
-    with open_model(tmp_path / "two") as model:
-        apply(
-            model,
-            cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms"))),
-            tmp_path / "three",
-        )
+    tiny_family(tmp_path / "source", "llama")
+    for source, name, plan, options in (
+        ("source", "one", plan_widths, NarrowOptions(ratio=0.2, metric="norms")),
+        ("one", "two", plan_layers, LayerOptions(remove="0")),
+        ("two", "three", plan_widths, NarrowOptions(ratio=0.5, metric="norms")),
+    ):
+        with open_model(tmp_path / source) as model:
+            apply(model, cut(model, plan(model, options)), tmp_path / name)
     with open_model(tmp_path / "three") as model:
         plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
         apply(model, rewrite_shared(model, plan), tmp_path / "four")

@@ -61,12 +61,9 @@ LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") 
 
 def _experts(folder, name, *history):
     """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
-    mark = {
-        "version": 1,
-        "experts": {layer: [0, 7] for layer in LAYERS},
-        "original_experts": dict.fromkeys(LAYERS, 8),
-        "history": list(history),
-    }
+    experts = {layer: [0, 7] for layer in LAYERS}
+    mark = {"version": 1, "history": list(history), "experts": experts}
+    mark["original_experts"] = dict.fromkeys(LAYERS, 8)
     return open_model(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
 
 
@@ -76,11 +73,8 @@ def test_heads_and_experts_are_counted_as_parameters(tmp_path):
     heads = _heads(tmp_path, "heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
     unit, found = removed([full, experts, heads])
     assert unit == "parameters"
-    assert [one.lines for one in found] == [
-        ("prune-experts", "prune-heads"),
-        ("prune-experts",),
-        ("prune-heads",),
-    ]
+    alone = [("prune-experts",), ("prune-heads",)]
+    assert [one.lines for one in found] == [("prune-experts", "prune-heads"), *alone]
 
 
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}

@@ -171,12 +171,8 @@ def test_a_recipe_takes_only_checkpoints_from_the_hub(folder, hub):
 
 
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
-    roles = {
-        (command, name)
-        for command, parameters in parameters().items()
-        for name, parameter in parameters.items()
-        if parameter.spec.role == "checkpoint"
-    }
+    named = {(command, name): one for command, own in parameters().items() for name, one in own.items()}
+    roles = {names for names, parameter in named.items() if parameter.spec.role == "checkpoint"}
     assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report", "shrink"}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
 

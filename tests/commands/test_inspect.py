@@ -59,18 +59,14 @@ def test_json_holds_the_same_numbers(tiny, capsys):
     tensors = random_tensors(config_of(tiny)).values()
     assert found["format"] == "prunecli.inspect/1"
     assert found["models"][0]["fingerprint"].startswith("sha256:")
-    assert found["total"] == {
-        "tensors": len(tensors),
-        "parameters": sum(tensor.size for tensor in tensors),
-        "bytes": sum(tensor.nbytes for tensor in tensors),
-    }
+    sizes = (sum(tensor.size for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
+    assert list(found["total"].values()) == [len(tensors), *sizes]
     assert found["parts"]["experts"] == {"tensors": 128, "parameters": 34_304, "bytes": 4 * 34_304}
     assert sum(part["bytes"] for part in found["parts"].values()) == found["total"]["bytes"]
     assert found["dtypes"] == {"F32": found["total"]}
     assert [layer["original_experts"] for layer in found["layers"]] == [8] * 4
-    assert found["files"] == [
-        {"name": "model.safetensors", "bytes": (tiny / "model.safetensors").stat().st_size}
-    ]
+    size = (tiny / "model.safetensors").stat().st_size
+    assert found["files"] == [{"name": "model.safetensors", "bytes": size}]
 
 
 def test_heads_are_one_line_a_kind_until_some_are_removed(tiny, capsys):
@@ -110,17 +106,11 @@ def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
 
 def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-    step = {
-        "command": "prune-experts",
-        "arguments": {"ratio": 0.5, "metric": "importance", "force": True, "source": None},
-        "source": {"path": "base", "fingerprint": "sha256:0"},
-    }
-    structure = {
-        "version": 1,
-        "experts": {layer: [0, 3, 5, 6] for layer in layers},
-        "original_experts": dict.fromkeys(layers, 8),
-        "history": [step],
-    }
+    step: dict[str, Any] = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
+    step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
+    experts = {layer: [0, 3, 5, 6] for layer in layers}
+    structure: dict[str, Any] = {"version": 1, "history": [step], "experts": experts}
+    structure["original_experts"] = dict.fromkeys(layers, 8)
     directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
     assert run(directory) == 0
     text = capsys.readouterr().out
@@ -170,10 +160,8 @@ def test_bad_options(tiny, capsys, arguments, status, says):
 def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
     table = tmp_path / "t.csv"
     payload = as_json(capsys, tiny, "--table", table)
-    counts = {
-        row["part"]: {key: row[key] for key in ("tensors", "parameters", "bytes")}
-        for row in rows(table, "parameters")
-    }
+    keys = ("tensors", "parameters", "bytes")
+    counts = {row["part"]: {key: row[key] for key in keys} for row in rows(table, "parameters")}
     assert counts == {**payload["parts"], "total": payload["total"]}
     experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows(table, "experts")]
     assert experts == [

@@ -85,9 +85,8 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
     assert kept(folder / "quarter") == kept(folder / "direct")
     with open_model(folder / "quarter") as quarter:
         assert len(quarter.structure.history) == 2
-        assert {
-            name: units.of for name, units in quarter.structure.of_kind("expert").items()
-        } == dict.fromkeys((*ENCODER, *DECODER), 16)
+        held = {name: units.of for name, units in quarter.structure.of_kind("expert").items()}
+        assert held == dict.fromkeys((*ENCODER, *DECODER), 16)
 
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):
@@ -137,15 +136,11 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
     "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
-    "rounded threshold": (
-        ("--multiple-of", 4, "--strategy", "global-threshold"),
-        "rounds the number of each",
-        2,
-    ),
+    "rounded threshold": (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number", 2),
     "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
     "choice of ids": (
         ("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4),
-        "metric or --multiple-of",
+        "or --multiple-of",
         2,
     ),
     "statistics as ids": (("--keep", "gates.json"), "go with --gates", 1),
@@ -221,10 +216,9 @@ def by_weights(text_model: Path) -> dict[str, list[float]]:
 def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
     text_model = save_tiny(tmp_path / "tiny", "glm4_moe")
     tensors = load_file(text_model / "model.safetensors")
+    last = {name: value for name, value in tensors.items() if name.startswith("model.layers.2.")}
     predicting = {
-        name.replace("layers.2.", "layers.3."): value.flip(0).contiguous()
-        for name, value in tensors.items()
-        if name.startswith("model.layers.2.")
+        name.replace("layers.2", "layers.3"): value.flip(0).contiguous() for name, value in last.items()
     }
     save_file({**tensors, **predicting}, text_model / "model.safetensors", {"format": "pt"})
     write_statistics(tmp_path / "gates.json", text_model)

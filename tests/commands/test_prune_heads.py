@@ -8,6 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from prunecli.methods.options import HeadMetric, Normalize
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
@@ -37,11 +38,9 @@ def test_prunes_the_least_important_heads(model, folder):
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
     sums = json_of(folder / "heads.json")["values"]
-    share = {
-        (name.removesuffix(".heads"), head): value / np.linalg.norm(layer)
-        for name, layer in sums.items()
-        for head, value in enumerate(layer)
-    }
+    share = {}
+    for name, layer in sums.items():
+        share |= {(module_of(name), head): value / np.linalg.norm(layer) for head, value in enumerate(layer)}
     wanted = sorted(share, key=share.__getitem__)[14:]
     found = kept(folder / "pruned-heads")
     assert sorted((name, head) for name, ids in found.items() for head in ids) == sorted(wanted)

@@ -47,16 +47,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def causal(folder):
-    return {
-        name: tiny_family(folder / name, "gpt2", seed=seed) for seed, name in enumerate(("full", "pruned"))
-    }
+    return {name: tiny_family(folder / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))}
 
 
 @pytest.fixture(scope="module")
 def classifiers(folder):
+    seeds = {"full": 0, "pruned": 1}
     return {
-        name: tiny_family(folder / f"c-{name}", "bert", seed=seed, **CLASSIFIER)
-        for seed, name in enumerate(("full", "pruned"))
+        name: tiny_family(folder / f"c-{name}", "bert", seed=n, **CLASSIFIER) for name, n in seeds.items()
     }
 
 

@@ -50,12 +50,8 @@ def test_no_more_than_is_given(gpu):
 
 def test_tensor_after_tensor(gpu, tmp_path):
     """safetensors reads back each tensor of a GPU, whatever its type and shape."""
-    held = {
-        "half": torch.randn(3, 5).half(),
-        "turned": torch.randn(4, 3).t(),
-        "bf16": torch.randn(7).bfloat16(),
-    }
-    held |= {"one": torch.tensor(2.5), "none": torch.empty(0, 4), "counts": torch.arange(3)}
+    held = {"half": torch.randn(3, 5).half(), "turned": torch.randn(4, 3).t(), "one": torch.tensor(2.5)}
+    held |= {"none": torch.empty(0, 4), "counts": torch.arange(3), "bf16": torch.randn(7).bfloat16()}
     with gpu:
         there = {name: tensor.to(gpu.device) for name, tensor in held.items()}
         save_tensors(there, tmp_path / "model.safetensors")

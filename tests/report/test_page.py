@@ -62,13 +62,9 @@ def reduced(directory, source, steps, **structure):
 
 
 def step(command, source, **arguments):
-    return {
-        "command": command,
-        "arguments": arguments,
-        "prunecli": "0.1.0",
-        "source": source,
-        "statistics": [{"file": "gates.json", "sha256": "0123456789"}],
-    }
+    statistics = [{"file": "gates.json", "sha256": "0123456789"}]
+    made = {"command": command, "arguments": arguments, "prunecli": "0.1.0"}
+    return {**made, "source": source, "statistics": statistics}
 
 
 def source_of(directory):
@@ -104,12 +100,9 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     for count, balance in ((2, "1:1"), (3, "3:1"), (4, "1:1"), (6, "3:1")):
         step = {"command": "prune-experts", "arguments": {"ratio": 1 - count / 8, "balance": balance}}
-        mark = {
-            "version": 1,
-            "experts": {layer: list(range(count)) for layer in layers},
-            "original_experts": dict.fromkeys(layers, 8),
-            "history": [step | {"source": original}],
-        }
+        experts = {layer: list(range(count)) for layer in layers}
+        mark = {"version": 1, "experts": experts, "original_experts": dict.fromkeys(layers, 8)}
+        mark["history"] = [step | {"source": original}]
         tiny_nllb_moe(tmp_path / f"kept-{count}", experts=count, config={"prunecli": mark})
     names = [f"kept-{count}" for count in (2, 3, 4, 6)]
     payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
@@ -177,12 +170,8 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
 
 
 def test_outputs_stand_side_by_side(tmp_path):
-    example = {
-        "pair": "eng_Latn-fra_Latn",
-        "source": "A dog.",
-        "reference": "Un chien.",
-        "outputs": {"big": "Un chien.", "small": "Un un un"},
-    }
+    example = {"pair": "eng_Latn-fra_Latn", "source": "A dog.", "reference": "Un chien."}
+    example["outputs"] = {"big": "Un chien.", "small": "Un un un"}
     found = page(tmp_path, evaluation={**results.evaluation(), "examples": [example]})
     assert "Examples of outputs" in found.figures
     says(found, "A dog.", "Un chien.", "Un un un")

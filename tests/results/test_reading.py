@@ -15,14 +15,12 @@ from tests.report import results as files
 
 LATENCY, FINETUNE = files.latency((1, 8)), files.finetune()
 EFFECTS = {"base": 30.0, "only": {"a": [29.5, 31.0]}, "p_value": {"a": [0.5, 0.03]}}
+WHAT = {"task": "mlm", "examples": 4, "metric": "chrf++", "heads": {"a": [0, 3]}}
 ALL_BUT_ONE = {
     "format": "prunecli.heads/1",
     "method": "all-but-one",
     "model": {"fingerprint": "sha256:00", "model_type": "bert"},
-    "task": "mlm",
-    "examples": 4,
-    "metric": "chrf++",
-    "heads": {"a": [0, 3]},
+    **WHAT,
     **EFFECTS,
     "also": {"bleu": {"base": 20.0, "only": {"a": [19.0, 21.0]}, "p_value": {"a": [0.5, 0.5]}}},
     "best": {"a": 3},

@@ -42,12 +42,8 @@ def written(path: Path, made: Scores) -> Path:
 
 
 def layers(**changes: Any) -> Scores:
-    fields: dict[str, Any] = {
-        "ids": {"decoder": (0, 2)},
-        "counts": {"decoder": 4},
-        "per": "token",
-        "distances": {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]},
-    }
+    fields: dict[str, Any] = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
+    fields["distances"] = {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]}
     return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
 
 
@@ -72,16 +68,10 @@ def test_what_is_written_is_read(made, tmp_path):
     assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made
 
 
-OLD: dict[str, Any] = {
-    "format": "prunecli.heads/1",
-    "models": [{"path": "here", "fingerprint": "sha256:00", "model_type": "bert"}],
-    "method": "gradient",
-    "model": {"fingerprint": "sha256:00", "model_type": "bert"},
-    "task": "mlm",
-    "examples": 4,
-    "heads": {A: [0, 1], B: [0, 2, 3], C: []},
-    "sum": VALUES,
-}
+OF = {"fingerprint": "sha256:00", "model_type": "bert"}
+OLD: dict[str, Any] = {"format": "prunecli.heads/1", "method": "gradient", "task": "mlm", "examples": 4}
+OLD |= {"models": [{"path": "here", **OF}], "model": OF}
+OLD |= {"heads": {A: [0, 1], B: [0, 2, 3], C: []}, "sum": VALUES}
 
 
 def old(tmp_path: Path, **changes: Any) -> Scores:

@@ -74,14 +74,13 @@ def test_lost_sums_are_no_silence(subject, count, monkeypatch):
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
     layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.axes or range(4)]
-    hooks = [
-        module.router.classifier.register_forward_hook(
-            lambda _m, _i, logits, index=index: layers[index].extend(
-                torch.softmax(logits.double(), -1).numpy()
-            )
-        )
-        for index, module in enumerate(sparse_ffns(subject.model).values())
-    ]
+    hooks = []
+    for module, own in zip(sparse_ffns(subject.model).values(), layers, strict=True):
+
+        def note(_module: Any, _inputs: Any, logits: torch.Tensor, own: Any = own) -> None:
+            own.extend(torch.softmax(logits.double(), -1).numpy())
+
+        hooks.append(module.router.classifier.register_forward_hook(note))
     sources = encode(subject.tokenizer, TEXT.sentences[source], source)
     labels = encode(subject.tokenizer, TEXT.sentences[target], target, as_target=True)
     with torch.inference_mode():
@@ -158,20 +157,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(subject, searched, options
         assert subject.collect(options, state=state).to_json() == whole
 
 
-def test_a_state_that_cannot_be_parsed_is_left_aside(tmp_path):
-    (tmp_path / "deep").write_text("[" * 100_000)
-    assert read_state(tmp_path / "deep", {}) is None
-
-
 def test_an_unknown_language_is_refused_before_anything_runs(subject):
     text = ParallelText("val", {**TEXT.sentences, "eng_Cyrl": ("a",) * 5})
+    material = Translation(text, [("eng_Latn", "eng_Cyrl")], MODES[0])
     with pytest.raises(DataError, match="eng_Cyrl"):
-        score(
-            InMemory(subject.model),
-            subject.checkpoint,
-            subject.tokenizer,
-            Translation(text, [("eng_Latn", "eng_Cyrl")], MODES[0]),
-        )
+        score(InMemory(subject.model), subject.checkpoint, subject.tokenizer, material)
 
 
 def test_observers_are_gone_afterwards_even_after_a_failure(searched):

@@ -79,9 +79,8 @@ def test_scores_are_those_of_the_states(tmp_path, case):
         ends = list(pairwise(own))
         expected = [reference.block_influence(*pair) for pair in ends]
         np.testing.assert_allclose(cosine.importance()[name], expected, atol=2e-6)
-        np.testing.assert_allclose(
-            cka.importance()[name], [1 - reference.gram_cka(*pair) for pair in ends], atol=2e-6
-        )
+        apart = [1 - reference.gram_cka(*pair) for pair in ends]
+        np.testing.assert_allclose(cka.importance()[name], apart, atol=2e-6)
         distances = [[reference.angular_distance(x, y) for y in own] for x in own]
         found = np.array(cosine.distances[name]) / cosine.counts[name]
         np.testing.assert_allclose(found, distances, atol=5e-4)  # arccos near 1

@@ -147,12 +147,6 @@ def test_experts_are_left_alone_only_when_told():
     assert arrange(mixed(), *asked("drop", dense_only=True), {}).removed == ("e0", "e2")
 
 
-def test_nothing_left_to_share():
-    layers = [ffn("d0", count=0, removed=True)]
-    with pytest.raises(UsageError, match="no FFN left to share"):
-        arrange(layers, *asked(decoder="share"), {})
-
-
 BOTH = ("encoder", "decoder")
 NAMES = tuple(known.name for known in CONFIGURATIONS)
 

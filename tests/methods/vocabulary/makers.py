@@ -80,12 +80,9 @@ def unigram(directory: Path) -> Path:
     tokenizer = Tokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator(
-        TEXT * 4,
-        trainers.UnigramTrainer(
-            vocab_size=90, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-        ),
-    )
+    special = {"special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
+    trainer = trainers.UnigramTrainer(vocab_size=90, show_progress=False, **special)
+    tokenizer.train_from_iterator(TEXT * 4, trainer)
     tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
@@ -172,12 +169,8 @@ def m2m_100(directory: Path) -> Path:
     _clear(directory)
     (directory / "sentencepiece.bpe.model").write_bytes(data)
     write_json(directory / "vocab.json", vocab)
-    settings: dict[str, Any] = {
-        "tokenizer_class": "M2M100Tokenizer",
-        "src_lang": "en",
-        "tgt_lang": "de",
-        **_NAMES,
-    }
+    settings: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
+    settings |= _NAMES
     settings["additional_special_tokens"] = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     write_json(directory / "tokenizer_config.json", settings)
     return directory
@@ -189,11 +182,10 @@ def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
     options = {
         "vocab_size": size,
         "model_type": kind,
-        "hard_vocab_limit": False,
-        "num_threads": 1,
-        "minloglevel": 2,
+        "sentence_iterator": iter(text * 4),
+        "model_writer": made,
     }
-    SentencePieceTrainer.train(sentence_iterator=iter(text * 4), model_writer=made, **options)
+    SentencePieceTrainer.train(hard_vocab_limit=False, num_threads=1, minloglevel=2, **options)
     return made.getvalue()
 
 
