@@ -69,10 +69,15 @@ def test_a_model_that_generates_nothing_is_refused(folder):
 def test_examples_per_second_of_a_classifier(folder):
     tiny_family(folder / "bert", "bert", architectures=["BertForSequenceClassification"])
     (folder / "dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
-    result = _run(
-        "bert", "--labelled", "dev.tsv", "--sentences", "2", "--batch-size", "1,2", "--runs", "2", "--no-memory",
-        "--device", "cpu", "--table", "t.csv",
-    )  # fmt: skip
+    options = (
+        "--sentences=2",
+        "--batch-size=1,2",
+        "--runs=2",
+        "--no-memory",
+        "--device=cpu",
+        "--table=t.csv",
+    )
+    result = _run("bert", "--labelled", "dev.tsv", *options)
     assert "2 examples of dev.tsv" in result.stdout
     assert "examples/s" in result.stdout
     assert "beam" not in result.stdout
@@ -80,18 +85,22 @@ def test_examples_per_second_of_a_classifier(folder):
     assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
     timings = payload["results"][0]["timings"]
     table = rows("t.csv", "speed")
-    assert [row["examples_per_second_median"] for row in table] == [
-        t["examples_per_second"]["median"] for t in timings
-    ]
+    medians = [timing["examples_per_second"]["median"] for timing in timings]
+    assert [row["examples_per_second_median"] for row in table] == medians
 
 
 def test_prefill_and_decode_of_a_language_model(folder):
     tiny_family(folder / "llama", "llama")
     (folder / "lines.txt").write_text("the hat is on the hen\n" * 4)
-    result = _run(
-        "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--max-new-tokens", "3",
-        "--runs", "2", "--no-memory", "--device", "cpu",
-    )  # fmt: skip
+    options = (
+        "--context=4",
+        "--sentences=2",
+        "--max-new-tokens=3",
+        "--runs=2",
+        "--no-memory",
+        "--device=cpu",
+    )
+    result = _run("llama", "--task", "lm", "--text", "lines.txt", *options)
     assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.stdout
     for name in ("prefill", "decode", "tokens/s", "s/prompt"):
         assert name in result.stdout

@@ -142,11 +142,8 @@ def test_groups_families_and_another_metric_of_the_layers(tmp_path):
         ("low", "low", 2), ("low", "high", 4), ("high", "low", 4), ("high", "high", 2),
     ]  # fmt: skip
     for group in groups:
-        own = [
-            row
-            for pair, row in counts.items()
-            if [found["groups"][end] for end in pair.split("-")] == [group["source"], group["target"]]
-        ]
+        ends = {pair: [found["groups"][end] for end in pair.split("-")] for pair in counts}
+        own = [row for pair, row in counts.items() if ends[pair] == [group["source"], group["target"]]]
         assert group["encoder"] == pytest.approx(sum(row[0] for row in own) / len(own), abs=1e-4)
         assert group["decoder"] == pytest.approx(sum(row[1] for row in own) / len(own), abs=1e-4)
     assert rows("t.csv", "experts_by_group") == groups

@@ -25,10 +25,8 @@ share, shared = both(share_attention)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {
-        case: tiny(folder / case, case)
-        for case in ("m2m_100", "gpt2", "bert", "llama", "nllb-moe", "gemma2", "t5")
-    }
+    cases = ("m2m_100", "gpt2", "bert", "llama", "nllb-moe", "gemma2", "t5")
+    return {case: tiny(folder / case, case) for case in cases}
 
 
 @pytest.fixture

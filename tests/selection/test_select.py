@@ -103,9 +103,8 @@ def test_places_are_compared_together_alone_or_by_group():
         Axis("m.1.heads", "head", (0, 1), 3, "decoder", 1, "cross"),
     ]
     values = {"m.0.heads": np.array([5.0, 7.0]), "m.1.heads": np.array([1.0, 2.0])}
-    first, second = decision_of(
-        axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, Budget(scope="model")
-    ).places
+    kept = {"m.0.heads": (2,), "m.1.heads": ()}
+    first, second = decision_of(axes, kept, values, Budget(scope="model")).places
     assert (first.name, first.side, first.layer) == ("m.0.heads", "encoder", 0)
     assert (first.attention, first.cut) == ("encoder", "heads")
     assert first.ids.tolist() == [0, 2]
@@ -114,10 +113,8 @@ def test_places_are_compared_together_alone_or_by_group():
     assert first.values.tolist() == [7.0, 5.0]
     assert (second.attention, second.num_kept) == ("cross", 0)
     parted = decision_of(axes[:1], {"m.0.heads": (2,)}, None, Budget(groups=2)).places
-    assert [(place.cut, place.ids.tolist()) for place in parted] == [
-        ("m.0.heads, group 0", [2]),
-        ("m.0.heads, group 1", [0]),
-    ]
+    found = [(place.cut, place.ids.tolist()) for place in parted]
+    assert found == [("m.0.heads, group 0", [2]), ("m.0.heads, group 1", [0])]
 
 
 # Budgets, thresholds and selections against slow restatements and the paper's own numbers.
