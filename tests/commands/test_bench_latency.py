@@ -69,15 +69,10 @@ def test_a_model_that_generates_nothing_is_refused(folder):
 def test_examples_per_second_of_a_classifier(folder):
     tiny_family(folder / "bert", "bert", architectures=["BertForSequenceClassification"])
     (folder / "dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
-    options = (
-        "--sentences=2",
-        "--batch-size=1,2",
-        "--runs=2",
-        "--no-memory",
-        "--device=cpu",
-        "--table=t.csv",
-    )
-    result = _run("bert", "--labelled", "dev.tsv", *options)
+    result = _run(
+        "bert", "--labelled", "dev.tsv", "--sentences", "2", "--batch-size", "1,2", "--runs", "2", "--no-memory",
+        "--device", "cpu", "--table", "t.csv",
+    )  # fmt: skip
     assert "2 examples of dev.tsv" in result.stdout
     assert "examples/s" in result.stdout
     assert "beam" not in result.stdout
@@ -92,15 +87,10 @@ def test_examples_per_second_of_a_classifier(folder):
 def test_prefill_and_decode_of_a_language_model(folder):
     tiny_family(folder / "llama", "llama")
     (folder / "lines.txt").write_text("the hat is on the hen\n" * 4)
-    options = (
-        "--context=4",
-        "--sentences=2",
-        "--max-new-tokens=3",
-        "--runs=2",
-        "--no-memory",
-        "--device=cpu",
-    )
-    result = _run("llama", "--task", "lm", "--text", "lines.txt", *options)
+    result = _run(
+        "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--max-new-tokens", "3",
+        "--runs", "2", "--no-memory", "--device", "cpu",
+    )  # fmt: skip
     assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.stdout
     for name in ("prefill", "decode", "tokens/s", "s/prompt"):
         assert name in result.stdout
