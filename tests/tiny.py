@@ -249,7 +249,12 @@ def config_of(directory: Path) -> dict[str, Any]:
     return config
 
 
+def change_json(path: Path, *without: str, **changes: Any) -> None:
+    """Remove keys of a file, and give others new values."""
+    kept = {key: value for key, value in json_of(path).items() if key not in without}
+    write_json(path, {**kept, **changes})
+
+
 def change_config(directory: Path, *without: str, **changes: Any) -> None:
-    """Remove keys of a checkpoint's config.json, and give others new values."""
-    kept = {key: value for key, value in config_of(directory).items() if key not in without}
-    write_json(directory / "config.json", {**kept, **changes})
+    """Change a checkpoint's config.json so."""
+    change_json(directory / "config.json", *without, **changes)

@@ -31,7 +31,7 @@ from prunecli.training.trainer import with_dtype
 from prunecli.training.watch import Watch
 from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
-from tests.tiny import json_of, write_json, write_tokenizer
+from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
@@ -155,8 +155,7 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
         raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
     else:
         shutil.copytree("full", "config")
-    path = Path("config/config.json")
-    path.write_text(json.dumps({**json_of(path), "encoder_ffn_dim": 1 << 38}))
+    change_config(Path("config"), encoder_ffn_dim=1 << 38)
     with pytest.raises(PruneError, match=r"^config/config\.json: its model of [\d,]{15,} parameters takes"):
         _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
@@ -165,10 +164,8 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
 def test_a_config_of_a_damaged_history_from_scratch(folder):
     tiny_family("full", "m2m_100")
     raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
-    path = Path("config/config.json")
-    config = json_of(path)
-    config["prunecli"]["history"] = "."
-    path.write_text(json.dumps(config))
+    mark = config_of(Path("config"))["prunecli"]
+    change_config(Path("config"), prunecli={**mark, "history": "."})
     with pytest.raises(CheckpointError, match=r'config\.json: the value under "prunecli" is damaged'):
         _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()

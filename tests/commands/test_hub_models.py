@@ -12,16 +12,14 @@ import yaml
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.command import parameters
-from prunecli.commands.compare import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune import prune_experts, prune_ffn, prune_heads, prune_layers, trim_vocabulary
+from prunecli.commands.prune import prune_experts, prune_heads, prune_layers, trim_vocabulary
 from prunecli.commands.report import report
 from prunecli.commands.run import run
-from prunecli.commands.score_heads import score_heads
-from prunecli.commands.share import share_attention, share_ffn
+from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import transaction
 from prunecli.tensors.hub.fetch import commit_of
@@ -29,7 +27,7 @@ from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.sentence_model import sentence_model
-from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe, write_json
+from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -38,19 +36,13 @@ CPU = ("--device", "cpu")
 OTHER_COMMIT = "b" * 40
 
 COMMANDS = {
-    "inspect": (inspect, ()),
     "collect-gates": (collect_gates, (*TEXT, *CPU)),
-    "score-heads": (score_heads, (*TEXT, *CPU)),
     "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
-    "share-ffn": (share_ffn, ("--preset", "SharedEnc", "--dense-only", "-o", "out")),
-    "share-attention": (share_attention, ("--preset", "SharedEnc", "-o", "out")),
     "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
-    "prune-ffn": (prune_ffn, ("--metric", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
     "factorize-embeddings": (factorize_embeddings, ("--map-dim", "8", "--epochs", "1", "-o", "out")),
     "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),
-    "compare-models": (compare_models, (*TEXT, *CPU)),
 }
 
 
@@ -173,7 +165,9 @@ def test_a_recipe_takes_only_checkpoints_from_the_hub(folder, hub):
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
     named = {(command, name): one for command, own in parameters().items() for name, one in own.items()}
     roles = {names for names, parameter in named.items() if parameter.spec.role == "checkpoint"}
-    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report", "shrink"}
+    others = "bench-latency compare-models finetune inspect prune-ffn report score-heads shrink"
+    shares = ("share-attention", "share-ffn")
+    assert {command for command, _ in roles} == {*COMMANDS, *shares, *others.split()}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
 
 
@@ -210,15 +204,9 @@ def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(
     assert "hf_secret" not in made.stderr
 
 
-STREAMED = {
-    name: tuple(option for option in COMMANDS[name][1][:-2])
-    for name in ("prune-experts", "prune-layers", "trim-vocabulary")
-}
-
-
-@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("name", ["prune-experts", "prune-layers", "trim-vocabulary"])
 def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, name):
-    command, options = COMMANDS[name][0], ("org/tiny", *STREAMED[name])
+    command, options = COMMANDS[name][0], ("org/tiny", *COMMANDS[name][1][:-2])
     lines = call(command, *options, "--stream", "-o", "streamed").err.splitlines()
     assert any(line.startswith("Streaming org/tiny at 1a2b3c4 from ") for line in lines)
     assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
@@ -321,8 +309,7 @@ def test_room_is_asked_for_what_goes_along(sentences, monkeypatch):
 
 @pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])
 def test_a_class_that_the_tensors_do_not_allow_is_said(sentences, name, need):
-    config = config_of(SOURCE)
-    write_json(SOURCE / "config.json", {**config, "architectures": [name]})
+    change_config(SOURCE, architectures=[name])
     result = done(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
     assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)
     assert ("Warning" in result.err) == (need is not None)

@@ -37,7 +37,7 @@ from tests.fuzz.mutations import (
     damage_value,
 )
 from tests.fuzz.rounds import run
-from tests.tiny import change_config, json_of, tiny_nllb_moe
+from tests.tiny import change_config, change_json, json_of, tiny_nllb_moe
 
 FEW = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
@@ -235,26 +235,22 @@ def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path):
 @pytest.mark.parametrize("settings", [{"\ud800": 1}, {"chat_template": "\ud800"}])
 def test_a_tokenizer_that_could_not_be_saved_is_refused(settings, tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
-    path = model / "tokenizer_config.json"
-    path.write_text(json.dumps({**json_of(path), **settings}))
+    change_json(model / "tokenizer_config.json", **settings)
     with pytest.raises(CheckpointError, match="half a surrogate pair"):
         load_tokenizer(model)
 
 
 def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
-    path = model / "tokenizer.json"
-    value = json_of(path)
     parts = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
-    path.write_text(json.dumps({**value, "model": {**parts, "continuing_subword_prefix": "long"}}))
+    change_json(model / "tokenizer.json", model={**parts, "continuing_subword_prefix": "long"})
     with pytest.raises(CheckpointError, match=r"no tokenizer could be loaded .PanicException"):
         load_tokenizer(model)
 
 
 def test_a_tokenizer_that_fails_at_work_is_named(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
-    path = model / "tokenizer_config.json"
-    path.write_text(json.dumps({**json_of(path), "model_max_length": {}}))
+    change_json(model / "tokenizer_config.json", model_max_length={})
     tokenizer = load_tokenizer(model)
     with pytest.raises(CheckpointError, match="model: the tokenizer does not work"):
         tokenized(tokenizer, ["a"], truncation=True)

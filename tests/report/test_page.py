@@ -19,7 +19,7 @@ from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
 from tests.report import results
 from tests.report.pages import Page
-from tests.tiny import config_of, tiny_nllb_moe, write_json
+from tests.tiny import change_config, tiny_nllb_moe, write_json
 
 HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
 
@@ -55,9 +55,7 @@ def heads(found: Page, caption: str) -> dict[tuple[str, str], float]:
 def reduced(directory, source, steps, **structure):
     """A copy of `source` whose config.json tells of steps; nothing is removed but what `structure` says."""
     shutil.copytree(source, directory)
-    config = config_of(directory)
-    config["prunecli"] = {"version": 1, "history": steps, **structure}
-    write_json(directory / "config.json", config)
+    change_config(directory, prunecli={"version": 1, "history": steps, **structure})
     return directory
 
 

@@ -12,7 +12,7 @@ from prunecli.tensors import side_files as sorting
 from prunecli.tensors.side_files import folders_of
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model
-from tests.tiny import config_of, write_json
+from tests.tiny import change_config
 
 
 def put(directory: Path, names: str) -> None:
@@ -193,9 +193,7 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case, tmp_path):
 )
 def test_a_config_without_a_type(case, changes, said, tmp_path):
     path = tiny_family(tmp_path / "model", case)
-    config = config_of(path)
-    del config["model_type"]
-    write_json(path / "config.json", config | changes)
+    change_config(path, "model_type", **changes)
     with pytest.raises(PruneError, match=said):
         load_model(path, device="cpu")
     with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):

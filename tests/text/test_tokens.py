@@ -1,5 +1,4 @@
 import itertools
-import json
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, DataError, TextWarning, UnsupportedModelError
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
-from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
+from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +88,8 @@ def test_an_unknown_language_brings_a_near_one_or_those_that_are_known(tokenizer
 
 def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
     checkpoint = tiny_nllb_moe(tmp_path / "model")
-    config = config_of(checkpoint)
-    config |= {
-        "model_type": "prunecli-nllb-moe",
-        "auto_map": {"AutoConfig": "modeling_prunecli.PrunecliConfig"},
-    }
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    own = {"AutoConfig": "modeling_prunecli.PrunecliConfig"}
+    change_config(checkpoint, model_type="prunecli-nllb-moe", auto_map=own)
     (checkpoint / "modeling_prunecli.py").write_text("raise SystemExit('this code was run')\n")
     assert languages(load_tokenizer(checkpoint)) == tuple(sorted(LANGUAGES))
 
@@ -103,7 +98,7 @@ def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
 @pytest.mark.parametrize("settings", [None, '{"unk_token": "<unk>"}'])
 def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
     """For some families transformers makes an empty tokenizer."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    write_json(tmp_path / "config.json", {"model_type": model_type})
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)
     with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
@@ -113,7 +108,7 @@ def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
 
 def test_a_tokenizer_of_files_that_its_class_does_not_read(tmp_path):
     """transformers makes an empty one of a published ALBERT's vocab.txt, so that every text is unknown tokens."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
+    write_json(tmp_path / "config.json", {"model_type": "albert"})
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
     with pytest.raises(CheckpointError, match="knows no tokens: AlbertTokenizer reads none of its files"):
         load_tokenizer(tmp_path)

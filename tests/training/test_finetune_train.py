@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import signal
@@ -21,7 +20,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
 from tests.reference.losses import logits_of, nll
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import change_json, json_of, tiny_nllb_moe
 from tests.training.runs import (
     CALM,
     PAIRS,
@@ -215,11 +214,9 @@ def test_weights_stay_in_float32(tmp_path):
 
 def test_a_teacher_with_another_tokenizer_is_refused(model, tmp_path):
     other = tiny_family(tmp_path / "other", "m2m_100")
-    file = other / "tokenizer.json"
-    made = json_of(file)
-    vocabulary = made["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    file.write_text(json.dumps(made))
+    made = json_of(other / "tokenizer.json")["model"]
+    a, b = made["vocab"]["a"], made["vocab"]["b"]
+    change_json(other / "tokenizer.json", model={**made, "vocab": {**made["vocab"], "a": b, "b": a}})
     with pytest.raises(UsageError, match="another vocabulary: 2 tokens differ, such as 'a'"):
         train(model, tmp_path / "state", options(teacher=other))
 
@@ -306,7 +303,6 @@ CALLBACKS = {"stateful_callbacks": {"Watch": {"attributes": [1]}}}
 )
 def test_a_damaged_state_is_refused(model, tmp_path, file, damage, error, said):
     train(model, tmp_path / "state", options(steps=2))
-    kept = next((tmp_path / "state").rglob(file))
-    kept.write_text(json.dumps({**json_of(kept), **damage}))
+    change_json(next((tmp_path / "state").rglob(file)), **damage)
     with pytest.raises(error, match=said):
         train(model, tmp_path / "state", options(steps=2))
