@@ -14,7 +14,7 @@ from prunecli.commands.compare import compare_heads, compare_languages, compare_
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import both, raising
+from tests.commands.calls import both, names, raising
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -206,7 +206,7 @@ def test_bad_input_about_languages_writes_nothing(tmp_path, write, arguments, er
     before = (tmp_path / "gates.json").read_bytes()
     with pytest.raises(error, match=message):
         languages(*arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["gates.json"]
+    assert names(tmp_path) == ["gates.json"]
     assert (tmp_path / "gates.json").read_bytes() == before
 
 

@@ -16,7 +16,7 @@ from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, names, refused
 from tests.families import tiny_family
 
 run = partial(call, shrink)
@@ -153,7 +153,7 @@ def test_a_healed_model_learns_from_the_original(model):
 def test_a_dry_run_writes_nothing(model):
     result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
     assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
-    assert [path.name for path in Path().iterdir()] == ["text.txt"]
+    assert names(Path()) == ["text.txt"]
 
 
 def test_a_mixture_is_tried_however_short_the_time(model):

@@ -5,6 +5,7 @@ import gzip
 import pytest
 
 from prunecli.demo import DATA, LANGUAGES, LM_DATA, LM_TEXTS
+from tests.commands.calls import names
 from tools.demo import corpus, programs
 
 TRAIN = 300
@@ -19,7 +20,7 @@ def written(tmp_path_factory):
 
 
 def test_the_held_out_text_is_made_again(written):
-    assert {file.name for file in written.iterdir()} == {file.name for file in DATA.iterdir()}
+    assert names(written) == names(DATA)
     for split in ("val", "test"):
         for code in LANGUAGES:
             assert (written / f"{split}.{code}").read_bytes() == (DATA / f"{split}.{code}").read_bytes()
@@ -36,8 +37,8 @@ def test_the_training_text_begins_as_it_is_made(code, written):
 
 def test_the_text_of_the_language_model_is_made_again(tmp_path):
     programs.main(tmp_path)
-    names = {f"{split}.{name}" for split in programs.HELD_OUT for name in LM_TEXTS}
-    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in LM_DATA.iterdir()} == names
-    for name in names:
+    made = sorted(f"{split}.{name}" for split in programs.HELD_OUT for name in LM_TEXTS)
+    assert names(tmp_path) == names(LM_DATA) == made
+    for name in made:
         assert (tmp_path / name).read_bytes() == (LM_DATA / name).read_bytes()
     assert (LM_DATA / "val.prose").read_bytes() == (DATA / f"val.{programs.PROSE}").read_bytes()

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prunecli.demo import LM_CHECKPOINT, LM_DATA, LM_TEXTS
+from tests.commands.calls import names
 from tests.tiny import json_of
 from tools.demo import language_model
 
@@ -37,6 +38,4 @@ def test_two_steps_write_a_directory_that_loads(tmp_path):
     language_model.main(["--output", str(tmp_path), *few])
     for name in ("config.json", "generation_config.json"):
         assert json_of(tmp_path / name) == json_of(LM_CHECKPOINT / name)
-    assert {file.name for file in tmp_path.iterdir()} | {"README.md"} == {
-        file.name for file in LM_CHECKPOINT.iterdir()
-    }
+    assert {*names(tmp_path), "README.md"} == {*names(LM_CHECKPOINT)}

@@ -170,12 +170,12 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
-    evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(beam=3)), output)
+    evaluate(checkpoints, DATA, OPTIONS.updated(beam=3), output)
     assert len(good_and_bad) == 8
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = OPTIONS.model_copy(update=dict(samples=0, hypotheses=tmp_path / "hyps"))
+    options = OPTIONS.updated(samples=0, hypotheses=tmp_path / "hyps")
     evaluate(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
