@@ -165,8 +165,7 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]
     without = call(collect_gates, "--demo", "translation", "--context", "8", "--force")
-    assert without.status == 2
-    assert "--context goes with --text" in without.err
+    refused(without, "--context goes with --text", 2)
 
 
 CPU = torch.device("cpu")

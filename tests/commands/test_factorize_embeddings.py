@@ -6,7 +6,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
-from tests.commands.calls import both, call
+from tests.commands.calls import both, call, refused
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -55,9 +55,8 @@ def test_shared_blocks_and_no_reduction(model):
     assert found["embedding_parameters_after"] == after
     shown = call(inspect, "factorised-embeddings")
     assert "one block a layer, no reduction" in shown.out
-    refused = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
-    assert refused.status == 2
-    assert f"Give --expand-dim {width}, or leave it out" in refused.err
+    other = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
+    refused(other, f"Give --expand-dim {width}, or leave it out", 2)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +141,4 @@ def test_refusals(model, folder, options, message):
 
 def test_a_tokenizer_of_another_model_is_refused(model, folder):
     source = tiny_family(folder / "source", "gpt2", vocab_size=20)
-    result = run(source, *SMALL, "--text", "lines")
-    assert result.status == 1
-    assert "table has 20 rows" in result.err
+    refused(run(source, *SMALL, "--text", "lines"), "table has 20 rows", 1)

@@ -276,7 +276,5 @@ def test_by_weights_alone(text_model, text_folder):
     ],
 )
 def test_bad_usage(arguments, message, status, text_model, text_folder):
-    result = run(text_model, *arguments, "-o", "out")
-    assert result.status == status
-    assert message in result.err
+    refused(run(text_model, *arguments, "-o", "out"), message, status)
     assert not (text_folder / "out").exists()

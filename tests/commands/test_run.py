@@ -17,7 +17,7 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
 from prunecli.recipes.engine import Step, resolve
 from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
-from tests.commands.calls import call
+from tests.commands.calls import call, refused
 from tests.commands.gates import write_gates
 
 RECIPE = """\
@@ -153,9 +153,9 @@ def test_packages_are_looked_for_before_the_first_step(
     (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", options))
     missing = f"{package} is not installed (pip install {package})"
     if option is not None:
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as caught:
             run.run(name="recipe.yaml")
-        assert refused.value.message == f"recipe.yaml: step {command!r}, {option}: {missing}"
+        assert caught.value.message == f"recipe.yaml: step {command!r}, {option}: {missing}"
         return
     run.run(name="recipe.yaml", dry_run=True)
     said = capsys.readouterr()
@@ -165,9 +165,7 @@ def test_packages_are_looked_for_before_the_first_step(
 
 def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
     (workplace / "gates.json").write_text("{")
-    result = prunecli("recipe.yaml")
-    assert result.status == 1
-    assert "recipe.yaml: step 'compare-0.75' failed with status 1" in result.err
+    refused(prunecli("recipe.yaml"), "recipe.yaml: step 'compare-0.75' failed with status 1", 1)
     assert "gates.json" in (said := capfd.readouterr().err)
     assert "Traceback" not in said
 
@@ -189,10 +187,10 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
-    with pytest.raises(PruneError) as refused:
+    with pytest.raises(PruneError) as caught:
         find_recipe(given)
-    assert refused.value.exit_status == 1
-    message, said = str(refused.value).splitlines()
+    assert caught.value.exit_status == 1
+    message, said = str(caught.value).splitlines()
     assert message == f"{given}: no such file, and no recipe of this name"
     assert said.startswith(remedy)
 
