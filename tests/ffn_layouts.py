@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
-from tests.tiny import config_of, write_json, write_weights
+from tests.tiny import change_config, config_of, write_weights
 
 LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
 """Of the tiny models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
@@ -36,8 +36,7 @@ def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **
     """The checkpoint with other weights and changes to its config.json."""
     shutil.copytree(source, target)
     write_weights(target, {name: np.ascontiguousarray(value) for name, value in tensors.items()})
-    config = config_of(source)
-    write_json(target / "config.json", {**config, **changes})
+    change_config(target, **changes)
     return target
 
 

@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRELOADED = [
-    "torch",
-    "transformers.models.nllb_moe.modeling_nllb_moe",
-    "prunecli.commands.app",
-    "prunecli.modules.loading",
-    "prunecli.training.finetune",
-    "transformers.models.m2m_100.modeling_m2m_100",
-    "prunecli.text.tokens",
-]
+PRELOADED = (
+    "torch transformers.models.nllb_moe.modeling_nllb_moe transformers.models.m2m_100.modeling_m2m_100 "
+    "prunecli.commands.app prunecli.modules.loading prunecli.training.finetune prunecli.text.tokens"
+)
 
 
 @dataclass
@@ -48,7 +43,7 @@ def start(folder: Path, *arguments: str, code: str | None = None, processes: int
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     common["CUDA_VISIBLE_DEVICES"] = ""  # a process takes a GPU of its own
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(PRELOADED.split())
     started = []
     for number in range(processes):
         environment = {**common, "RANK": str(number), "LOCAL_RANK": str(number)}
@@ -72,13 +67,7 @@ def ended(processes: list[Process]) -> list[tuple[int, str, str]]:
     return found
 
 
-def _run(
-    folder: Path,
-    files: tuple[Path, Path],
-    environment: dict[str, str],
-    arguments: tuple[str, ...],
-    code: str | None,
-) -> None:
+def _run(folder: Path, files: tuple[Path, Path], environment: Any, arguments: Any, code: str | None) -> None:
     for descriptor, path in zip((1, 2), files, strict=True):
         opened = os.open(path, os.O_WRONLY)
         os.dup2(opened, descriptor)

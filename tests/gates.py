@@ -43,14 +43,11 @@ def random_gates(checkpoint: Checkpoint, entries: Sequence[str], seed: int = 0) 
 
     def drawn(number: int) -> GateSums:
         draw = np.random.default_rng((seed, number))
-        return GateSums(
-            {
-                name: draw.integers(200, 999, shape[:1] if name == "tokens" else shape)
-                if name in COUNTS
-                else draw.random(shape)
-                for name in (SUMS if mode == "forced" else TEXT_SUMS)
-            }
-        )
+        made = {}
+        for name in SUMS if mode == "forced" else TEXT_SUMS:
+            own = shape[:1] if name == "tokens" else shape
+            made[name] = draw.integers(200, 999, own) if name in COUNTS else draw.random(own)
+        return GateSums(made)
 
     sums = {entry: drawn(number) for number, entry in enumerate(entries)}
     names = [layer.name for layer in layers]

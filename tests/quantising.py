@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.reference.quantisation import SCHEMES, mxfp4
-from tests.tiny import config_of, write_json
+from tests.tiny import change_config
 
 
 def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callable[[str], bool]) -> None:
@@ -38,10 +38,7 @@ def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callab
         values[name] = made.values.to(tensor.dtype)
     for directory, content in ((stored, held), (plain, values)):
         shutil.copytree(source, directory)
-        save_file(
-            {name: tensor.contiguous().clone() for name, tensor in content.items()},
-            directory / "model.safetensors",
-            metadata={"format": "pt"},
-        )
-    write_json(stored / "config.json", {**config_of(source), "quantization_config": settings})
+        content = {name: tensor.contiguous().clone() for name, tensor in content.items()}
+        save_file(content, directory / "model.safetensors", metadata={"format": "pt"})
+    change_config(stored, quantization_config=settings)
     assert any(tensor.dtype != torch.float32 for tensor in held.values())

@@ -25,20 +25,11 @@ def scores_by_hand(
     **fields: Any,
 ) -> Scores:
     """Scores whose fields by axis are given by module: attention's name -> values of its heads 0, 1, ..."""
-    by_axis: dict[str, Any] = {
-        "ids": {name: range(len(own)) for name, own in values.items()},
-        "counts": dict.fromkeys(values, examples),
-    }
-    fields = {**by_axis, **fields}
-    made = {
-        "values": {axis_name(name, kind): list(own) for name, own in values.items()},
-        **{
-            name: {axis_name(module, kind): own for module, own in value.items()}
-            if isinstance(value, dict)
-            else value
-            for name, value in fields.items()
-        },
-    }
+    made = {"values": values, "ids": {name: range(len(own)) for name, own in values.items()}}
+    made |= {"counts": dict.fromkeys(values, examples), **fields}
+    for name, value in made.items():
+        if isinstance(value, Mapping):
+            made[name] = {axis_name(module, kind): own for module, own in value.items()}
     if MEASURES.get(method, Measure()).additive:
         made["per"] = per
     else:

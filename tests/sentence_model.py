@@ -35,29 +35,22 @@ def sentence_model(directory: Path, transformer: str = "", **changes: Any) -> Pa
         for number, (path, kind) in enumerate(modules)
     ]
     (directory / "modules.json").write_text(json.dumps(entries, indent=2))
-    write_json(
-        directory / "config_sentence_transformers.json", {"__version__": {"sentence_transformers": "2.0.0"}}
-    )
-    write_json(
-        directory / transformer / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": False}
-    )
-    pooling = {
-        "word_embedding_dimension": WIDTH,
-        "pooling_mode_cls_token": False,
-        "pooling_mode_mean_tokens": True,
-    }
-    write_json(directory / "1_Pooling" / "config.json", pooling)
-    dense = {
-        "in_features": WIDTH,
-        "out_features": 8,
-        "bias": True,
-        "activation_function": "torch.nn.modules.activation.Tanh",
-    }
-    write_json(directory / "2_Dense" / "config.json", dense)
+    tanh = "torch.nn.modules.activation.Tanh"
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    for name, value in {
+        "config_sentence_transformers.json": {"__version__": {"sentence_transformers": "2.0.0"}},
+        f"{transformer or '.'}/sentence_bert_config.json": {"max_seq_length": 24, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": WIDTH, **modes},
+        "2_Dense/config.json": {
+            "in_features": WIDTH,
+            "out_features": 8,
+            "bias": True,
+            "activation_function": tanh,
+        },
+    }.items():
+        write_json(directory / name, value)
     generator = np.random.default_rng(0)
-    weights = {
-        "linear.weight": generator.normal(size=(8, WIDTH)).astype(np.float32),
-        "linear.bias": np.zeros(8, np.float32),
-    }
+    weight = generator.normal(size=(8, WIDTH)).astype(np.float32)
+    weights = {"linear.weight": weight, "linear.bias": np.zeros(8, np.float32)}
     save_file(weights, directory / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -48,17 +48,9 @@ def tiny_images_model() -> Any:
     """A Llama 4 of text and images, whose config keeps the language model's keys one level down."""
     from transformers import Llama4Config, Llama4ForConditionalGeneration, __version__
 
-    images = {
-        "hidden_size": 16,
-        "image_size": 28,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "patch_size": 14,
-        "projector_input_dim": 16,
-        "projector_output_dim": 16,
-        "vision_output_dim": 16,
-    }
+    widths = ("hidden_size", "projector_input_dim", "projector_output_dim", "vision_output_dim")
+    images = {**dict.fromkeys(widths, 16), "image_size": 28, "patch_size": 14, "intermediate_size": 32}
+    images |= {"num_attention_heads": 2, "num_hidden_layers": 1}
     torch.manual_seed(3)
     config = Llama4Config(text_config={**TINY["llama4_text"], "vocab_size": 80}, vision_config=images)
     model = Llama4ForConditionalGeneration(config).eval()

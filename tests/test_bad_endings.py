@@ -19,6 +19,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
+from tests.commands.calls import names
 from tests.contracts.method_contract import digests
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
@@ -35,10 +36,6 @@ def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any)
     with open_model(source) as opened:
         rewrite = cut(opened, kept_experts(KEPT, dtype=dtype))
         apply(opened, rewrite, output, **options)
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
 
 
 def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -180,22 +180,3 @@ def is_importable(name: str) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
-
-
-def test_the_checks_see_faults(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path.resolve())
-    page = tmp_path.resolve() / "page.md"
-    page.write_text(
-        "# One `x.y` (z)\n\n## Two\n\n## Two\n\n[a](#one-xy-z) [b](#two-1) [c](page.md#two) [d](https://a.invalid/b)\n\n"
-        "[e](#two-2) ![f](absent.png) [g](absent.md) [h](page.md#three) [i](../..)\n\n"
-        "`--ratio` `--beam 3` `evaluate --beam --ratio` `other --beam`\n\n"
-        "```console\n$ prunecli prune-experts a --ratio 0.8 --no-such -o b  # --neither\n"
-        "$ prunecli --version --nothing\n```\n"
-    )
-    assert broken(page) == ["#two-2", "absent.png", "absent.md", "page.md#three", "../.."]
-    assert unknown(read(page), "prune-experts") == [
-        "prune-experts --beam",
-        "evaluate --ratio",
-        "prune-experts --no-such",
-        "prunecli --nothing",
-    ]

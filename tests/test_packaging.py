@@ -35,13 +35,10 @@ def test_links_to_files_become_absolute(setup):
     [
         ("[a `b`](docs/x.md#y)", f"[a `b`]({ADDRESS}/blob/HEAD/docs/x.md#y)", "a `b`"),
         ("![a](docs/x.png)", f"![a]({ADDRESS}/raw/HEAD/docs/x.png)", "a"),
-        ("[a](https://b.invalid/c)", "[a](https://b.invalid/c)", "[a](https://b.invalid/c)"),
-        (
-            "[a](mailto:b@c.invalid) [d](#e)",
-            "[a](mailto:b@c.invalid) [d](#e)",
-            "[a](mailto:b@c.invalid) [d](#e)",
+        *(
+            (same,) * 3
+            for same in ("[a](https://b.invalid/c)", "[a](mailto:b@c.invalid) [d](#e)", "x[0](y z)")
         ),
-        ("x[0](y z)", "x[0](y z)", "x[0](y z)"),
     ],
 )
 def test_other_links_stay(setup, text, absolute, bare):
@@ -67,9 +64,8 @@ def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recip
         shutil.copytree(ROOT / folder, tmp_path / "source" / folder, ignore=shutil.ignore_patterns(*made))
     for path in filter(Path.is_file, ROOT.glob("[!.]*")):
         shutil.copy(path, tmp_path / "source")
-    files = {
-        path.relative_to(tmp_path / "source") for path in (tmp_path / "source").rglob("*") if path.is_file()
-    }
+    copy = tmp_path / "source"
+    files = {path.relative_to(copy) for path in copy.rglob("*") if path.is_file()}
     with tarfile.open(build("sdist", tmp_path / "source", tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path)
     (source,) = tmp_path.glob("prunecli-*")

@@ -21,6 +21,7 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Summary, apply, plan_ffn_on_text, summarize
 from prunecli.tensors.stream import Copy, Output, Slices
 from prunecli.text.choice import TextChoice
+from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.structures import axes_of
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
@@ -68,7 +69,7 @@ def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path):
     write_weights(source, tensors)
     with pytest.raises(CheckpointError, match=r"1 unexpected \(model\.stray\.weight\)"):
         rewritten(source, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert names(tmp_path) == ["in"]
 
 
 def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path):
@@ -81,7 +82,7 @@ def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path):
                 apply(source, wrong, tmp_path / "out")
             with pytest.raises(CheckpointError, match="would not be what its config says"):
                 summarize(source, wrong)
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert names(tmp_path) == ["in"]
 
 
 def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path, monkeypatch):
@@ -90,17 +91,13 @@ def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path,
     )
     with pytest.raises(CheckpointError, match=r"config\.json was not written as it was to be"):
         rewritten(tiny(tmp_path / "in"), tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert names(tmp_path) == ["in"]
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are
 def test_a_mixture_of_experts_without_sparse_layers(tmp_path, step):
-    steps = {
-        "encoder_sparse_step": step,
-        "decoder_sparse_step": step,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-    }
+    steps = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), step)
+    steps |= dict.fromkeys(("encoder_layers", "decoder_layers"), 2)
     tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
     with open_model(tmp_path / "m") as source:
         outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
@@ -130,11 +127,10 @@ def text(tmp_path):
 def test_the_units_that_stay_are_the_most_active(model, text):
     options = NarrowOptions(width=5, metric="activation")
     measured = activations.measure_activations(model, text.choice.read("lm"), text)
-    by_hand = {
-        name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
-    }
+    ranked = {name: np.argsort(-np.array(values)) for name, values in measured.values.items()}
+    by_hand = {name: tuple(sorted(units[:5])) for name, units in ranked.items()}
     assert plan_widths(model, options, text).kept == by_hand
-    assert plan_widths(model, options.model_copy(update=dict(scores=measured))).kept == by_hand
+    assert plan_widths(model, options.updated(scores=measured)).kept == by_hand
 
 
 def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model, text, tmp_path, monkeypatch):

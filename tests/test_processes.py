@@ -1,6 +1,5 @@
 """Several processes of one command: joined by gloo as torchrun would, equal to one, and one that dies."""
 
-import json
 import signal
 import time
 
@@ -8,11 +7,11 @@ import pytest
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import OutputError
-from prunecli.processes import ALONE, neighbours, rank, together, undisturbed, world_size
+from prunecli.processes import neighbours, undisturbed
 from tests.commands.calls import done
 from tests.forked import ended, start
 from tests.process_groups import at_once
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -23,15 +22,6 @@ def folder(tmp_path):
     for language in ("eng_Latn", "fra_Latn"):
         (tmp_path / f"data/test.{language}").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path
-
-
-def test_alone():
-    with together() as group:
-        assert group is ALONE
-    assert (rank(), world_size()) == (0, 1)
-    assert group.all_gather(3) == [3]
-    assert group.all_reduce([1.5, 2]) == [1.5, 2]
-    assert group.share([1, 2, 3]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -111,7 +101,7 @@ def test_evaluate_by_two_processes_equals_one(folder, monkeypatch):
     assert second[1:] == ("", "")
     monkeypatch.chdir(folder)
     done(evaluate, *arguments[1:], "-o", "one.json", "--force")
-    found = [json.loads((folder / name).read_text()) for name in ("one.json", "two.json")]
+    found = [json_of(folder / name) for name in ("one.json", "two.json")]
     for payload in found:
         del payload["command"]
     assert found[0] == found[1]

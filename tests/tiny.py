@@ -49,57 +49,37 @@ def tiny_nllb_moe(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     size = write_tokenizer(directory, languages)
-    values: dict[str, Any] = {
-        **tiny_config(
-            experts, d_model, ffn, layers, sparse_step, size if vocab is None else max(vocab, size)
-        ),
-        "dtype": CONFIG_DTYPES[dtype],
-        "router_bias": router_bias,
-        **(config or {}),
-    }
+    vocab = size if vocab is None else max(vocab, size)
+    values = tiny_config(experts, d_model, ffn, layers, sparse_step, vocab)
+    values |= {"dtype": CONFIG_DTYPES[dtype], "router_bias": router_bias, **(config or {})}
     write_json(directory / "config.json", values)
     write_json(directory / "generation_config.json", _GENERATION)
     write_weights(directory, random_tensors(values, seed, dtype), shards=shards, pickled=pickled)
     return directory
 
 
-_GENERATION = {
-    "bos_token_id": 0,
-    "decoder_start_token_id": 2,
-    "eos_token_id": 2,
-    "max_length": 64,
-    "pad_token_id": 1,
-    "transformers_version": "5.23.0",
-}
+_IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+_GENERATION = {**_IDS, "max_length": 64, "transformers_version": "5.23.0"}
 
 
 def tiny_config(
     experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "activation_dropout": 0.0,
-        "activation_function": "relu",
-        "architectures": ["NllbMoeForConditionalGeneration"],
-        "bos_token_id": 0,
-        "d_model": d_model,
-        "decoder_start_token_id": 2,
-        "dropout": 0.0,
-        "dtype": "float32",
-        "eos_token_id": 2,
-        "expert_capacity": 64,
-        "is_encoder_decoder": True,
-        "max_position_embeddings": 64,
         "model_type": "nllb-moe",
-        "moe_token_dropout": 0.2,
-        "num_experts": experts,
-        "pad_token_id": 1,
-        "router_bias": False,
-        "router_dtype": "float32",
-        "scale_embedding": True,
-        "tie_word_embeddings": True,
+        "architectures": ["NllbMoeForConditionalGeneration"],
         "transformers_version": "5.23.0",
-        "vocab_size": vocab,
+        **_IDS,
     }
+    config |= dict.fromkeys(("is_encoder_decoder", "scale_embedding", "tie_word_embeddings"), True)
+    config |= {"num_experts": experts, "expert_capacity": 64, "router_bias": False, "router_dtype": "float32"}
+    config |= {
+        "activation_function": "relu",
+        "activation_dropout": 0.0,
+        "dropout": 0.0,
+        "moe_token_dropout": 0.2,
+    }
+    config |= {"d_model": d_model, "max_position_embeddings": 64, "vocab_size": vocab, "dtype": "float32"}
     for side in ("encoder", "decoder"):
         config |= {
             f"{side}_attention_heads": 2,
@@ -171,13 +151,10 @@ def write_weights(
             f"{stem}-{index + 1:05d}-of-{shards:05d}.{ending}": names[bounds[index] : bounds[index + 1]]
             for index in range(shards)
         }
-        write_json(
-            directory / f"{stem}.{ending}.index.json",
-            {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-                "weight_map": {name: file for file, members in groups.items() for name in members},
-            },
-        )
+        metadata = {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
+        weight_map = {name: file for file, members in groups.items() for name in members}
+        index = {"metadata": metadata, "weight_map": weight_map}
+        write_json(directory / f"{stem}.{ending}.index.json", index)
     for file, members in groups.items():
         chosen = {name: tensors[name] for name in members}
         if pickled:
@@ -203,18 +180,9 @@ def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> in
     tokenizer = _tokenizer(languages)
     first = languages[0]
     _surround(tokenizer, (f"{first} $A </s>", f"{first} $A $B </s>"), (first, "</s>"))
-    return _write_tokenizer(
-        directory,
-        tokenizer,
-        {
-            "backend": "tokenizers",
-            "extra_special_tokens": list(languages),
-            "legacy_behaviour": False,
-            "src_lang": first,
-            "tgt_lang": None,
-            "tokenizer_class": "NllbTokenizer",
-        },
-    )
+    settings = {"tokenizer_class": "NllbTokenizer", "backend": "tokenizers", "legacy_behaviour": False}
+    settings |= {"extra_special_tokens": list(languages), "src_lang": first, "tgt_lang": None}
+    return _write_tokenizer(directory, tokenizer, settings)
 
 
 def write_plain_tokenizer(
@@ -228,9 +196,8 @@ def write_plain_tokenizer(
     tokenizer = _tokenizer(())
     if template is not None:
         _surround(tokenizer, template, ("<s>", "</s>"))
-    return _write_tokenizer(
-        directory, tokenizer, {"bos_token": begins, "tokenizer_class": "PreTrainedTokenizerFast"}
-    )
+    settings = {"bos_token": begins, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return _write_tokenizer(directory, tokenizer, settings)
 
 
 def _tokenizer(languages: Sequence[str]) -> Any:
@@ -260,17 +227,9 @@ def _surround(tokenizer: Any, template: tuple[str, str], specials: Sequence[str]
 
 def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any]) -> int:
     tokenizer.save(str(directory / "tokenizer.json"))
-    common = {
-        "bos_token": "<s>",
-        "cls_token": "<s>",
-        "eos_token": "</s>",
-        "mask_token": "<mask>",
-        "model_max_length": 64,
-        "pad_token": "<pad>",
-        "sep_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    write_json(directory / "tokenizer_config.json", {**common, **config})
+    common = {f"{name}_token": f"<{name}>" for name in ("mask", "pad", "unk")}
+    common |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    write_json(directory / "tokenizer_config.json", {**common, "model_max_length": 64, **config})
     return int(tokenizer.get_vocab_size())
 
 
@@ -279,13 +238,23 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def json_of(path: Path | str) -> Any:
+    """The content of a file of JSON."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
 def config_of(directory: Path) -> dict[str, Any]:
     """The config.json of a checkpoint."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json_of(directory / "config.json")
     return config
 
 
+def change_json(path: Path, *without: str, **changes: Any) -> None:
+    """Remove keys of a file, and give others new values."""
+    kept = {key: value for key, value in json_of(path).items() if key not in without}
+    write_json(path, {**kept, **changes})
+
+
 def change_config(directory: Path, *without: str, **changes: Any) -> None:
-    """Remove keys of a checkpoint's config.json, and give others new values."""
-    kept = {key: value for key, value in config_of(directory).items() if key not in without}
-    write_json(directory / "config.json", {**kept, **changes})
+    """Change a checkpoint's config.json so."""
+    change_json(directory / "config.json", *without, **changes)

@@ -26,23 +26,20 @@ from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
 from prunecli.selection.cut import cut
 from tests.families import tiny_family
+from tests.tiny import json_of
 
 
 @pytest.fixture
 def thrice(tmp_path):
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
-    with open_model(tiny_family(tmp_path / "source", "llama")) as model:
-        apply(
-            model, cut(model, plan_widths(model, NarrowOptions(ratio=0.2, metric="norms"))), tmp_path / "one"
-        )
-    with open_model(tmp_path / "one") as model:
-        apply(model, cut(model, plan_layers(model, LayerOptions(remove="0"))), tmp_path / "two")
-    with open_model(tmp_path / "two") as model:
-        apply(
-            model,
-            cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms"))),
-            tmp_path / "three",
-        )
+    tiny_family(tmp_path / "source", "llama")
+    for source, name, plan, options in (
+        ("source", "one", plan_widths, NarrowOptions(ratio=0.2, metric="norms")),
+        ("one", "two", plan_layers, LayerOptions(remove="0")),
+        ("two", "three", plan_widths, NarrowOptions(ratio=0.5, metric="norms")),
+    ):
+        with open_model(tmp_path / source) as model:
+            apply(model, cut(model, plan(model, options)), tmp_path / name)
     with open_model(tmp_path / "three") as model:
         plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
         apply(model, rewrite_shared(model, plan), tmp_path / "four")
@@ -77,7 +74,7 @@ def test_a_file_of_the_first_version_is_read(thrice):
     """The file numbers layers and hidden units as the source of each step did."""
     path = thrice / "three" / FILE
     wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
-    content = json.loads(path.read_text())
+    content = json_of(path)
     assert content["format"] == "prunecli.decisions/2"
     content["format"] = "prunecli.decisions/1"
     for place in content["decisions"][1]["places"]:
@@ -188,17 +185,8 @@ def test_experts_of_one_layer():
         f"It was removed: its importance 0.5 is rank 4 of 5, the cut-off 0.5{ON} "
         "2 have this value, of which 1 are kept: their order decided."
     )
-    assert cuts(decision).rows == [
-        {
-            "place": "encoder layer 3",
-            "before": "5",
-            "kept": "3",
-            "cut-off": "0.5",
-            "lowest kept": "3: 0.5",
-            "highest removed": "4: 0.5",
-            "gap / spread": "0.000",
-        }
-    ]
+    (row,) = cuts(decision).rows
+    assert list(row.values()) == ["encoder layer 3", "5", "3", "0.5", "3: 0.5", "4: 0.5", "0.000"]
     assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
 
 
@@ -220,10 +208,7 @@ def test_a_head_that_its_layer_needs_says_so():
 
 def test_tokens_say_what_they_are_needed_for():
     place = Ranked.of(
-        ("", "", None),
-        range(4),
-        [0, 1, 2],
-        [3.0, 1.0, 0.0, 1.0],
+        *(("", "", None), range(4), [0, 1, 2], [3.0, 1.0, 0.0, 1.0]),
         reasons=("asked for", "characters and bytes"),
         reason=np.array([0, 1, 2, 0], np.uint8),
         labels=("a", "b", "c", "d"),

@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, kinds_of, names, removed, setting
+from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, names, removed, setting
 from prunecli.model.checkpoint import open_model
-from prunecli.model.parts import KINDS
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
 from tests.pictures import drawn
@@ -32,21 +31,14 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
             open_model(tiny_family(tmp_path / "full", "marian")),
             _heads(tmp_path, "encoder", encoder, _step(prune, ratio=0.75, attention=["encoder"])),
             _heads(tmp_path, "all", {**encoder, **cross}, _step(prune, ratio=0.4)),
-            _heads(
-                tmp_path, "one", cross, _step(prune, attention="cross"), _step("finetune", attention=["x"])
-            ),
+            _heads(tmp_path, "one", cross, _step(prune, attention="cross"), _step("finetune", attention=[])),
             _heads(tmp_path, "two", cross, _step(prune, attention=["decoder", "cross"])),
             _heads(tmp_path, "every", cross, _step(prune, attention=["encoder", "decoder", "cross"])),
         ]
     )
     assert unit == "heads"
-    lines = (
-        "prune-heads, attention encoder",
-        "prune-heads, attention all",
-        "prune-heads, finetune, attention cross",
-        "prune-heads, attention decoder, cross",
-        "prune-heads, attention all",
-    )
+    kinds = ("attention encoder", "attention all", "finetune, attention cross", "attention decoder, cross")
+    lines = [f"prune-heads, {kind}" for kind in (*kinds, "attention all")]
     fractions = (9 / 12, 12 / 28, 3 / 8, 3 / 16, 3 / 28)
     reduced = [Removed(pytest.approx(f), (line,)) for f, line in zip(fractions, lines, strict=True)]
     assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
@@ -69,12 +61,9 @@ LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") 
 
 def _experts(folder, name, *history):
     """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
-    mark = {
-        "version": 1,
-        "experts": {layer: [0, 7] for layer in LAYERS},
-        "original_experts": dict.fromkeys(LAYERS, 8),
-        "history": list(history),
-    }
+    experts = {layer: [0, 7] for layer in LAYERS}
+    mark = {"version": 1, "history": list(history), "experts": experts}
+    mark["original_experts"] = dict.fromkeys(LAYERS, 8)
     return open_model(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
 
 
@@ -84,11 +73,8 @@ def test_heads_and_experts_are_counted_as_parameters(tmp_path):
     heads = _heads(tmp_path, "heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
     unit, found = removed([full, experts, heads])
     assert unit == "parameters"
-    assert [one.lines for one in found] == [
-        ("prune-experts", "prune-heads"),
-        ("prune-experts",),
-        ("prune-heads",),
-    ]
+    alone = [("prune-experts",), ("prune-heads",)]
+    assert [one.lines for one in found] == [("prune-experts", "prune-heads"), *alone]
 
 
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
@@ -104,24 +90,9 @@ def called(*histories: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"ratio": 0.5, "keep": 128}, {"ratio": 0.8, "keep": 51}),
-        ({"fit_bytes": 5, "ratio": 0.1}, {"ratio": 0.3}),
-        ({"experts_per_layer": {"encoder": 36, "decoder": 12}}, {"ratio": 0.8}),
-    ],
-)
-def test_amounts_are_one_line(first, second):
-    assert called([step(**first)], [step(**second)]) == ["", ""]
-
-
-@pytest.mark.parametrize(
     ("histories", "wanted"),
     [
-        (
-            [[step(balance="1:1", metric="top1")], [step(balance="3:1", metric="top1")]],
-            ["balance 1:1", "balance 3:1"],
-        ),
+        ([[step(balance="1:1")], [step(balance="3:1")]], ["balance 1:1", "balance 3:1"]),
         (
             [
                 [step(metric="importance", granularity="language", source=["a"], target=["b"])],
@@ -141,6 +112,9 @@ def test_amounts_are_one_line(first, second):
         ([[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]], ["seed 0", "seed 1"]),
         ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
         ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
+        ([[step(ratio=0.5, keep=128)], [step(ratio=0.8, keep=51)]], ["", ""]),  # amounts are one line
+        ([[step(fit_bytes=5, ratio=0.1)], [step(ratio=0.3)]], ["", ""]),
+        ([[step(experts_per_layer={"encoder": 36, "decoder": 12})], [step(ratio=0.8)]], ["", ""]),
         (
             [[step(), step(gates="2" * 64)], [step()]],
             ["statistics of each step", "statistics gates.json (11111111)"],
@@ -181,14 +155,6 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint():
     assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
 
 
-@pytest.mark.parametrize(
-    ("stated", "kinds"),
-    [({}, KINDS), ("cross", ("cross",)), (["decoder", "cross"], ("decoder", "cross")), (7, ("7",))],
-)
-def test_kinds_of_attention(stated, kinds):
-    assert kinds_of({"attention": stated}) == kinds
-
-
 def trained(steps: int, **arguments: Any) -> dict[str, Any]:
     return {"command": "finetune", "arguments": {"steps": steps, "seed": 0, **arguments}}
 
@@ -211,38 +177,25 @@ def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
     early, late = trained(10), trained(40, best=30)
     checkpoints = [made(early), made(late), made(late, PRUNED), made(early, PRUNED), made(early, PRUNED)]
     assert kept_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == [
-        Kept(10, 0),
-        Kept(40, 1),
-        Kept(40, 1),
-        Kept(10, 0),
-        Kept(10, 0),
+        *(Kept(10, 0), Kept(40, 1), Kept(40, 1), Kept(10, 0), Kept(10, 0)),
     ]
 
 
-@pytest.mark.parametrize(
-    "histories",
-    [
-        [[], [PRUNED]],
-        [[trained(10)], [trained(40)]],
-        [[trained(10)], [trained(10), PRUNED]],
-        [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
-        [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
-        [[trained(10)], [trained(40)], [trained(40), PRUNED], [trained(40), PRUNED, trained(1)]],
-        [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
-    ],
-    ids=[
-        "no training",
-        "nothing reduced",
-        "one step",
-        "two trainings",
-        "other origins",
-        "one share twice",
-        "no steps",
-    ],
-)
-def test_others_are_none(made, histories):
-    checkpoints = [made(*history) for history in histories]
-    removed = [0.5 if PRUNED in history[1:] else 0.0 for history in histories]
+OTHERS = {
+    "no training": [[], [PRUNED]],
+    "nothing reduced": [[trained(10)], [trained(40)]],
+    "one step": [[trained(10)], [trained(10), PRUNED]],
+    "two trainings": [[trained(10)], [trained(40, seed=1)], [trained(10), PRUNED]],
+    "other origins": [[trained(10)], [PRUNED, trained(40)], [trained(10), PRUNED]],
+    "one share twice": [[trained(10)], [trained(40), PRUNED], [trained(40), PRUNED, trained(1)]],
+    "no steps": [[{"command": "finetune"}], [trained(40)], [trained(40), PRUNED]],
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_are_none(made, case):
+    checkpoints = [made(*history) for history in OTHERS[case]]
+    removed = [0.5 if PRUNED in history[1:] else 0.0 for history in OTHERS[case]]
     assert kept_of_one_training(checkpoints, removed) is None
 
 

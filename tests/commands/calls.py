@@ -1,8 +1,8 @@
 """Calls of one command: what it printed, and how it ended."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli.commands.failures import describe
+from tests.tiny import json_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ def done(command: Callable[..., None], *arguments: object) -> Result:
     result = call(command, *arguments)
     assert result.status == 0, result.err
     return result
+
+
+def both(command: Callable[..., None]) -> tuple[Callable[..., Result], Callable[..., Result]]:
+    """`call` and `done` of one command."""
+    return partial(call, command), partial(done, command)
 
 
 def raising(command: Callable[..., None], *arguments: object) -> Any:
@@ -59,7 +65,7 @@ def refused(result: Result, message: str, status: int) -> None:
 
 def content(path: Path | str) -> dict[str, Any]:
     """A written result, but for the command line that made it."""
-    found: dict[str, Any] = json.loads(Path(path).read_text())
+    found: dict[str, Any] = json_of(path)
     found.pop("command", None)
     return found
 

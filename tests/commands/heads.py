@@ -1,6 +1,5 @@
 """Calls of `prunecli prune-heads`, and a heads.json of random scores."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,10 @@ import numpy as np
 
 from prunecli.commands.prune import prune_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
-from tests.commands import calls
-from tests.commands.calls import call
+from tests.commands.calls import both
 from tests.scores import scores_of_all
 
-run, done = partial(call, prune_heads), partial(calls.done, prune_heads)
+run, done = both(prune_heads)
 
 
 def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -6,21 +7,27 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from prunecli import __version__, processes
-from prunecli.commands import app, console
+from prunecli.commands import app, console, failures
 from prunecli.commands.command import command as command_of
 from prunecli.commands.command import function_of as command
 from prunecli.commands.command import options_of, parameters
-from prunecli.errors import OutputError
+from prunecli.errors import CheckpointError, OutputError, UsageError, damaged
 from prunecli.options import ONLY_WITH, RENAMED, Options, option
+from prunecli.results.inspection import Way
 from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import expanded
 from prunecli.tensors.transaction import refuse_target
+from tests.commands.calls import names
+from tests.families import tiny_family
 from tests.fuzz import rounds
+from tests.fuzz.rounds import run
+from tests.tiny import change_config, tiny_nllb_moe
 
 COMMANDS = [name for names in app.COMMANDS.values() for name in names]
 
@@ -35,9 +42,7 @@ def test_help_lists_every_command_and_imports_no_heavy_library():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for names in app.COMMANDS.values():
-        for name in names:
-            assert name in result.stdout
+    assert [name for name in COMMANDS if name not in result.stdout] == []
 
 
 def test_results_hold_the_command_line_that_was_called(tmp_path, monkeypatch):
@@ -77,10 +82,7 @@ def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line():
 
 
 def test_an_interrupt_while_options_are_read_is_said_in_a_line(tmp_path, monkeypatch):
-    def interrupt(path):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("prunecli.commands.command.no_such_directory", interrupt)
+    monkeypatch.setattr("prunecli.commands.command.no_such_directory", Mock(side_effect=KeyboardInterrupt))
     result = rounds.run("inspect nowhere", tmp_path)
     assert (result.status, result.err) == (130, f"{app.INTERRUPTED}\n")
 
@@ -88,14 +90,10 @@ def test_an_interrupt_while_options_are_read_is_said_in_a_line(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "line",
     [
-        "collect-gates nowhere -o there",
-        "compare-heads nowhere there -o there",
-        "evaluate . nowhere -o there",
-        "finetune . --teacher nowhere -o there",
-        "prune-heads nowhere --keep gone -o there",
-        "evaluate --data nowhere -o there",
-        "evaluate --task lm --text name=nowhere",
-        "score-heads --labelled nowhere",
+        *("collect-gates nowhere -o there", "compare-heads nowhere there -o there"),
+        *("evaluate . nowhere -o there", "finetune . --teacher nowhere -o there"),
+        *("prune-heads nowhere --keep gone -o there", "evaluate --data nowhere -o there"),
+        *("evaluate --task lm --text name=nowhere", "score-heads --labelled nowhere"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_said_first(line, tmp_path):
@@ -203,14 +201,10 @@ def test_failures_are_json_for_those_who_ask_for_it(arguments, message, remedy, 
 
 
 @pytest.mark.parametrize(
-    ("number", "ending", "status"),
-    [
-        (signal.SIGINT, KeyboardInterrupt, 130),
-        (signal.SIGTERM, SystemExit, 143),
-        (signal.SIGHUP, SystemExit, 129),
-    ],
+    ("number", "ending"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
 )
-def test_a_signal_waits_until_numpy_is_there(number, ending, status, monkeypatch):
+def test_a_signal_waits_until_numpy_is_there(number, ending, monkeypatch):
     """Its C code makes an ImportError of what is raised in the middle of its import: a fault in prunecli, it said."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(np.__spec__, "_initializing", True, raising=False)
@@ -223,7 +217,7 @@ def test_a_signal_waits_until_numpy_is_there(number, ending, status, monkeypatch
             time.sleep(10)
         with pytest.raises(SystemExit) as ended:
             app._end(ImportError("what an import made of it"), debug=False, as_json=False)
-        assert ended.value.code == status
+        assert ended.value.code == 128 + number
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -253,10 +247,10 @@ def test_no_word_of_a_help_is_cut(name, monkeypatch, capsys):
     assert re.findall(r"(\S*\w)…", shown) == []
     named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)
     assert len(named) > 1
-    names = {option: metavar for option, _, metavar in named}
+    metavars = {option: metavar for option, _, metavar in named}
     for one in options_of(command(name)).list_options().values():
         if not one.is_switch:
-            assert names.get(one.flag, one.metavar) == one.metavar
+            assert metavars.get(one.flag, one.metavar) == one.metavar
 
 
 def test_quiet_leaves_warnings_alone(capsys):
@@ -274,3 +268,107 @@ def test_quiet_leaves_warnings_alone(capsys):
     assert capsys.readouterr().err.splitlines() == ["This file is damaged."]
     console.note("Afterwards.")
     assert capsys.readouterr().err == "Afterwards.\n"
+
+
+# What is said of failures, those of transformers at work and of figures that cannot be among them.
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "status"),
+    [
+        (CheckpointError("model: bad", "Do this."), "Error: model: bad\nDo this.", 1),
+        (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
+        (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
+        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x).\nChange the permissions", 1),
+        (OSError(errno.ECONNRESET, "Reset"), "Error: Reset.\nRun the same", 1),
+        (RuntimeError(f"{failures.LOOP}'x'"), "('x').\nCheck this path", 1),
+        (CheckpointError("model: no config.json"), "model: no config.json\nFetch or copy the checkpoint", 1),
+        (MemoryError(), "out of memory", 1),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out of memory on ", 1),
+        (KeyboardInterrupt(), "Interrupted", 130),
+    ],
+)
+def test_failures_become_plain_lines(error, text, status):
+    said, ended = failures.describe(error)
+    assert text in said
+    assert ended == status
+    assert len(said.splitlines()) <= 2
+
+
+def test_names_in_other_libraries_messages_are_no_options():
+    with pytest.raises(CheckpointError) as caught, damaged("model: damaged", "Copy it."):
+        raise ValueError("`get_seq_length` failed")
+    assert failures.describe(caught.value)[0].startswith(
+        "Error: model: damaged (ValueError: 'get_seq_length' failed)"
+    )
+
+
+def test_a_figure_that_no_result_holds_is_said():
+    with pytest.raises(ValueError, match="1 validation error") as caught:
+        Way.model_validate({"dtype": "float32", "weight_bytes": 1, "needed_bytes": -3, "fits": True})
+    said, status = failures.describe(caught.value)
+    assert said.startswith("Error: needed_bytes of the result comes out as -3: ")
+    assert (len(said.splitlines()), status) == (2, 1)
+
+
+def test_a_config_that_transformers_makes_and_cannot_run(tmp_path):
+    """T5 divides by the logarithm of this distance at work, and looks at no value before."""
+    change_config(tiny_family(tmp_path / "model", "t5"), relative_attention_max_distance=0)
+    (tmp_path / "data").mkdir()
+    for language in ("de", "en"):
+        (tmp_path / "data" / f"val.{language}").write_text("a hen\n" * 40)
+    ran = run("score-heads model --data data --pairs de-en --split val -o out.json", tmp_path)
+    assert ran.status == 1
+    assert "ValueError: math domain error" in ran.err.splitlines()[-2]
+    assert names(tmp_path) == ["data", "model"]
+
+
+def test_a_link_that_leads_to_itself(tmp_path):
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    for line in ("compare-heads loop.json heads.json", "inspect loop.json", "report loop.json"):
+        ran = run(line, tmp_path)
+        assert ran.status == 1, ran.trace
+        assert "loop.json" in ran.err.splitlines()[0]
+
+
+# Commands that stream tensors run no model: they need neither torch nor transformers.
+
+
+CHILD = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"{name} is wanted, and must not be", name=name)
+
+absent = {"transformers", "torch", "tokenizers", "accelerate"}
+sys.meta_path.insert(0, Absent())
+from prunecli.commands.app import main
+
+found = []
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        found.append([arguments[0], end.code or 0])
+print(json.dumps(found))
+"""
+
+
+def test_what_only_rewrites(tmp_path):
+    experts = tiny_nllb_moe(tmp_path / "experts")
+    drawn = ["--metric", "random", "--ratio", "0.5", "--output"]
+    calls = [
+        ["inspect", str(experts)],
+        ["inspect", str(experts), "--json"],
+        ["prune-experts", str(experts), *drawn, str(tmp_path / "1")],
+        ["prune-experts", str(experts), *drawn, str(tmp_path / "2"), "--dry-run"],
+        ["prune-heads", str(experts), *drawn, str(tmp_path / "3")],
+        ["share-ffn", str(experts), "--preset", "SharedEnc", "--dense-only", "--output", str(tmp_path / "4")],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(calls)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [[call[0], 0] for call in calls], done.stderr
+    assert names(tmp_path) == ["1", "3", "4", "experts"]

@@ -1,4 +1,3 @@
-import json
 from functools import partial
 
 import pytest
@@ -9,7 +8,7 @@ from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -77,13 +76,12 @@ def test_examples_per_second_of_a_classifier(folder):
     assert "2 examples of dev.tsv" in result.stdout
     assert "examples/s" in result.stdout
     assert "beam" not in result.stdout
-    payload = json.loads((folder / "latency.json").read_text())
+    payload = json_of(folder / "latency.json")
     assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
     timings = payload["results"][0]["timings"]
     table = rows("t.csv", "speed")
-    assert [row["examples_per_second_median"] for row in table] == [
-        t["examples_per_second"]["median"] for t in timings
-    ]
+    medians = [timing["examples_per_second"]["median"] for timing in timings]
+    assert [row["examples_per_second_median"] for row in table] == medians
 
 
 def test_prefill_and_decode_of_a_language_model(folder):

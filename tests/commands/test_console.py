@@ -22,6 +22,15 @@ class _Terminal(io.StringIO):
         return True
 
 
+def terminal(monkeypatch: pytest.MonkeyPatch, name: str, columns: int) -> _Terminal:
+    """A terminal in the place of stdout or stderr."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = _Terminal()
+    monkeypatch.setattr(sys, name, stream)
+    return stream
+
+
 def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
     title = "Experts that each layer keeps under a threshold"
     console.table(title, [{"layer": "0", "n": "12"}])
@@ -29,12 +38,9 @@ def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
 
 
 def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
+    shown = terminal(monkeypatch, "stdout", 40)
     console.table("word " * 12, [{"layer": "0", "n": "12"}])
-    lines = terminal.getvalue().splitlines()
+    lines = shown.getvalue().splitlines()
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
 
@@ -58,16 +64,6 @@ def test_names_are_shown_as_they_are(capsys, name):
     assert capsys.readouterr().out.count(name) == 3
 
 
-def test_a_description_of_progress_is_shown_as_it_is(monkeypatch):
-    stream = _Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    with console.progress()("a[/b]: translating", 10, "sentences") as advance:
-        advance(10)
-    assert "a[/b]: translating" in stream.getvalue()
-
-
 def test_a_plain_line_says_the_time_left_only_where_some_is(monkeypatch, capsys):
     clock = iter([0.0, 20.0, 40.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
@@ -81,16 +77,14 @@ def test_a_plain_line_says_the_time_left_only_where_some_is(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("unit", ["sentences", "bytes"])
-def test_a_bar_shows_the_rate(monkeypatch, unit):
-    stream = _Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    with console.progress()("reading", 8 * 2**20, unit) as advance:
+def test_a_bar_shows_its_description_as_it_is_and_the_rate(monkeypatch, unit):
+    shown = terminal(monkeypatch, "stderr", 80)
+    with console.progress()("a[/b]: reading", 8 * 2**20, unit) as advance:
         advance(4 * 2**20)
         advance(4 * 2**20)
-    assert "/s" in stream.getvalue()
-    assert unit != "bytes" or "8.0/8.0 MiB" in stream.getvalue()
+    assert "a[/b]: reading" in shown.getvalue()
+    assert "/s" in shown.getvalue()
+    assert unit != "bytes" or "8.0/8.0 MiB" in shown.getvalue()
 
 
 CODE = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from prunecli.__main__ import main; {}main()"
@@ -115,9 +109,7 @@ inventory.take_inventory = count
 class Terminal:
     """A running command and its screen."""
 
-    def __init__(
-        self, columns: int, folder: Path, arguments: str, code: str = "", **environment: str
-    ) -> None:
+    def __init__(self, columns: int, folder: Path, line: str, code: str = "", **environment: str) -> None:
         self.screen = pyte.Screen(columns, 100)
         self.stream = pyte.ByteStream(self.screen)
         self.written = b""
@@ -126,12 +118,11 @@ class Terminal:
         (folder / "demo").symlink_to(CHECKPOINT)
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
         own = {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"}
+        command = [sys.executable, "-c", CODE.format(code), *line.split()]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), inner)
+        environment = {**kept, **own, **environment}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CODE.format(code), *arguments.split()],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), inner),
-            cwd=folder,
-            env={**kept, **own, **environment},
-            start_new_session=True,
+            command, **streams, cwd=folder, env=environment, start_new_session=True
         )
         os.close(inner)
 
@@ -236,38 +227,31 @@ def test_a_bar_that_ctrl_c_ends(tmp_path):
 # Tables on narrow terminals: values whole, no line too long.
 
 
+SPEEDS = {"tokens/s": "124.2 ± 17.7", "s/sentence": "0.262 ± 0.037", "speed-up of the runs": "1.00x"}
 WIDE = [
-    {
-        "checkpoint": "factorised-embeddings-of-a-model",
-        "batch": "1",
-        "beam": "5",
-        "tokens/s": "124.2 ± 17.7",
-        "s/sentence": "0.262 ± 0.037",
-        "speed-up of the runs": "1.00x",
-    },
+    {"checkpoint": "factorised-embeddings-of-a-model", "batch": "1", "beam": "5", **SPEEDS},
     {"checkpoint": "demo", "batch": "8", "beam": "5"},
 ]
 
 
-def printed(
-    rows: list[dict[str, str]],
-    width: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    **more: int,
-) -> list[str]:
-    """Lines of a table at a width; none is longer."""
-    monkeypatch.setenv("COLUMNS", str(width))
-    console.table("Speed", rows, **more)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= width
-    return lines
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """(rows, width) -> lines of a table; none is longer."""
+
+    def show(rows, width, **more):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console.table("Speed", rows, **more)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        return lines
+
+    return show
 
 
 @pytest.mark.parametrize("width", [48, 72, 100])
 @pytest.mark.parametrize("keys", [1, 3])
-def test_every_value_is_there_once_and_whole(width, keys, monkeypatch, capsys):
-    shown = "\n".join(printed(WIDE, width, monkeypatch, capsys, keys=keys)) + "\n"
+def test_every_value_is_there_once_and_whole(width, keys, printed):
+    shown = "\n".join(printed(WIDE, width, keys=keys)) + "\n"
     for name, value in WIDE[0].items():
         count = shown.count(f" {value}\n") + shown.count(f" {value} ")
         assert count >= 1 or name == "checkpoint"
@@ -277,14 +261,14 @@ def test_every_value_is_there_once_and_whole(width, keys, monkeypatch, capsys):
     assert shown.count("Speed") == 1
 
 
-def test_long_names_are_folded(monkeypatch, capsys):
-    lines = printed(WIDE, 48, monkeypatch, capsys)
+def test_long_names_are_folded(printed):
+    lines = printed(WIDE, 48)
     end = lines[2].index("batch")
     assert "".join(line[:end].strip() for line in lines[4:6]) == "factorised-embeddings-of-a-model"
 
 
-def test_what_fits_is_one_table_with_whole_headings(monkeypatch, capsys):
-    lines = printed(WIDE, 160, monkeypatch, capsys)
+def test_what_fits_is_one_table_with_whole_headings(printed):
+    lines = printed(WIDE, 160)
     (heading,) = [line for line in lines if "checkpoint" in line]
     assert heading.split() == " ".join(WIDE[0]).split()
     (last,) = [line for line in lines if "demo" in line]

@@ -1,16 +1,21 @@
+import gzip
 import json
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
+from transformers import PhiConfig, PhiForCausalLM
 
 from prunecli.commands.evaluate import evaluate
-from prunecli.errors import DataError, OutputError, UsageError
+from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation import evaluate as module
 from prunecli.results import read
-from tests.commands.calls import call, raising
-from tests.reference.group_means import differences_of
+from tests.commands.calls import call, names, raising
+from tests.families import tiny_family
+from tests.pictures import drawn, pixels
+from tests.reference.scoring import differences_of
 from tests.results.tables import rows
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import VOCAB, json_of, tiny_nllb_moe, write_plain_tokenizer
 
 TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
 
@@ -20,12 +25,8 @@ def folder(tmp_path, monkeypatch):
     """A working directory with a checkpoint `full`, one like it that bears prunecli's mark, and text."""
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     tiny_nllb_moe("full")
-    history = [
-        {
-            "command": "prune-experts",
-            "arguments": {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]},
-        }
-    ]
+    arguments = {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]}
+    history = [{"command": "prune-experts", "arguments": arguments}]
     mark = {"prunecli": {"version": 1, "experts": {}, "original_experts": {}, "history": history}}
     tiny_nllb_moe("pruned", seed=1, config=mark)
     (tmp_path / "data").mkdir()
@@ -50,31 +51,18 @@ def test_two_checkpoints_side_by_side(folder):
     assert max(map(len, result.stdout.splitlines())) <= 120
     assert "2 of 6 pairs" in result.stderr
     assert "--spm FILE" in result.stderr
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
-def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
-    def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
-
+def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
+    command = ("full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", *QUICK)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "score", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(
-                checkpoints=[folder / "full"],
-                data=folder / "data",
-                pairs="eng_Latn-deu_Latn",
-                beam=1,
-                max_new_tokens=3,
-            )
-    assert "the same command resumes" in capsys.readouterr().err
+        patch.setattr(module, "score", Mock(side_effect=KeyboardInterrupt))
+        assert "the same command resumes" in _run(*command).stderr
     assert not (folder / "evaluation.json").exists()
-    result = _run(
-        "full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", "--beam", "1", "--max-new-tokens", "3"
-    )
-    assert "Resuming from" in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "evaluation.json", "full", "pruned"]
+    assert "Resuming from" in _run(*command).stderr
+    assert names(folder) == ["data", "evaluation.json", "full", "pruned"]
 
 
 @pytest.mark.parametrize(
@@ -85,11 +73,7 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
         (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
         (("full", "--data", "data", "--min-ratio", "0.9"), UsageError, "one was given"),
         (("full", "--data", "data", "--max", "perplexity=9"), UsageError, "no score of translation"),
-        (
-            ("full", "--data", "data", "--compute-dtype", "int4"),
-            UsageError,
-            "Choose auto, int8, float32|int4: no such type",
-        ),
+        (("full", "--data", "data", "--compute-dtype", "int4"), UsageError, "Choose auto, int8, float32"),
     ],
 )
 def test_refused(folder, arguments, error, message):
@@ -111,7 +95,7 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
     assert ended.status == bool(missed)
     lines = ended.err.splitlines()[-len(missed) :] if missed else []
     assert [start in line for start, line in zip(missed, lines, strict=True)] == [True] * len(missed)
-    assert len(json.loads((folder / "evaluation.json").read_text())["examples"]) == 2
+    assert len(json_of(folder / "evaluation.json")["examples"]) == 2
     assert "Where the outputs differ most" in ended.out
 
 
@@ -120,7 +104,7 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeyp
     bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
     result = _run(*bare)
     assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in result.stderr
-    assert json.loads((tmp_path / "evaluation.json").read_text())["data"]["sentences"] == 30
+    assert json_of(tmp_path / "evaluation.json")["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
         monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate", lambda *_, **__: None)
@@ -136,7 +120,7 @@ def test_means_by_group(folder):
     result = _run("full", "pruned", *ALL, "--groups", "classes.tsv", "--table", "t.csv", *QUICK)
     assert "Means by group of languages" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     assert payload["groups"] == {"fra_Latn": "high", "eng_Latn": "high", "deu_Latn": "middle"}
     groups = {"high": {"fra_Latn", "eng_Latn"}, "middle": {"deu_Latn"}}
     for made in payload["results"]:
@@ -161,14 +145,11 @@ def test_the_level_of_significance(folder):
         (folder / "data" / f"test.{language}").write_text(lines * 15)
     arguments = ("full", "pruned", *ALL, "--significance", "0.5", *QUICK)
     assert "with p < 0.5 (paired bootstrap" in _run(*arguments).stdout
-    payload = json.loads((folder / "evaluation.json").read_text())
+    payload = json_of(folder / "evaluation.json")
     full, pruned = payload["results"]
     assert payload["significance"]["level"] == 0.5
-    below = [
-        scores["chrf++"] - full["pairs"][pair]["chrf++"]
-        for pair, scores in pruned["pairs"].items()
-        if scores["bootstrap"]["chrf++"]["p_value"] < 0.5
-    ]
+    differ = [pair for pair, own in pruned["pairs"].items() if own["bootstrap"]["chrf++"]["p_value"] < 0.5]
+    below = [pruned["pairs"][pair]["chrf++"] - full["pairs"][pair]["chrf++"] for pair in differ]
     counts = {"worse": sum(one < 0 for one in below), "better": sum(one > 0 for one in below)}
     assert pruned["mean"]["significant"]["chrf++"] == counts
     with pytest.raises(UsageError, match="--significance 1: must be less than 1"):
@@ -214,3 +195,174 @@ def test_tables_and_groups_are_refused_before_the_work(folder, monkeypatch, argu
         _run("full", *ALL, *arguments, *QUICK)
     assert (folder / "old.csv").read_text() == "mine"
     assert not (folder / "evaluation.json").exists()
+
+
+# `evaluate --task lm|mlm|classification`, and `--plot` for any task.
+
+
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+
+
+@pytest.fixture
+def task_folder(tmp_path):
+    for seed, name in enumerate(("full", "small")):
+        tiny_family(name, "gpt2", seed=seed)
+        tiny_family(f"c-{name}", "bert", seed=seed, **CLASSIFIER)
+    (tmp_path / "a.txt").write_text("the hat\nno\nten hens\n")
+    (tmp_path / "b.txt").write_text("then\n")
+    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
+    return tmp_path
+
+
+def _run_task(*arguments):
+    return raising(evaluate, *arguments, "--device", "cpu")
+
+
+def test_perplexity(task_folder):
+    result = _run_task("full", "small", "--task", "lm", "--text", "a.txt", "--text", "b.txt", "--lines")
+    for text in ("perplexity", "bits/byte", "full", "small", "a.txt, b.txt, 4 texts"):
+        assert text in result.stdout
+    assert "paired t-test" not in result.stdout
+    assert "*" not in result.stdout
+    assert "Too few texts for a test of significance: 4;" in result.stderr
+    assert "Text: 2 files, each line a text (--whole-files takes each file as one text)." in result.stderr
+    assert "Written to evaluation.json." in result.stderr
+    payload = json_of(task_folder / "evaluation.json")
+    assert payload["task"] == "lm"
+    assert [row["checkpoint"] for row in payload["results"]] == ["full", "small"]
+    assert [(row["context"], row["stride"]) for row in payload["results"]] == [(64, 63)] * 2
+
+
+def test_enough_texts_for_a_test(task_folder):
+    (task_folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    result = _run_task("full", "small", "--text", "many.txt", "--lines")
+    assert "(paired t-test)" in result.stdout
+    assert "*" in result.stdout
+    assert "too few" not in result.stderr
+    result = _run_task("full", "small", "--text", "many.txt", "-o", "documents.json")
+    assert "lm, many.txt, 1 document, 168 tokens\n" in result.stdout
+    assert "Too few windows for a test of significance: 3;" in result.stderr
+    assert "Text: 1 file as a whole document (--lines takes each line as a text)." in result.stderr
+    result = _run_task("full", "small", "--text", "many.txt", "--context", "5", "-o", "windows.json")
+    assert "(paired t-test over the windows' losses)" in result.stdout
+    assert "*" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task"),
+    [
+        (("full", "small", "--text", "a.txt.gz"), "lm"),
+        (("masked", "--text", "a.txt.gz"), "mlm"),
+        (("c-full", "c-small", "--labelled", "text.tsv.gz"), "classification"),
+        (("undeclared", "--text", "a.txt.gz", "--context", "9"), "lm"),
+    ],
+)
+def test_the_task_is_what_the_model_is_for(task_folder, arguments, task):
+    """And text is read packed as it is unpacked, by every task."""
+    tiny_family("masked", "bert")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
+    PhiForCausalLM(phi).save_pretrained("undeclared")
+    write_plain_tokenizer(task_folder / "undeclared")
+    for name in ("a.txt", "text.tsv"):
+        (task_folder / f"{name}.gz").write_bytes(gzip.compress((task_folder / name).read_bytes()))
+    _run_task(*arguments)
+    found = json_of(task_folder / "evaluation.json")
+    assert found["task"] == task
+    if task == "lm":
+        assert found["results"][0]["context"] == (9 if "undeclared" in arguments else 64)
+    _run_task(*(argument.removesuffix(".gz") for argument in arguments), "--task", task, "-o", "plain.json")
+    assert json_of(task_folder / "plain.json")["results"] == found["results"]
+
+
+def test_texts_by_name_against_the_first(task_folder):
+    texts = ("--text", "hats=a.txt", "--text", "b.txt", "--text", "hats=b.txt", "--continuations", "2")
+    result = _run_task(
+        "full", "small", *texts, "--table", "lm.csv", "--max-new-tokens", "4", "--max-sentences", "1"
+    )
+    for text in ("By text", "hats", "KL, nats", "same top-1", "same until", "same tokens"):
+        assert text in result.stdout
+    made = json_of(task_folder / "evaluation.json")
+    assert made["data"]["texts"] == 2
+    assert f"2 documents, {made['results'][0]['scores']['tokens']:,} tokens" in result.stdout
+    assert sorted((one["text"], *one["outputs"]) for one in made["examples"]) == [
+        (name, "full", "small") for name in ("b", "hats")
+    ]
+    assert "Where the outputs differ most" in result.stdout
+    first, other = made["results"]
+    assert list(first["by_text"]) == list(other["by_text"]) == ["hats", "b"]
+    assert other["by_text"]["hats"]["continuations"] == 1
+    table = rows("lm.csv", "by_text")
+    assert [(row["checkpoint"], row["text"]) for row in table] == [
+        (name, text) for name in ("full", "small") for text in ("hats", "b")
+    ]
+    assert table[2]["kl_divergence"] == other["by_text"]["hats"]["kl_divergence"]
+    lines = result.stdout.splitlines()
+    (shown,) = [line for line in lines if line.split()[:2] == ["hats", "small"]]
+    assert f"{other['by_text']['hats']['kl_divergence']:.4f}" in shown
+
+
+@pytest.mark.parametrize("task", ["classification", "translation"])
+def test_a_plot(task_folder, monkeypatch, task):
+    pytest.importorskip("altair")
+    if task == "classification":
+        text = ("c-full", "c-small", "--labelled", "text.tsv")
+    else:
+        monkeypatch.setenv("SACREBLEU", str(task_folder / "no-spm"))
+        tiny_nllb_moe("moe")
+        (task_folder / "data").mkdir()
+        for language in ("eng_Latn", "fra_Latn"):
+            (task_folder / "data" / f"test.{language}").write_text("the hat\n")
+        pairs = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+        text = ("moe", *pairs, "--max-new-tokens", "2", "--beam", "1", "--bootstrap", "5")
+    result = _run_task(*text, "--task", task, "--plot", "curve.png")
+    pixels(task_folder / "curve.png")
+    assert "evaluation.json and curve.png" in result.stderr
+
+
+def test_steps_of_a_training_are_drawn_against_updates(task_folder, monkeypatch):
+    pytest.importorskip("altair")
+    written = []
+    monkeypatch.setattr(
+        "prunecli.report.render.save_pictures", lambda pictures, *_: written.extend(pictures[0])
+    )
+    for steps in (10, 20):
+        trained = {"command": "finetune", "arguments": {"steps": steps}}
+        history = [trained, {"command": "prune-ffn", "arguments": {"width": 8}}]
+        tiny_family(f"at-{steps}", "gpt2", prunecli={"version": 1, "history": history[:1]})
+        tiny_family(f"less-{steps}", "gpt2", n_inner=8, prunecli={"version": 1, "history": history})
+    _run_task("at-10", "at-20", "less-10", "less-20", "--text", "a.txt", "--plot", "curve.png")
+    chart = written[0].specification(400)
+    assert chart["layer"][0]["encoding"]["x"]["title"] == "updates"
+    assert [row["x"] for row in drawn(chart, "line")] == [10, 20, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", "--task", "lm"), UsageError, "task lm needs text"),
+        (("c-full", "--text", "a.txt"), UsageError, "embedding, not classification"),
+        (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
+        (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
+        (("bare", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "BertModel, which has no head"),
+        (("full", "--text", "a,b=a.txt"), UsageError, "--text a,b=a.txt: a comma in the name"),
+        (("full", "--text", "a.txt", "--continuations", "3"), UsageError, "compares checkpoints"),
+        (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
+        (("full", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "It can do: lm"),
+    ],
+)
+def test_tasks_are_refused(task_folder, arguments, error, message):
+    (task_folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
+    tiny_family("bare", "bert", architectures=["BertModel"])
+    before = {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()}
+    with pytest.raises(error) as caught:
+        _run_task(*arguments)
+    assert message in str(caught.value)
+    assert {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()} == before
+
+
+def test_scores_by_class(task_folder):
+    _run_task("c-full", "--labelled", "text.tsv", "--table", "c.csv")
+    (result,) = json_of(task_folder / "evaluation.json")["results"]
+    by_class = {row["class"]: row["f1"] for row in rows("c.csv", "f1_by_class")}
+    assert by_class == result["scores"]["f1_by_class"]

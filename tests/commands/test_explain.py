@@ -9,7 +9,7 @@ from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
 from prunecli.tensors.documents import write_json
-from tests.commands.calls import call, done
+from tests.commands.calls import call, done, names
 from tests.commands.heads import done as prune_heads
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -49,9 +49,9 @@ def test_a_question_and_the_overview(folder):
 
 def test_a_dry_run_explains_and_writes_nothing(folder, monkeypatch):
     monkeypatch.setattr(console, "NO_TERMINAL_WIDTH", 60)
-    before = {path.name for path in folder.iterdir()}
+    before = names(folder)
     made = prune_heads("bart", "--count", 3, "--explain", "--dry-run")
-    assert {path.name for path in folder.iterdir()} == before
+    assert names(folder) == before
     tables = made.out.partition("Where each place was cut")[2]
     assert "removed" in tables
     assert max(map(len, tables.partition("Not a stock")[0].splitlines())) <= 60

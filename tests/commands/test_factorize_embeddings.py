@@ -1,5 +1,4 @@
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -7,8 +6,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
-from tests.commands import calls
-from tests.commands.calls import call
+from tests.commands.calls import both, call, refused
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -18,7 +16,7 @@ from tests.tiny import config_of, tiny_nllb_moe
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
 
-run, done = partial(call, factorize_embeddings), partial(calls.done, factorize_embeddings)
+run, done = both(factorize_embeddings)
 
 
 @pytest.fixture
@@ -57,9 +55,8 @@ def test_shared_blocks_and_no_reduction(model):
     assert found["embedding_parameters_after"] == after
     shown = call(inspect, "factorised-embeddings")
     assert "one block a layer, no reduction" in shown.out
-    refused = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
-    assert refused.status == 2
-    assert f"Give --expand-dim {width}, or leave it out" in refused.err
+    other = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
+    refused(other, f"Give --expand-dim {width}, or leave it out", 2)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +70,8 @@ def test_text_weighs_tokens(model, folder, options, described):
     result = done(model, *SMALL, *options, "-o", "weighed")
     assert "counts alike" not in result.err
     run(model, *SMALL, "-o", "plain", "--quiet")
-    assert not np.array_equal(
-        weights(folder / "weighed")["transformer.wte.map.weight"],
-        weights(folder / "plain")["transformer.wte.map.weight"],
-    )
+    maps = [weights(folder / name)["transformer.wte.map.weight"] for name in ("weighed", "plain")]
+    assert not np.array_equal(*maps)
     step = config_of(folder / "weighed")["prunecli"]["history"][0]
     assert described.items() <= step["arguments"].items()
 
@@ -146,6 +141,4 @@ def test_refusals(model, folder, options, message):
 
 def test_a_tokenizer_of_another_model_is_refused(model, folder):
     source = tiny_family(folder / "source", "gpt2", vocab_size=20)
-    result = run(source, *SMALL, "--text", "lines")
-    assert result.status == 1
-    assert "table has 20 rows" in result.err
+    refused(run(source, *SMALL, "--text", "lines"), "table has 20 rows", 1)

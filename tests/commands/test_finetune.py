@@ -29,9 +29,9 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
 from prunecli.training.trainer import with_dtype
 from prunecli.training.watch import Watch
-from tests.commands.calls import raising
+from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
-from tests.tiny import write_json, write_tokenizer
+from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
@@ -58,6 +58,10 @@ def values(path):
         return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
+def shapes(checkpoint):
+    return {name: info.shape for name, info in checkpoint.tensors.items()}
+
+
 def test_a_checkpoint_is_trained(folder):
     result = _run("model", *USUAL)
     assert "Validation" in result.stdout
@@ -72,11 +76,11 @@ def test_a_checkpoint_is_trained(folder):
         assert step["command"] == "finetune"
         assert step["source"] == {"path": "model", "fingerprint": before.fingerprint}
         assert after.structure.is_stock
-    names = {path.name for path in (folder / "out").iterdir()}
-    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"} <= names
+    kept = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"}
+    assert kept <= {*names(folder / "out")}
     old, new = values("model"), values("out")
     assert sum(not np.array_equal(old[name], new[name]) for name in old) > len(old) / 2  # in float16
-    figures = json.loads((folder / "out.finetune.json").read_text())
+    figures = json_of(folder / "out.finetune.json")
     assert figures["format"] == "prunecli.finetune/1"
     assert [row["step"] for row in figures["validation"]] == [0, 2, 4]
     assert figures["tokens_per_second"] > 0
@@ -85,7 +89,7 @@ def test_a_checkpoint_is_trained(folder):
 
 def test_json_is_the_file(folder):
     result = _run("model", *USUAL, "--json", "--quiet", "--dtype", "float32")
-    assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
+    assert json.loads(result.stdout) == json_of(folder / "out.finetune.json")
     assert result.stderr == ""
     with open_model("out") as made:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
@@ -104,16 +108,13 @@ def test_from_scratch(folder):
         arguments = made.structure.history[-1]["arguments"]
         assert arguments["from_scratch"] == "m2m_100"
         assert arguments["learning_rate"] == 7e-4
-    stock, own = (
-        M2M100ForConditionalGeneration.from_pretrained("out"),
-        prunecli.load_model("out", device="cpu"),
-    )
+    stock = M2M100ForConditionalGeneration.from_pretrained("out")
+    own = prunecli.load_model("out", device="cpu")
     for (name, one), (_, other) in zip(stock.named_parameters(), own.named_parameters(), strict=True):
         assert torch.equal(one, other), name
     _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "again")
-    assert (folder / "again" / "model.safetensors").read_bytes() == (
-        folder / "out" / "model.safetensors"
-    ).read_bytes()
+    first, again = (Path(name, "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert first == again
 
 
 @pytest.mark.parametrize(
@@ -128,25 +129,21 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     tiny_family("equal", "m2m_100", decoder_ffn_dim=48)
     for more in (("-o", "reduced"), ("--config-only", "-o", "config")):
         raising(command, "equal", *choice, *more)
-    names = {path.name for path in (folder / "config").iterdir()}
-    weights = {"model.safetensors"}
-    assert names == {path.name for path in (folder / "reduced").iterdir()} - weights
+    assert {*names(folder / "config")} == {*names(folder / "reduced")} - {"model.safetensors"}
     assert "finetune --from-scratch" in (folder / "config" / "README.md").read_text()
     rate = ("--learning-rate", 1e-2, "--eval-every", 1)
     result = _run("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
     assert result.exit_code == 0, result.stderr
     with open_model("reduced") as reduced, open_model("out") as made:
         assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
-        assert {n: i.shape for n, i in made.tensors.items()} == {
-            n: i.shape for n, i in reduced.tensors.items()
-        }
+        assert shapes(made) == shapes(reduced)
         steps = made.structure.history
         assert replace(made.structure, history=()) == replace(reduced.structure, history=())
     assert [step["command"] for step in steps] == [reduced.structure.history[0]["command"], "finetune"]
     assert all("source" not in step for step in steps)  # what was measured on the original is not of this one
     assert steps[-1]["arguments"]["from_scratch"] == "m2m_100"
     assert "Trained with prunecli from random weights." in (folder / "out" / "README.md").read_text()
-    losses = [row["loss"] for row in json.loads((folder / "out.finetune.json").read_text())["validation"]]
+    losses = [row["loss"] for row in json_of(folder / "out.finetune.json")["validation"]]
     assert losses[-1] < losses[0]
     assert prunecli.load_model("out", device="cpu").config.model_type == "m2m_100"
 
@@ -158,8 +155,7 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
         raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
     else:
         shutil.copytree("full", "config")
-    path = Path("config/config.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_ffn_dim": 1 << 38}))
+    change_config(Path("config"), encoder_ffn_dim=1 << 38)
     with pytest.raises(PruneError, match=r"^config/config\.json: its model of [\d,]{15,} parameters takes"):
         _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
@@ -168,10 +164,8 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(folder, reduced)
 def test_a_config_of_a_damaged_history_from_scratch(folder):
     tiny_family("full", "m2m_100")
     raising(prune_heads, "full", "--metric", "random", "--ratio", 0.4, "--config-only", "-o", "config")
-    path = Path("config/config.json")
-    config = json.loads(path.read_text())
-    config["prunecli"]["history"] = "."
-    path.write_text(json.dumps(config))
+    mark = config_of(Path("config"))["prunecli"]
+    change_config(Path("config"), prunecli={**mark, "history": "."})
     with pytest.raises(CheckpointError, match=r'config\.json: the value under "prunecli" is damaged'):
         _run("--from-scratch", "config", *USUAL)
     assert not Path("out").exists()
@@ -190,7 +184,7 @@ def test_a_classifier(folder):
         (folder / f"{name}.tsv").write_text("".join(rows))
     text = ("--labelled", "train.tsv", "--valid-labelled", "valid.tsv")
     _run("bert", *text, *SMALL, "-o", "out", "--json")
-    figures = json.loads((folder / "out.finetune.json").read_text())
+    figures = json_of(folder / "out.finetune.json")
     assert figures["arguments"]["task"] == "classification"
     assert len(figures["validation"]) == 3
 
@@ -241,11 +235,7 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (("model", *PAIR, "--temperature", "nan"), UsageError, "--temperature nan: must be a finite number"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
-        (
-            ("model", "--text", "data/train.eng_Latn"),
-            UsageError,
-            "--text goes with --task mlm or lm or embedding or feature-extraction, not translation",
-        ),
+        (("model", "--text", "data/train.eng_Latn"), UsageError, "feature-extraction, not translation"),
         (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), UsageError, "--measure chrf++"),
         (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),
         (("model", *PAIR, "--split", "dev"), DataError, "no split 'dev'"),
@@ -258,13 +248,9 @@ def test_another_checkpoint_and_other_files_are_named(folder):
         (
             ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
             CheckpointError,
-            '"num_attention_heads" is 8, no multiple of "num_key_value_heads", 255',
+            '8, no multiple of "num_key_value_heads", 255',
         ),
-        (
-            ("--from-scratch", "plain", *PAIR),
-            CheckpointError,
-            "beside plain/config.json\nName one with --tokenizer",
-        ),
+        (("--from-scratch", "plain", *PAIR), CheckpointError, "Name one with --tokenizer"),
         (("--from-scratch", "torn", *PAIR), CheckpointError, "torn: no tokenizer could be loaded"),
     ],
 )

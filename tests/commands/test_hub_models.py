@@ -8,24 +8,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.command import parameters
-from prunecli.commands.compare import compare_models
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune import prune_experts, prune_ffn, prune_heads, prune_layers, trim_vocabulary
+from prunecli.commands.prune import prune_experts, prune_heads, prune_layers, trim_vocabulary
 from prunecli.commands.report import report
 from prunecli.commands.run import run
-from prunecli.commands.score_heads import score_heads
-from prunecli.commands.share import share_attention, share_ffn
+from prunecli.commands.share import share_ffn
+from prunecli.model.checkpoint import open_model
+from prunecli.tensors import transaction
 from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
-from tests.tiny import change_config, tiny_nllb_moe
+from tests.sentence_model import sentence_model
+from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -34,19 +36,13 @@ CPU = ("--device", "cpu")
 OTHER_COMMIT = "b" * 40
 
 COMMANDS = {
-    "inspect": (inspect, ()),
     "collect-gates": (collect_gates, (*TEXT, *CPU)),
-    "score-heads": (score_heads, (*TEXT, *CPU)),
     "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
-    "share-ffn": (share_ffn, ("--preset", "SharedEnc", "--dense-only", "-o", "out")),
-    "share-attention": (share_attention, ("--preset", "SharedEnc", "-o", "out")),
     "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
-    "prune-ffn": (prune_ffn, ("--metric", "norms", "--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
     "factorize-embeddings": (factorize_embeddings, ("--map-dim", "8", "--epochs", "1", "-o", "out")),
     "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),
-    "compare-models": (compare_models, (*TEXT, *CPU)),
 }
 
 
@@ -77,7 +73,7 @@ def test_two_models_and_a_teacher(folder, hub):
     assert "org/tiny@bbbbbbb" in found.out
     training = (*TEXT, *CPU, "--valid-split", "test", "--steps", "1", "--batch-tokens", "100")
     done(finetune, "org/tiny@v2", "--teacher", "org/tiny", *training, "-o", "taught")
-    step = json.loads((folder / "taught/config.json").read_text())["prunecli"]["history"][-1]
+    step = json_of(folder / "taught/config.json")["prunecli"]["history"][-1]
     assert step["source"]["revision"] == OTHER_COMMIT
     assert step["arguments"]["teacher"]["revision"] == MAIN_COMMIT
 
@@ -152,7 +148,7 @@ def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
     commit_of.cache_clear()
     third = call(run, "recipe.yaml")
     assert "up to date" not in third.err
-    config = json.loads((folder / "out/fewer/config.json").read_text())
+    config = json_of(folder / "out/fewer/config.json")
     assert config["prunecli"]["history"][0]["source"]["revision"] == OTHER_COMMIT
 
 
@@ -161,19 +157,16 @@ def test_a_recipe_takes_only_checkpoints_from_the_hub(folder, hub):
     refused(call(run, "recipe.yaml", "--dry-run"), "input org/gates does not exist", 2)
     Path("recipe.yaml").write_text(RECIPE)
     as_path = call(run, "recipe.yaml", "--dry-run", "--set", "model=./org/tiny")
-    assert as_path.status == 2
-    assert f"its input {folder / 'org/tiny'} does not exist" in as_path.err
+    refused(as_path, f"its input {folder / 'org/tiny'} does not exist", 2)
     assert hub.requests == []
 
 
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
-    roles = {
-        (command, name)
-        for command, parameters in parameters().items()
-        for name, parameter in parameters.items()
-        if parameter.spec.role == "checkpoint"
-    }
-    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report", "shrink"}
+    named = {(command, name): one for command, own in parameters().items() for name, one in own.items()}
+    roles = {names for names, parameter in named.items() if parameter.spec.role == "checkpoint"}
+    others = "bench-latency compare-models finetune inspect prune-ffn report score-heads shrink"
+    shares = ("share-attention", "share-ffn")
+    assert {command for command, _ in roles} == {*COMMANDS, *shares, *others.split()}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
 
 
@@ -197,21 +190,12 @@ print("huggingface_hub" in sys.modules)
 
 
 def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(folder, hub):
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / "home"),
-        "HF_TOKEN": "hf_secret",
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_TOKEN": "hf_secret"}
     for name, imported in (("source", "False"), ("org/tiny", "True")):
         options = ("--metric", "random", "--ratio", "0.5", "-o", f"{name[:3]}.out")
-        made = subprocess.run(
-            [sys.executable, "-c", SCRIPT, "prune-experts", name, *options],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-c", SCRIPT, "prune-experts", name, *options]
+        made = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert made.stdout.splitlines()[-1] == imported
         assert bool(hub.requests) == (name == "org/tiny")
     assert f"into {folder / 'home' / 'hub'}" in made.stderr
@@ -219,15 +203,9 @@ def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(
     assert "hf_secret" not in made.stderr
 
 
-STREAMED = {
-    name: tuple(option for option in COMMANDS[name][1][:-2])
-    for name in ("prune-experts", "prune-layers", "trim-vocabulary")
-}
-
-
-@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("name", ["prune-experts", "prune-layers", "trim-vocabulary"])
 def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, name):
-    command, options = COMMANDS[name][0], ("org/tiny", *STREAMED[name])
+    command, options = COMMANDS[name][0], ("org/tiny", *COMMANDS[name][1][:-2])
     lines = call(command, *options, "--stream", "-o", "streamed").err.splitlines()
     assert any(line.startswith("Streaming org/tiny at 1a2b3c4 from ") for line in lines)
     assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
@@ -257,3 +235,78 @@ def test_streaming_says_what_aimer_fetches(folder, hub):
 )
 def test_what_cannot_be_streamed_is_refused(folder, hub, arguments, message, status):
     refused(call(prune_experts, *arguments, "--metric", "random"), message, status)
+
+
+# A sentence-transformers model of the hub's cache through each command: modules, name and text go along.
+
+
+HASH = "0123456789abcdef0123456789abcdef01234567"
+SOURCE = Path("models--org--tiny-sentences") / "snapshots" / HASH
+CARD = "---\nlicense: mit\nlibrary_name: sentence-transformers\nbase_model: org/before\n---\n\n# tiny\n\nMaps text.\n"
+LINES = ("--text", "text.txt")
+REWRITING = [
+    (prune_heads, ("--metric", "random", "--ratio", 0.3)),
+    (share_ffn, ("--preset", "SharedEnc")),
+    (trim_vocabulary, LINES),
+]
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    sentence_model(SOURCE)
+    (SOURCE / "README.md").write_text(CARD)
+    (SOURCE / "onnx").mkdir()
+    (SOURCE / "onnx" / "model.onnx").write_text("weights of another format")
+    (SOURCE / "tf_model.h5").write_text("weights of another format")
+    Path("text.txt").write_text("the hen\nin the nest\na tin hat\n" * 4)
+    return tmp_path
+
+
+def check(out: Path) -> None:
+    modules = json_of(out / "modules.json")
+    assert modules == json_of(SOURCE / "modules.json")
+    for module in modules[1:]:
+        before, after = (
+            {path.name: path.read_bytes() for path in (place / module["path"]).glob("*")}
+            for place in (SOURCE, out)
+        )
+        assert before == after, module
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+        assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
+    pooling = config_of(out / "1_Pooling")
+    with open_model(out) as made:
+        assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
+        assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
+        assert made.structure.history[0]["source"]["revision"] == HASH
+
+
+@pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))
+def test_modules_go_along(sentences, command, options):
+    result = done(command, SOURCE, *options, "-o", "out")
+    assert result.err.count("Left out, as no part of the model: onnx/, tf_model.h5\n") == 1
+    check(Path("out"))
+    card = Path("out/README.md").read_text()
+    matter = yaml.safe_load(card.split("---\n")[1])
+    assert (matter["base_model"], matter["library_name"]) == ("org/tiny-sentences", "sentence-transformers")
+    assert "# org/tiny-sentences, pruned\n" in card
+    assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
+    dry = done(command, SOURCE, *options, "--dry-run", "--json")
+    assert json.loads(dry.out)["left_out"] == ["onnx/", "tf_model.h5"]
+    assert "onnx/, tf_model.h5" in dry.err
+    assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
+
+
+def test_room_is_asked_for_what_goes_along(sentences, monkeypatch):
+    (SOURCE / "2_Dense" / "extra.bin").write_bytes(b"x" * 3_000_000)
+    usage = type("Usage", (), {"free": transaction.SPARE_BYTES + 2_000_000})
+    monkeypatch.setattr(transaction.shutil, "disk_usage", lambda _path: usage)
+    refused(call(prune_heads, SOURCE, "--metric", "random", "-o", "out"), "MiB are needed", 1)
+
+
+@pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])
+def test_a_class_that_the_tensors_do_not_allow_is_said(sentences, name, need):
+    change_config(SOURCE, architectures=[name])
+    result = done(share_ffn, SOURCE, "--preset", "SharedEnc", "-o", "out")
+    assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)
+    assert ("Warning" in result.err) == (need is not None)

@@ -2,19 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from prunecli.commands.app import main
-from prunecli.errors import UsageError
-from prunecli.evaluation import capacity
-from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import Structure
-from prunecli.running.layerwise.budget import plan_memory
 from tests.families import tiny_family
 from tests.families.cutting import saved
 from tests.ffn_layouts import tiny as tiny_layout
@@ -65,18 +59,14 @@ def test_json_holds_the_same_numbers(tiny, capsys):
     tensors = random_tensors(config_of(tiny)).values()
     assert found["format"] == "prunecli.inspect/1"
     assert found["models"][0]["fingerprint"].startswith("sha256:")
-    assert found["total"] == {
-        "tensors": len(tensors),
-        "parameters": sum(tensor.size for tensor in tensors),
-        "bytes": sum(tensor.nbytes for tensor in tensors),
-    }
+    sizes = (sum(tensor.size for tensor in tensors), sum(tensor.nbytes for tensor in tensors))
+    assert list(found["total"].values()) == [len(tensors), *sizes]
     assert found["parts"]["experts"] == {"tensors": 128, "parameters": 34_304, "bytes": 4 * 34_304}
     assert sum(part["bytes"] for part in found["parts"].values()) == found["total"]["bytes"]
     assert found["dtypes"] == {"F32": found["total"]}
     assert [layer["original_experts"] for layer in found["layers"]] == [8] * 4
-    assert found["files"] == [
-        {"name": "model.safetensors", "bytes": (tiny / "model.safetensors").stat().st_size}
-    ]
+    size = (tiny / "model.safetensors").stat().st_size
+    assert found["files"] == [{"name": "model.safetensors", "bytes": size}]
 
 
 def test_heads_are_one_line_a_kind_until_some_are_removed(tiny, capsys):
@@ -116,17 +106,11 @@ def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
 
 def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-    step = {
-        "command": "prune-experts",
-        "arguments": {"ratio": 0.5, "metric": "importance", "force": True, "source": None},
-        "source": {"path": "base", "fingerprint": "sha256:0"},
-    }
-    structure = {
-        "version": 1,
-        "experts": {layer: [0, 3, 5, 6] for layer in layers},
-        "original_experts": dict.fromkeys(layers, 8),
-        "history": [step],
-    }
+    step: dict[str, Any] = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
+    step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
+    experts = {layer: [0, 3, 5, 6] for layer in layers}
+    structure: dict[str, Any] = {"version": 1, "history": [step], "experts": experts}
+    structure["original_experts"] = dict.fromkeys(layers, 8)
     directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
     assert run(directory) == 0
     text = capsys.readouterr().out
@@ -176,10 +160,8 @@ def test_bad_options(tiny, capsys, arguments, status, says):
 def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
     table = tmp_path / "t.csv"
     payload = as_json(capsys, tiny, "--table", table)
-    counts = {
-        row["part"]: {key: row[key] for key in ("tensors", "parameters", "bytes")}
-        for row in rows(table, "parameters")
-    }
+    keys = ("tensors", "parameters", "bytes")
+    counts = {row["part"]: {key: row[key] for key in keys} for row in rows(table, "parameters")}
     assert counts == {**payload["parts"], "total": payload["total"]}
     experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows(table, "experts")]
     assert experts == [
@@ -198,28 +180,18 @@ def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
 # `--fit`: each way's bytes against sums made by hand, and what is said of them.
 
 
-CPU = torch.device("cpu")
-
 LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
-
-
-@pytest.fixture
-def moe(tmp_path):
-    return tiny_nllb_moe(tmp_path / "moe")
 
 
 def fit(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     return as_json(capsys, *arguments, *LOAD)["fit"]
 
 
-def parameters(directory: Path) -> int:
-    return sum(array.size for array in random_tensors(config_of(directory)).values())
-
-
-def test_the_whole_model_in_each_type(moe, capsys):
-    whole = fit(capsys, moe, "--fit", "1GiB")["whole"]
+def test_the_whole_model_in_each_type(tiny, capsys):
+    whole = fit(capsys, tiny, "--fit", "1GiB")["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
-    assert [way["weight_bytes"] for way in whole] == [4 * parameters(moe), 2 * parameters(moe)]
+    parameters = sum(array.size for array in random_tensors(config_of(tiny)).values())
+    assert [way["weight_bytes"] for way in whole] == [4 * parameters, 2 * parameters]
     for way in whole:
         taken = way["weight_bytes"] + way["decoding_bytes"]
         free = [needed - -(-needed // 10) for needed in (way["needed_bytes"], way["needed_bytes"] - 1)]
@@ -240,9 +212,9 @@ def test_types_of_the_same_size_are_one_way(tmp_path, capsys, stored, asked, fou
 
 
 def test_what_does_not_fit_is_pruned_in_each_type(tmp_path, capsys):
-    moe = tiny_nllb_moe(tmp_path / "moe", experts=32)
-    half = fit(capsys, moe, "--fit", "1GiB")["whole"][1]["needed_bytes"]
-    found = fit(capsys, moe, "--fit", half - 1)
+    model = tiny_nllb_moe(tmp_path / "model", experts=32)
+    half = fit(capsys, model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
+    found = fit(capsys, model, "--fit", half - 1)
     assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]
     wide, narrow = found["pruned"]
     assert wide["fits"]
@@ -250,41 +222,21 @@ def test_what_does_not_fit_is_pruned_in_each_type(tmp_path, capsys):
     assert wide["ratio"] > narrow["ratio"] > 0
     assert (found["ratio"], found["keep"]) == (wide["ratio"], wide["keep"])
     assert narrow["weight_bytes"] < found["whole"][1]["weight_bytes"]
-    assert run(moe, "--fit", half - 1, *LOAD) == 0
+    assert run(model, "--fit", half - 1, *LOAD) == 0
     text = capsys.readouterr().out
     assert f"--ratio {narrow['ratio']:g} --dtype float16" in text
-    assert run(moe, "--fit", half, *LOAD) == 0
+    assert run(model, "--fit", half, *LOAD) == 0
     assert capsys.readouterr().out.endswith("It fits in float16.\n")
 
 
-def test_nothing_fits_is_an_answer(moe, capsys):
-    found = fit(capsys, moe, "--fit", "1KiB")
+def test_nothing_fits_is_an_answer(tiny, capsys):
+    found = fit(capsys, tiny, "--fit", "1KiB")
     ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
     assert not any(way["fits"] for way in ways)
     assert "ratio" not in found
     assert {way["keep"] for way in found["pruned"]} == {8}  # two in each of four layers
-    assert run(moe, "--fit", "1KiB") == 0
+    assert run(tiny, "--fit", "1KiB") == 0
     assert "Next:" not in capsys.readouterr().out
-
-
-def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(moe, monkeypatch):
-    demands = []
-    monkeypatch.setattr(capacity, "resident_now", lambda: 123_456)
-    monkeypatch.setattr(
-        capacity,
-        "plan_memory",
-        lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1],
-    )
-    with open_model(moe) as opened:
-        way, _ = capacity.layers_in(opened, 1 << 30, CPU, torch.float32)
-        assert capacity.layers_in(opened, way.needed_bytes, CPU, torch.float32)[0].fits
-        assert not capacity.layers_in(opened, way.needed_bytes - 1, CPU, torch.float32)[0].fits
-    assert demands[0].process == 123_456
-    plan_memory(way.needed_bytes, demands[0])
-    with pytest.raises(UsageError, match="too little"):
-        plan_memory(way.needed_bytes - 1, demands[0])
-    states = plan_memory(1 << 30, demands[0]).states
-    assert way.state_tokens == states // (16 * 4 + 2 * 16 * 4)  # a hidden state, and two rows for experts
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])

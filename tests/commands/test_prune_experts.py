@@ -1,27 +1,27 @@
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.documents import write_json
-from tests.commands import calls
-from tests.commands.calls import call, names, refused
+from tests.commands.calls import both, names, refused
+from tests.contracts.test_mixtures import save_tiny
 from tests.gates import random_gates
-from tests.reference import released_statistics
-from tests.tiny import tiny_nllb_moe
+from tests.reference import released_statistics, weights
+from tests.tiny import json_of, tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
 
-run, done = partial(call, prune_experts), partial(calls.done, prune_experts)
+run, done = both(prune_experts)
 
 
 def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
@@ -47,13 +47,6 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
         return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
 
-@pytest.mark.parametrize("options", [("--source", "eng_Latn"), ("--keep", "ids.json")])
-def test_named_languages_and_chosen_ids_need_no_note(model, folder, options):
-    (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
-    result = done(model, *options, "--dry-run")
-    assert "No languages named" not in result.err
-
-
 def test_prunes_by_language(model, folder):
     result = done(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
@@ -61,6 +54,7 @@ def test_prunes_by_language(model, folder):
     found = kept(folder / "pruned-experts")
     assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
     assert "Decoder layers" not in result.err
+    assert "No languages named" not in result.err
     with open_model(model) as full, open_model(folder / "pruned-experts") as pruned:
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
@@ -91,9 +85,8 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
     assert kept(folder / "quarter") == kept(folder / "direct")
     with open_model(folder / "quarter") as quarter:
         assert len(quarter.structure.history) == 2
-        assert {
-            name: units.of for name, units in quarter.structure.of_kind("expert").items()
-        } == dict.fromkeys((*ENCODER, *DECODER), 16)
+        held = {name: units.of for name, units in quarter.structure.of_kind("expert").items()}
+        assert held == dict.fromkeys((*ENCODER, *DECODER), 16)
 
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):
@@ -109,10 +102,7 @@ def test_fit_prints_the_arithmetic_and_fits(model, folder):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            ("--balance", "3:1"),
-            "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with fewer than 128",
-        ),
+        (("--balance", "3:1"), "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with"),
         (("--experts-per-layer", "9,3"), "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
         (("--balance", "1:3"), None),
         (("--strategy", "global-threshold"), None),
@@ -136,28 +126,21 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     assert f"theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
 
 
+GRANULAR = ("--granularity",)
 REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "below top-k": (("--ratio", 0.9), "would be kept", 2),
     "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
-    "same language": (
-        ("--granularity", "pair", "--source", "eng_Latn", "--target", "eng_Latn"),
-        "no tran",
-        2,
-    ),
-    "global by language": (("--granularity", "global", "--source", "eng_Latn"), "takes no --source", 2),
-    "language without names": (("--granularity", "language"), "needs --source or --target", 2),
+    "same language": ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran", 2),
+    "global by language": ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source", 2),
+    "language without names": ((*GRANULAR, "language"), "needs --source or --target", 2),
     "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
     "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
-    "rounded threshold": (
-        ("--multiple-of", 4, "--strategy", "global-threshold"),
-        "--multiple-of 4 rounds the number of each layer",
-        2,
-    ),
+    "rounded threshold": (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number", 2),
     "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
     "choice of ids": (
-        ("--keep", "gates.json", "--ratio", 0.5, "--metric", "top1", "--multiple-of", 4),
-        "does not go with --ratio or --metric or --multiple-of",
+        ("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4),
+        "or --multiple-of",
         2,
     ),
     "statistics as ids": (("--keep", "gates.json"), "go with --gates", 1),
@@ -172,3 +155,126 @@ def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
 
 def test_checkpoints_that_have_no_experts_end_in_two_lines(folder):
     refused(run(tiny_nllb_moe(folder / "dense", sparse_step=0)), "no experts", 1)
+
+
+# `prunecli prune-experts` of language models: by texts, by weights, by ids, and every refusal of its own.
+
+
+FAMILIES = ("granitemoe", "glm4_moe")
+"""Stacked experts, and experts of their own tensors in groups."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def text_model(request, tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", request.param)
+
+
+@pytest.fixture
+def text_folder(tmp_path, text_model):
+    """A working directory with the gates.json of `text_model`."""
+    write_statistics(tmp_path / "gates.json", text_model)
+    return tmp_path
+
+
+def write_statistics(path: Path, text_model: Path) -> None:
+    """Random statistics; of `code` expert 3 saw 2 tokens, the others 200 or more."""
+    with open_model(text_model) as checkpoint:
+        made = random_gates(checkpoint, ("code", "chat"))
+    made.entries["code"].routed[:, 3] = 2
+    write_json(path, {"format": made.format, **made.to_json()})
+
+
+def best(text_model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:
+    """The highest values of each layer, as many of each group."""
+    found = {}
+    with open_model(text_model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            width = layer.num_experts // layer.groups.count
+            own = []
+            for group in range(layer.groups.count):
+                members = range(group * width, (group + 1) * width)
+                ranked = sorted(members, key=lambda e, name=layer.name: (-values[name][e], e))
+                own += ranked[: count // layer.groups.count]
+            found[layer.name] = tuple(sorted(own))
+    return found
+
+
+def by_weights(text_model: Path) -> dict[str, list[float]]:
+    """Layer's name -> minus AIMER of each expert."""
+    values = {}
+    with open_model(text_model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            stacked = [checkpoint.read(name) for name in layer.stacked_tensors]
+            values[layer.name] = []
+            for expert in range(layer.num_experts):
+                names = [layer.expert_tensor(expert, suffix) for suffix in layer.expert_tensors]
+                own = [*map(checkpoint.read, names), *(tensor[expert] for tensor in stacked)]
+                values[layer.name].append(-weights.aimer(own))
+    return values
+
+
+def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
+    text_model = save_tiny(tmp_path / "tiny", "glm4_moe")
+    tensors = load_file(text_model / "model.safetensors")
+    last = {name: value for name, value in tensors.items() if name.startswith("model.layers.2.")}
+    predicting = {
+        name.replace("layers.2", "layers.3"): value.flip(0).contiguous() for name, value in last.items()
+    }
+    save_file({**tensors, **predicting}, text_model / "model.safetensors", {"format": "pt"})
+    write_statistics(tmp_path / "gates.json", text_model)
+    result = done(text_model, "--ratio", 0.5, "-o", "out")
+    assert "By aimer for layers that predict further tokens" in result.err
+    name = "model.layers.3.mlp"
+    found = kept(tmp_path / "out")
+    assert found[name] == best(text_model, by_weights(text_model), 4)[name]
+
+
+def test_by_text_and_by_default_a_quarter_goes(text_model, text_folder):
+    result = done(text_model, "--for", "code", "-o", "out")
+    for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
+        assert text in result.err
+    payload = json_of(text_folder / "gates.json")
+    sums = payload["entries"]["code"]
+    values = {
+        name: [total / n for total, n in zip(sums["gate_norm_sum"][row], sums["routed"][row], strict=True)]
+        for row, name in enumerate(payload["layers"])
+    }
+    assert kept(text_folder / "out") == best(text_model, values, 6)
+    with open_model(text_folder / "out") as checkpoint:
+        arguments = checkpoint.structure.history[-1]["arguments"]
+    assert (arguments["metric"], arguments["ratio"], arguments["for"]) == ("reap", 0.25, ["code"])
+
+
+def test_experts_that_saw_little_are_told_of(text_model, text_folder):
+    result = done(text_model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
+    found = json.loads(result.out)
+    layers = [name.removesuffix(".experts") for name in found["kept"]]
+    assert found["details"]["few_tokens"] == {name: [3] for name in layers}
+    assert found["arguments"]["min_tokens"] == 100
+    held = 8 * len(layers)
+    assert f"{len(layers)} of {held} experts received fewer than 100 tokens of this text" in result.err
+    assert f"; the result lacks {len(layers)} of them." in result.err
+    quiet = run(text_model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
+    assert json.loads(quiet.out)["details"] == {}
+    assert "saw fewer" not in quiet.err
+    assert "saw fewer" not in run(text_model, "--dry-run").err  # with the tokens of both texts
+
+
+def test_by_weights_alone(text_model, text_folder):
+    (text_folder / "gates.json").unlink()
+    done(text_model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
+    assert kept(text_folder / "out") == best(text_model, by_weights(text_model), 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (("--for", "cod"), "Did you mean code?", 1),
+        (("--source", "eng_Latn"), "Choose the statistics that count with --for", 2),
+        (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
+        (("--experts-per-layer", "6,4"), "Give one number", 2),
+    ],
+)
+def test_bad_usage(arguments, message, status, text_model, text_folder):
+    refused(run(text_model, *arguments, "-o", "out"), message, status)
+    assert not (text_folder / "out").exists()

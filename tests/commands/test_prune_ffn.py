@@ -1,6 +1,5 @@
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -9,10 +8,9 @@ import pytest
 from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
-from tests.commands import calls
-from tests.commands.calls import call, refused
+from tests.commands.calls import both, refused
 
-run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
+run, done = both(prune_ffn)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +62,9 @@ def test_dense_ffns_between_experts(models):
         ((), "--metric activation-norm needs text"),
         (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
         (("--data", "."), "--data goes with models that translate"),
+        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
+        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
+        (("--count", 3, "--width", 4), "Give one of --count and --width"),
     ],
 )
 def test_refusals(models, arguments, message):
@@ -120,15 +121,3 @@ def test_a_number_of_units_goes(models):
     assert sum(map(len, kept_of(uneven).values())) == 3 * 48 - 31
     refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many", 2)
     refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can", 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
-        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
-        (("--count", 3, "--width", 4), "Give one of --count and --width"),
-    ],
-)
-def test_options_of_scores_that_contradict_each_other(models, arguments, message):
-    refused(run(models["llama"], *arguments), message, 2)

@@ -8,12 +8,13 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from prunecli.methods.options import HeadMetric, Normalize
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import names, refused
 from tests.commands.heads import done, kept, run, scored
-from tests.families import tiny_family
+from tests.tiny import json_of
 
 FIRST = "model.encoder.layers.0.self_attn"
 """Of m2m_100, which has 3 encoder and 2 decoder layers of 4 heads: 28 in all."""
@@ -36,12 +37,10 @@ def test_prunes_the_least_important_heads(model, folder):
     result = done(model, "--ratio", 0.5)
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
-    sums = json.loads((folder / "heads.json").read_text())["values"]
-    share = {
-        (name.removesuffix(".heads"), head): value / np.linalg.norm(layer)
-        for name, layer in sums.items()
-        for head, value in enumerate(layer)
-    }
+    sums = json_of(folder / "heads.json")["values"]
+    share = {}
+    for name, layer in sums.items():
+        share |= {(module_of(name), head): value / np.linalg.norm(layer) for head, value in enumerate(layer)}
     wanted = sorted(share, key=share.__getitem__)[14:]
     found = kept(folder / "pruned-heads")
     assert sorted((name, head) for name, ids in found.items() for head in ids) == sorted(wanted)
@@ -49,13 +48,8 @@ def test_prunes_the_least_important_heads(model, folder):
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
         assert shim_classes(pruned.config)
-    assert step["arguments"] == {
-        "ratio": 0.5,
-        "removed": 14,
-        "metric": "importance",
-        "method": "gradient",
-        "normalize": "per-layer",
-    }
+    method = {"metric": "importance", "method": "gradient", "normalize": "per-layer"}
+    assert step["arguments"] == {"ratio": 0.5, "removed": 14, **method}
     assert step["statistics"]["file"] == "heads.json"
 
 
@@ -90,12 +84,9 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "too many": (("--count", 29), "at most 28 can", 2),
     "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),
     "odd kind": (("--attention", "self"), "no such choice", 2),
-    "ids and scores": (
-        ("--keep", "heads.json", "--scores", "heads.json"),
-        "--keep does not go with --scores",
-        2,
-    ),
+    "ids and scores": (("--keep", "a.json", "--scores", "b.json"), "--keep does not go with --scores", 2),
     "scores as ids": (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
+    "uniform": (("--uniform",), "a config of type m2m_100 cannot say how many heads are left", 2),
     "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
 }
 
@@ -106,20 +97,17 @@ def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
     assert names(folder) == ["heads.json"]
 
 
-def test_attentions_that_the_model_lacks_are_refused(folder):
-    bert = tiny_family(folder / "bert", "bert")
-    result = run(bert, "--metric", "random", "--attention", "cross")
-    assert (result.status, "It has encoder." in result.err) == (2, True)
+def test_attentions_that_the_model_lacks_are_refused(models):
+    refused(run(models["bert"], "--metric", "random", "--attention", "cross"), "It has encoder.", 2)
 
 
 @pytest.mark.parametrize(
     ("ratio", "kept_heads", "more"),
     [(0.1, 2, "6 of 12 heads are removed (50%), 2 were asked for: "), (0.5, 2, "")],
 )
-def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
+def test_uniform_results_are_stock_models(models, tmp_path, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
-    source = tiny_family(tmp_path / "llama", "llama")
-    result = done(source, "--metric", "random", "--ratio", ratio, "--uniform")
+    result = done(models["llama"], "--metric", "random", "--ratio", ratio, "--uniform")
     said = f"{more}{kept_heads} heads are kept in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out
@@ -129,10 +117,3 @@ def test_uniform_results_are_stock_models(tmp_path, ratio, kept_heads, more):
     assert stock.config.num_key_value_heads == kept_heads
     with open_model(tmp_path / "pruned-heads") as made:
         assert made.structure.history[-1]["arguments"]["uniform"] is True
-
-
-def test_uniform_is_refused_where_no_config_can_say_it(model, folder):
-    result = run(model, "--uniform")
-    assert result.status == 2
-    assert "a config of type m2m_100 cannot say how many heads are left" in result.err
-    assert not (folder / "pruned-heads").exists()

@@ -1,5 +1,4 @@
 import json
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -11,11 +10,10 @@ from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from tests.commands import calls
-from tests.commands.calls import call, refused
+from tests.commands.calls import both, refused
 from tests.structures import kept_ids
 
-run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
+run, done = both(prune_layers)
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,15 @@
+from functools import partial
+
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.commands.report import report
-from prunecli.errors import OutputError, PruneError
+from prunecli.errors import OutputError
+from tests.commands.calls import raising
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import write_json
 
-
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(report)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, PruneError):
-        raise result.exception
-    assert result.exit_code in (0, 2)
-    return result
+run = partial(raising, report)
 
 
 def test_the_page_on_stdout(tmp_path):

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -16,7 +17,7 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
 from prunecli.recipes.engine import Step, resolve
 from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
-from tests.commands.calls import call
+from tests.commands.calls import call, refused
 from tests.commands.gates import write_gates
 
 RECIPE = """\
@@ -39,12 +40,6 @@ class Example(Options):
     memory: bool = option(True, "", flag="--memory/--no-memory")
     output: Path = option(Path("a"), "", flag="--output -o", role="output")
     plain_name: str = option("", "")
-
-
-def test_a_switch_has_two_names():
-    assert [one.names for one in Example.list_options().values() if len(one.names) > 1] == [
-        ("memory", "no-memory")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -143,52 +138,42 @@ steps:
 
 
 @pytest.mark.parametrize(
-    ("package", "command", "option", "fault"),
+    ("package", "command", "options", "option"),
     [
         ("altair", "compare-languages", "gates: gates.json, plot: a.png", None),
-        ("peft", "finetune", "lora: 4", "step 'finetune', lora: peft is not installed (pip install peft)"),
-        (
-            "datasets",
-            "evaluate",
-            "checkpoints: [], text: 'hf://org/name:train'",
-            "step 'evaluate', text: datasets is not installed (pip install datasets)",
-        ),
+        ("peft", "finetune", "lora: 4", "lora"),
+        ("datasets", "evaluate", "checkpoints: [], text: 'hf://org/name:train'", "text"),
     ],
 )
 def test_packages_are_looked_for_before_the_first_step(
-    workplace, monkeypatch, capsys, package, command, option, fault
+    workplace, monkeypatch, capsys, package, command, options, option
 ):
     monkeypatch.chdir(workplace)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", option))
-    if fault is not None:
-        with pytest.raises(UsageError) as refused:
+    (workplace / "recipe.yaml").write_text(PLOTTED.replace("COMMAND", command).replace("OPTION", options))
+    missing = f"{package} is not installed (pip install {package})"
+    if option is not None:
+        with pytest.raises(UsageError) as caught:
             run.run(name="recipe.yaml")
-        assert refused.value.message == f"recipe.yaml: {fault}"
+        assert caught.value.message == f"recipe.yaml: step {command!r}, {option}: {missing}"
         return
     run.run(name="recipe.yaml", dry_run=True)
     said = capsys.readouterr()
     assert "--plot" not in said.out
-    assert said.err == (
-        "recipe.yaml: no picture of 'compare-languages': altair is not installed (pip install altair)\n"
-    )
+    assert said.err == f"recipe.yaml: no picture of {command!r}: {missing}\n"
 
 
 def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
     (workplace / "gates.json").write_text("{")
-    result = prunecli("recipe.yaml")
-    assert result.status == 1
-    assert "recipe.yaml: step 'compare-0.75' failed with status 1" in result.err
+    refused(prunecli("recipe.yaml"), "recipe.yaml: step 'compare-0.75' failed with status 1", 1)
     assert "gates.json" in (said := capfd.readouterr().err)
     assert "Traceback" not in said
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "commands" / "run.md").read_text(
-        encoding="utf-8"
-    )
+    page = Path(__file__).parents[2] / "docs/reference/commands/run.md"
     path = tmp_path / "page.yaml"
-    path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    path.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
@@ -202,10 +187,10 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
-    with pytest.raises(PruneError) as refused:
+    with pytest.raises(PruneError) as caught:
         find_recipe(given)
-    assert refused.value.exit_status == 1
-    message, said = str(refused.value).splitlines()
+    assert caught.value.exit_status == 1
+    message, said = str(caught.value).splitlines()
     assert message == f"{given}: no such file, and no recipe of this name"
     assert said.startswith(remedy)
 
@@ -255,13 +240,8 @@ wait(subprocess.Popen([sys.executable, "child.py"]))
 def test_an_interrupt_lets_the_step_clean_up(tmp_path):
     (tmp_path / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=tmp_path,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    nothing = dict.fromkeys(("stdin", "stderr"), subprocess.DEVNULL)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=environment, **nothing)
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "started").exists() and time.monotonic() < deadline:
@@ -274,14 +254,10 @@ def test_an_interrupt_lets_the_step_clean_up(tmp_path):
 
 
 def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(workplace, monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(run, "_execute", interrupted)
+    monkeypatch.setattr(run, "_execute", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(typer.Exit) as ended:
         run.run(name="recipe.yaml")
     assert ended.value.exit_code == 130
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "recipe.yaml: the same command resumes with this step."
-    ]
+    (said,) = capsys.readouterr().err.splitlines()[1:]
+    assert said == "recipe.yaml: the same command resumes with this step."

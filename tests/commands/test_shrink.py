@@ -1,6 +1,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls
-from tests.commands.calls import call, refused
+from tests.commands.calls import call, names, refused
 from tests.families import tiny_family
 
 run = partial(call, shrink)
@@ -28,6 +29,12 @@ def done(*given):
         few = {"new_tokens": 2, "runs": 1}
         patch.setattr(module, "LatencyOptions", lambda **options: LatencyOptions(**options | few))
         return calls.done(shrink, *given)
+
+
+def shrunk() -> Shrunk:
+    document = results.read("shrunk.shrink.json")
+    assert isinstance(document, Shrunk)
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +54,7 @@ def test_a_model_is_shrunk_by_all_kinds(model):
     assert "On text that nothing was chosen by" in result.out
     assert "A stock model" in result.out
     assert "--heal 10m" in result.out
-    document = results.read("shrunk.shrink.json")
-    assert isinstance(document, Shrunk)
+    document = shrunk()
     assert document.parameters_after is not None
     assert document.parameters_before is not None
     assert document.parameters_after <= 0.7 * document.parameters_before
@@ -69,10 +75,8 @@ def test_a_model_is_shrunk_by_all_kinds(model):
 
 
 def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatch):
-    def fail(*_, **__):
-        raise CheckpointError("generation_config.json: eos_token_id is 99")
-
-    monkeypatch.setattr(module, "bench_latency", fail)
+    failing = Mock(side_effect=CheckpointError("generation_config.json: eos_token_id is 99"))
+    monkeypatch.setattr(module, "bench_latency", failing)
     given = (model, "--text", "text.txt", "--only", "units", *QUICK)
     result = calls.done(shrink, *given, "--params", "90%")
     assert "The speed is not measured: generation_config.json" in result.err
@@ -89,8 +93,7 @@ def test_a_classifier_of_single_texts_is_shrunk(tmp_path):
 
 def test_channels_are_removed_if_they_are_named(model):
     done(model, "--text", "text.txt", "--only", "channels,units", "--params", "60%", *QUICK)
-    document = results.read("shrunk.shrink.json")
-    assert isinstance(document, Shrunk)
+    document = shrunk()
     assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
     done(model, "--text", "text.txt", "--only", "channels", "--params", "70%", "-o", "narrow", *QUICK)
     with open_model("narrow") as opened, open_model(model) as source:
@@ -125,8 +128,7 @@ def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
     losses = []
     for more in ((), ("--memory", "8GiB")):
         done(*given, *more, "--force")
-        document = results.read("shrunk.shrink.json")
-        assert isinstance(document, Shrunk)
+        document = shrunk()
         losses.append({str((one.shares, one.metrics)): one.quality.loss for one in document.tried})
     whole, by_layer = losses
     assert "cosine" in str([*whole])
@@ -138,12 +140,9 @@ def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
 
 def test_a_healed_model_learns_from_the_original(model):
     result = done(model, "--text", "text.txt", "--only", "units", "--heal-steps", "2", *QUICK)
-    assert "each update takes all of it" in result.err, (
-        "a short text does not end the command after the search"
-    )
+    assert "each update takes all of it" in result.err, "a short text does not end it after the search"
     assert result.err.count("Text: 1 file as a whole document") == 1, "a note is printed once"
-    document = results.read("shrunk.shrink.json")
-    assert isinstance(document, Shrunk)
+    document = shrunk()
     assert [one.model for one in document.stages] == ["original", "cut", "healed"]
     assert "Written: shrunk" in result.out
     with open_model("shrunk") as opened:
@@ -154,13 +153,12 @@ def test_a_healed_model_learns_from_the_original(model):
 def test_a_dry_run_writes_nothing(model):
     result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
     assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
-    assert [path.name for path in Path().iterdir()] == ["text.txt"]
+    assert names(Path()) == ["text.txt"]
 
 
 def test_a_mixture_is_tried_however_short_the_time(model):
     done(model, "--text", "text.txt", "--params", "70%", "--minutes", "0.0001", *QUICK)
-    document = results.read("shrunk.shrink.json")
-    assert isinstance(document, Shrunk)
+    document = shrunk()
     assert "whole" in [one.stage for one in document.tried]
     # One point of each of three curves, one mixture.
     assert len({str(one.shares) for one in document.tried}) <= 4

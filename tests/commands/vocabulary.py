@@ -1,14 +1,12 @@
 """Calls of `prunecli trim-vocabulary`."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from prunecli.commands.prune import trim_vocabulary
-from tests.commands import calls
-from tests.commands.calls import call
+from tests.commands.calls import both
 
-run, done = partial(call, trim_vocabulary), partial(calls.done, trim_vocabulary)
+run, done = both(trim_vocabulary)
 
 
 def trimmed(source: Path, output: Path, lines: Sequence[str], *options: object) -> Path:

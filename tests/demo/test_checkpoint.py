@@ -3,10 +3,9 @@ from fractions import Fraction
 import pytest
 import torch
 from sacrebleu.metrics import CHRF
-from safetensors import safe_open
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from prunecli.demo import CHECKPOINT, DATA, LANGUAGES
+from prunecli.demo import CHECKPOINT, DATA, LANGUAGES, LM_CHECKPOINT
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aggregate, metric_values
@@ -19,9 +18,9 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
 from tests.gates import choose_among
-from tests.tiny import config_of, tensor_shapes
-
-BYTES = 6_000_000
+from tests.tiny import config_of, json_of
+from tools.demo import train
+from tools.demo.model import SIZES
 
 
 @pytest.fixture(scope="module")
@@ -29,31 +28,12 @@ def config():
     return config_of(CHECKPOINT)
 
 
-def test_the_directory_is_small_and_complete():
-    files = {file.name: file.stat().st_size for file in CHECKPOINT.iterdir()}
-    assert set(files) == {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert sum(files.values()) < BYTES
-
-
-def test_the_layout_is_stock(config):
-    with safe_open(CHECKPOINT / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-        shapes = tensor_shapes(config)
-        assert set(file.keys()) == set(shapes)
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            tensor = file.get_tensor(name)
-            assert tensor.dtype == torch.float16
-            assert tensor.shape == shapes[name]
-            assert torch.isfinite(tensor).all()
-    assert config["model_type"] == "nllb-moe"
-    assert config["dtype"] == "float16"
+@pytest.mark.parametrize(("folder", "most"), [(CHECKPOINT, 6_000_000), (LM_CHECKPOINT, 700_000)])
+def test_the_directories_are_small_and_complete(folder, most):
+    files = {file.name: file.stat().st_size for file in folder.iterdir()}
+    settings = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert set(files) == {"README.md", "model.safetensors"} | settings
+    assert sum(files.values()) < most
 
 
 def test_the_stock_class_finds_every_tensor():
@@ -124,3 +104,21 @@ def test_by_language_costs_less_than_3_points(scores):
 
 def test_language_beats_global_beats_random(scores):
     assert scores["language"] > scores["global"] + 10 > scores["random"] + 20
+
+
+# The training script writes a directory that loads, with the bundled sizes and tokenizer.
+
+
+def test_two_steps_write_a_directory_that_loads(tmp_path, monkeypatch):
+    """On the first 4,000 lines: all 24,000 take seconds to learn the tokenizer from and to encode."""
+    monkeypatch.setattr(train, "read_parallel", lambda data, split: read_parallel(data, split).first(4000))
+    train.main(["--output", str(tmp_path), "--steps", "2", "--sentences", "8", "--threads", "1"])
+    model = load_model(tmp_path, device="cpu")
+    ids = torch.tensor([[800, 10, 11, 2]])
+    logits = model(input_ids=ids, decoder_input_ids=ids).logits
+    assert logits.shape == (1, 4, model.config.vocab_size)
+    assert torch.isfinite(logits).all()
+    for path in (tmp_path, CHECKPOINT):
+        assert SIZES.items() <= config_of(path).items()
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        assert json_of(tmp_path / name) == json_of(CHECKPOINT / name)

@@ -1,22 +1,27 @@
-import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from transformers import BartConfig, BartForQuestionAnswering
 
 from prunecli import progress
-from prunecli.errors import OutputError
+from prunecli.errors import OutputError, UnsupportedModelError
 from prunecli.evaluation import evaluate as module
-from prunecli.evaluation.decoding import Translation
+from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.modules import fitting
+from prunecli.modules.loading import load_model
+from prunecli.results.evaluation import Evaluation
+from prunecli.running.encoding import length_limit
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
-from tests.tiny import tiny_nllb_moe
+from prunecli.text.tokens import encode, language_id, load_tokenizer
+from tests.tiny import json_of, tiny_nllb_moe
 
 TEXT = ParallelText(
     "test", {"eng_Latn": ("the hat", "no", "a hen"), "fra_Latn": ("le chapeau", "non", "une poule")}
@@ -56,12 +61,8 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
 
     def comet_scores(model, sources, references, systems, *, gpu):
         assert (model, gpu, len(sources), len(references)) == ("some/model", False, 6, 6)
-        return {
-            label: np.array(
-                [90.0 if made == right else 30.0 for made, right in zip(own, references, strict=True)]
-            )
-            for label, own in systems.items()
-        }
+        right = np.array(references)
+        return {label: np.where(np.array(own) == right, 90.0, 30.0) for label, own in systems.items()}
 
     monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
     payload = evaluate(checkpoints, DATA, OPTIONS.updated(comet="some/model")).to_json()
@@ -77,16 +78,12 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
     payload = evaluate(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
-    assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["over_generated"] == 1
+    wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
+    assert (right["chrf++"], wrong["over_generated"]) == (100, 1)
     assert pruned["mean"]["over_generated"] == 0.5
-    assert pruned["mean"]["chrf++"] == pytest.approx(
-        (100 + pruned["pairs"]["eng_Latn-fra_Latn"]["chrf++"]) / 2
-    )
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]["p_value"] == pytest.approx(
-        1 / 21, abs=1e-6
-    )
-    assert pruned["pairs"]["fra_Latn-eng_Latn"]["bootstrap"]["chrf++"]["p_value"] == 1
+    assert pruned["mean"]["chrf++"] == pytest.approx((100 + wrong["chrf++"]) / 2)
+    assert wrong["bootstrap"]["chrf++"]["p_value"] == pytest.approx(1 / 21, abs=1e-6)
+    assert right["bootstrap"]["chrf++"]["p_value"] == 1
     assert pruned["mean"]["significant"]["chrf++"] == {"worse": 1, "better": 0}
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
@@ -167,21 +164,18 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    def stopped(*_arguments, **_options):
-        raise KeyboardInterrupt
-
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.results.document.write_json", stopped)
+        patch.setattr("prunecli.results.document.write_json", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
-    evaluate(checkpoints, DATA, OPTIONS.model_copy(update=dict(beam=3)), output)
+    evaluate(checkpoints, DATA, OPTIONS.updated(beam=3), output)
     assert len(good_and_bad) == 8
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = OPTIONS.model_copy(update=dict(samples=0, hypotheses=tmp_path / "hyps"))
+    options = OPTIONS.updated(samples=0, hypotheses=tmp_path / "hyps")
     evaluate(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
@@ -201,4 +195,120 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)
     evaluation = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
-    assert evaluation.to_json() == json.loads(output.read_text())
+    assert evaluation.to_json() == json_of(output)
+
+
+SENTENCES = ("the hat", "", "a", "the hen is on the hat in the inn", "no", "the hat is thin then")
+PAIR = ("eng_Latn", "fra_Latn")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    path = tiny_nllb_moe(tmp_path_factory.mktemp("decoding") / "model")
+    return load_model(path, device="cpu"), load_tokenizer(path)
+
+
+def _one_by_one(model, tokenizer, beam, limit):
+    """Each sentence alone through `generate`, without padding, batches or a cache of our own."""
+    texts = []
+    for sentence in SENTENCES:
+        ids = torch.tensor(encode(tokenizer, [sentence], PAIR[0]))
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        search = {"num_beams": beam, "do_sample": False, "max_length": None, "max_new_tokens": limit}
+        output = model.generate(**inputs, **search, forced_bos_token_id=language_id(tokenizer, PAIR[1]))
+        texts.append(tokenizer.decode(output[0], skip_special_tokens=True).strip())
+    return texts
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 4096])
+def test_batches_change_nothing_and_results_come_in_file_order(loaded, batch_tokens):
+    options = DecodingOptions(3, batch_tokens, max_new_tokens=8)
+    made = translate(*loaded, SENTENCES, PAIR, options)
+    assert [translation.text for translation in made] == _one_by_one(*loaded, 3, 8)
+
+
+class _Scripted:
+    """A model that puts out given ids."""
+
+    def __init__(self, model, rows):
+        self.config, self.device, self.generation_config = model.config, model.device, model.generation_config
+        self._rows = rows
+
+    main_input_name = "input_ids"
+
+    def can_generate(self):
+        return True
+
+    def generate(self, **settings):
+        self.settings = settings
+        return torch.tensor(self._rows)
+
+
+def test_an_output_without_end_token_was_ended_by_the_limit(loaded):
+    model, tokenizer = loaded
+    letter = tokenizer.convert_tokens_to_ids("a")
+    french = language_id(tokenizer, "fra_Latn")
+    # The first id starts the decoder and is the end token too: it does not count.
+    scripted = _Scripted(model, [[2, french, letter, letter], [2, french, letter, 2]])
+    made = translate(scripted, tokenizer, ["a", "a"], PAIR, DecodingOptions(2))
+    assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
+    assert scripted.settings["forced_bos_token_id"] == french
+    assert scripted.settings["max_new_tokens"] == length_limit(3, 64)
+
+
+def test_a_model_that_generates_nothing_is_refused(loaded):
+    config = BartConfig(d_model=16, encoder_layers=1, decoder_layers=1, vocab_size=99)
+    with pytest.raises(UnsupportedModelError, match="BartForQuestionAnswering, which has no head"):
+        translate(BartForQuestionAnswering(config), loaded[1], ["a"], PAIR, DecodingOptions(2))
+
+
+@pytest.mark.parametrize(("tokens", "positions", "limit"), [(10, None, 80), (10, 1024, 80), (100, 256, 255)])
+def test_length_limit(tokens, positions, limit):
+    assert length_limit(tokens, positions) == limit
+
+
+def evaluation(task, *scores):
+    field = "mean" if task == "translation" else "scores"
+    results = [{"checkpoint": name, field: own} for name, own in zip("ab", scores, strict=False)]
+    return Evaluation(format=Evaluation.FORMAT, task=task, results=results)
+
+
+@pytest.mark.parametrize(
+    ("gate", "task", "first", "other", "missed"),
+    [
+        ({"min_ratio": 0.9}, "translation", {"chrf++": 50.0}, {"chrf++": 45.0}, []),
+        ({"min_ratio": 0.91}, "translation", {"chrf++": 50.0}, {"chrf++": 45.0}, ["b: chrf++ is 45"]),
+        ({"min_ratio": 0.5}, "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, []),
+        ({"min_ratio": 0.51}, "lm", {"perplexity": 10.0}, {"perplexity": 20.0}, ["b: perplexity is 20"]),
+        ({"min_ratio": 0.9}, "embedding", {}, {"cosine": 0.5}, ["spearman or retrieval was not measured"]),
+        ({"min_ratio": 0.9}, "embedding", {"spearman": 0.8}, {"spearman": 0.7}, ["b: spearman is 0.7"]),
+        ({"least": ["bleu=20"]}, "translation", {"bleu": 19.0}, {"bleu": 20.0}, ["a: bleu is 19; at"]),
+        ({"least": ["spbleu=20"]}, "translation", {"bleu": 19.0}, {}, ["spbleu was not measured"]),
+        ({"most": ["kl_divergence=0.1"]}, "lm", {}, {"kl_divergence": 0.2}, ["b: kl_divergence is 0.2"]),
+        ({"most": ["over_generated=0.1"]}, "translation", {"over_generated": 0.1}, {}, []),
+    ],
+)
+def test_limits(gate, task, first, other, missed):
+    options = EvaluationOptions(**gate)
+    options.check_limits(task, 2)
+    found = list(options.missed(evaluation(task, first, other)))
+    assert len(found) == len(missed)
+    assert all(line.startswith(start) for line, start in zip(found, missed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "line"),
+    [
+        ("translation", {"over_generated": 0.3, "length_ratio": 4.0}, "b: 30% of the outputs run on"),
+        ("translation", {"over_generated": 0.0, "length_ratio": 0.4}, "b: the outputs are 0.40 times"),
+        ("translation", {"over_generated": 0.05, "length_ratio": 1.1}, None),
+        ("lm", {"perplexity": 30.0, "kl_divergence": 1.0}, "b: the perplexity is 3.0 times that of a"),
+        ("lm", {"perplexity": 30.0}, None),  # of other tokens
+        ("lm", {"perplexity": 19.0, "kl_divergence": 1.0}, None),
+        ("translation", {"over_generated": "damaged", "length_ratio": None}, None),
+    ],
+)
+def test_ruined_models_are_named(task, other, line):
+    first = {"perplexity": 10.0} if task == "lm" else {"over_generated": 0.0, "length_ratio": 1.0}
+    found = evaluation(task, first, other).ruined
+    assert found == [] if line is None else (found[0].startswith(line) and found[0].endswith("or finetune."))

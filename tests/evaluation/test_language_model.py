@@ -216,10 +216,8 @@ def test_refused(models):
 # Divergences from a first model against one position at a time (tests/reference/divergence.py).
 
 WINDOWS = [
-    Window(0, tuple(range(5, 17)), 11),
-    Window(0, tuple(range(20, 29)), 3),
-    Window(1, (7, 8), 1),
-    Window(2, tuple(range(30, 42)), 11),
+    *(Window(0, tuple(range(5, 17)), 11), Window(0, tuple(range(20, 29)), 3)),
+    *(Window(1, (7, 8), 1), Window(2, tuple(range(30, 42)), 11)),
 ]
 UNDECLARED: dict[str, dict[str, Any]] = {
     "phi": {},
@@ -261,19 +259,10 @@ def measured(first: Any, *others: Any) -> list[pd.DataFrame]:
 
 def undeclared(model_type: str, seed: int) -> Any:
     torch.manual_seed(seed)
-    shape = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 32,
-        "pad_token_id": 1,
-    }
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **{**shape, **UNDECLARED[model_type]})
-    )
+    counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
+    shape = {**dict.fromkeys(counts, 2), **sizes, "pad_token_id": 1, **UNDECLARED[model_type]}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **shape))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)

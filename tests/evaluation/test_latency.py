@@ -238,11 +238,7 @@ def test_prompts_of_one_length(tmp_path, text, monkeypatch):
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
         bench_latency({"full": path}, text.updated(context=30), options)
     with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
-        bench_latency(
-            {"full": path},
-            text.updated(context=60),
-            options.updated(new_tokens=4),
-        )
+        bench_latency({"full": path}, text.updated(context=60), options.updated(new_tokens=4))
     with pytest.raises(UsageError, match="64 new tokens"):
         bench_latency({"full": path}, text, options.updated(new_tokens=63))
 
@@ -322,11 +318,7 @@ def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
     assert found.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
-        bench_latency(
-            {"full": path},
-            text.updated(whole_files=True),
-            options.updated(sentences=8),
-        )
+        bench_latency({"full": path}, text.updated(whole_files=True), options.updated(sentences=8))
 
 
 def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):

@@ -27,8 +27,7 @@ from prunecli.evaluation.scoring import (
     score,
     spm_file,
 )
-from tests.reference.bootstrap import paired_p_value
-from tests.reference.group_means import mean_of
+from tests.reference.scoring import mean_of, paired_p_value
 
 REFERENCES = ("the cat sat on the mat", "a dog ran over the hill")
 OUTPUTS = (Translation("the cat sat on a mat", True), Translation("a dog ran over the hill", True))
@@ -42,8 +41,7 @@ def test_bleu_by_hand():
 
 @pytest.mark.parametrize(
     ("length", "finished", "over"),
-    [(0, True, False), (40, True, False), (41, True, True), (5, False, True)],
-    ids=["empty", "2 x 10 + 20", "one more", "ended by the limit"],
+    [(0, True, False), (2 * 10 + 20, True, False), (41, True, True), (5, False, True)],
 )
 def test_over_generation(length, finished, over):
     assert is_over_generated(Translation("x" * length, finished), "y" * 10) is over
@@ -53,13 +51,8 @@ def test_over_generation(length, finished, over):
 def spm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spm")
     (folder / "text").write_text("\n".join(REFERENCES) + "\n")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"),
-        model_prefix=str(folder / "m"),
-        vocab_size=30,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
+    files = {"input": str(folder / "text"), "model_prefix": str(folder / "m")}
+    sentencepiece.SentencePieceTrainer.train(**files, vocab_size=30, hard_vocab_limit=False, minloglevel=2)
     return folder / "m.model"
 
 
@@ -130,10 +123,8 @@ def program(tmp_path, monkeypatch):
 def test_each_sentence_of_each_system():
     systems = {"full": ["a b", "c\nd"], "pruned": ["a x", ""]}
     scores = comet_scores("some/model", ["s", "t"], ["a b", "c d"], systems)
-    assert {label: values.tolist() for label, values in scores.items()} == {
-        "full": [100, 100],
-        "pruned": [50, 0],
-    }
+    found = {label: values.tolist() for label, values in scores.items()}
+    assert found == {"full": [100, 100], "pruned": [50, 0]}
 
 
 def test_without_the_program_there_is_one_line(tmp_path, monkeypatch):

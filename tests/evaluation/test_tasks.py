@@ -1,5 +1,7 @@
 import json
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +17,24 @@ from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import class_scores, perplexity
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
-from prunecli.running.batches import measure_losses
+from prunecli.modules.stock_experts import own_experts
+from prunecli.running.batches import batch_cost, measure_losses
+from prunecli.running.examples import Batch
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import lm_losses
+from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import tiny_family
-from tests.reference.classification import matthews, matthews_binary
 from tests.reference.losses import logits_of, nll
+from tests.reference.scoring import matthews
 from tests.sentence_model import sentence_model
+from tests.stock_mixtures import save_mixture
+from tests.tiny import json_of, tiny_nllb_moe
 
 OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -39,16 +47,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def causal(folder):
-    return {
-        name: tiny_family(folder / name, "gpt2", seed=seed) for seed, name in enumerate(("full", "pruned"))
-    }
+    return {name: tiny_family(folder / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))}
 
 
 @pytest.fixture(scope="module")
 def classifiers(folder):
+    seeds = {"full": 0, "pruned": 1}
     return {
-        name: tiny_family(folder / f"c-{name}", "bert", seed=seed, **CLASSIFIER)
-        for seed, name in enumerate(("full", "pruned"))
+        name: tiny_family(folder / f"c-{name}", "bert", seed=n, **CLASSIFIER) for name, n in seeds.items()
     }
 
 
@@ -65,19 +71,14 @@ def _open(path):
 def test_language_models_side_by_side(causal, text, tmp_path):
     output = tmp_path / "evaluation.json"
     payload = evaluate(causal, Dataset("lm", text), OPTIONS, output).to_json()
-    assert json.loads(output.read_text()) == payload
+    assert json_of(output) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
     assert payload["seed"] is None
     described = {"files": ["text.txt"], "texts": 3, "sha256": text.sha256, "whole_files": False}
     assert payload["data"] == described
-    assert payload["significance"] == {
-        "test": "paired t-test",
-        "of": "bits_per_byte",
-        "level": 0.05,
-        "baseline": "full",
-        "examples": 3,
-    }
+    test = {"test": "paired t-test", "of": "bits_per_byte", "level": 0.05, "baseline": "full", "examples": 3}
+    assert payload["significance"] == test
     bits = []
     for (label, path), row in zip(causal.items(), payload["results"], strict=True):
         made = lm_losses(*_open(path), text.texts, 64)
@@ -93,9 +94,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 def test_classifiers_side_by_side(classifiers, tmp_path):
     (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
     labelled = read_labelled(tmp_path / "text.tsv")
-    payload = evaluate(
-        classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
-    ).to_json()
+    payload = evaluate(classifiers, Dataset("classification", labelled), OPTIONS).to_json()
     right, labels = [], np.array([0, 1, 2, 0])
     for row, path in zip(payload["results"], classifiers.values(), strict=True):
         runner, tokenizer = _open(path)
@@ -133,10 +132,7 @@ def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
 
 
 def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, monkeypatch):
-    def load_model(*_arguments, **_options):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("prunecli.running.layerwise.runner.load_model", load_model)
+    monkeypatch.setattr("prunecli.running.layerwise.runner.load_model", None)  # not called
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
         evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
@@ -145,13 +141,9 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     with pytest.raises(CheckpointError, match="nothing"):
         evaluate({**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json")
     (tmp_path / "bad.tsv").write_text("7\ta\n")
+    bad = Dataset("classification", read_labelled(tmp_path / "bad.tsv"))
     with pytest.raises(DataError, match="knows no label '7'"):
-        evaluate(
-            classifiers,
-            Dataset("classification", read_labelled(tmp_path / "bad.tsv")),
-            OPTIONS,
-            tmp_path / "new.json",
-        )
+        evaluate(classifiers, bad, OPTIONS, tmp_path / "new.json")
     assert not (tmp_path / "new.json").exists()
 
 
@@ -164,9 +156,6 @@ def test_matthews_correlation_against_its_definition(pairs):
         called, right = ([value == one for value in own] for own in (chosen, labels))
         hits = sum(a and b for a, b in zip(called, right, strict=True))
         assert value == pytest.approx(2 * hits / (sum(called) + sum(right)))
-    two = [[value % 2 for value in values] for values in (chosen, labels)]
-    _, found = class_scores(*map(np.array, two))
-    assert found == pytest.approx(matthews_binary(two[1], two[0]), abs=1e-9)
 
 
 TEXTS = ["a dog runs", "two men sit on a bench", "a", "the bench is red", "a dog on a red bench", "men run"]
@@ -200,7 +189,7 @@ def cosine_table(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def plain(directory: Path) -> Path:
     """Without the dense layer, whose vectors would hide the others."""
-    modules = json.loads((directory / "modules.json").read_text())
+    modules = json_of(directory / "modules.json")
     kept = [module for module in modules if not module["type"].endswith("Dense")]
     (directory / "modules.json").write_text(json.dumps(kept))
     return directory
@@ -247,19 +236,107 @@ def test_what_cannot_be_measured_is_refused(models, tmp_path):
     single = TextChoice(labelled=texts_in(tmp_path / "one.tsv", ["1\ta", "2\tb"]))
     odd = TextChoice(labelled=texts_in(tmp_path / "odd.tsv", ["1\ta\tb", "much\tb\tc"]))
     same = TextChoice(labelled=texts_in(tmp_path / "same.tsv", ["1\ta\tb", "1\tb\tc"]))
-    for choice, message in (
-        (single, "one text a line"),
-        (odd, "line 2: 'much' is no similarity"),
-        (same, "all pairs are equally similar"),
+    for choice, error, message in (
+        (single, DataError, "one text a line"),
+        (odd, DataError, "line 2: 'much' is no similarity"),
+        (same, DataError, "all pairs are equally similar"),
+        (TextChoice(), UsageError, "embedding needs text"),
+        (TextChoice(files=(text,), labelled=text), UsageError, "several kinds"),
     ):
-        with pytest.raises(DataError, match=message):
-            evaluate({"one": models["one"]}, choice, VECTORS, task="embedding")
-    for choice, message in (
-        (TextChoice(), "embedding needs text"),
-        (TextChoice(files=(text,), labelled=text), "several kinds"),
-    ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(error, match=message):
             evaluate({"one": models["one"]}, choice, VECTORS, task="embedding")
     pair = tiny_family(tmp_path / "pair", "m2m_100")
     with pytest.raises(UnsupportedModelError, match="so that a text has no vector"):
         evaluate({"pair": pair}, TextChoice(files=(text,)), VECTORS, task="embedding")
+
+
+# Losses layer by layer are those of the whole model, to the last bit.
+
+
+Measure = Callable[..., TextLosses]
+LINES = ("the hat on a hen", "no", "then ten of the hats " * 9, "a hen in the inn", "tin")
+CPU, PLENTY = torch.device("cpu"), 1 << 34
+
+
+def layered(path: Path, measure: Measure = lm_losses) -> tuple[TextLosses, RunReport]:
+    work = RunReport()
+    with open_model(path) as checkpoint:
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, report=work, output=True)
+        return measure(runner, load_tokenizer(path), LINES, 40), work
+
+
+def whole(path: Path, measure: Measure = lm_losses, *, own: bool = False) -> TextLosses:
+    """In memory; experts are added up in their order, as layer by layer, if `own`, else as transformers does it."""
+    model = load_model(path, device="cpu", dtype="float32")
+    with own_experts(model) if own else nullcontext():
+        return measure(InMemory(model), load_tokenizer(path), LINES, 40)
+
+
+def assert_same(one: TextLosses, other: TextLosses) -> None:
+    assert other.nats.min() > 0
+    assert np.array_equal(one.nats, other.nats)
+    assert np.array_equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(("model_type", "measure"), [("gpt2", lm_losses), ("bert", mlm_losses)])
+def test_families(model_type, measure, tmp_path):
+    path = tiny_family(tmp_path / "model", model_type)
+    found, work = layered(path, measure)
+    assert_same(found, whole(path, measure))
+    assert work.readings == 1
+    with open_model(path) as checkpoint:
+        assert 0 < work.bytes_read <= checkpoint.total_bytes
+
+
+def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
+    path = tiny_family(tmp_path / "model", "gpt2")
+    with open_model(path) as checkpoint:
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
+        final = runner.model.transformer.ln_f.register_forward_hook(
+            lambda _m, _i, output: output * float("nan")
+        )
+        with pytest.raises(DataError, match="example 1: the loss is nan"):
+            lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
+        final.remove()
+
+
+def states_of(path: Path, source: int, target: int) -> list[tuple[int, ...]]:
+    """Bytes of states of 2 translations with so many tokens: forwards, and with gradients."""
+    ids, targets = (torch.ones(2, length, dtype=torch.long) for length in (source, target))
+    batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
+    with open_model(path) as checkpoint:
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
+        return [batch_cost(runner, batch, backward=way).states for way in (False, True)]
+
+
+def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
+    forward, back = states_of(tiny_nllb_moe(tmp_path / "a", layers=4), 5, 5)
+    output, rows = 10 * 16 * 4, 10 * 2 * 16 * 4
+    assert forward == (2 * (output + rows),)
+    assert back == (2 * (5 * output + 2 * rows + 2 * rows),), "two sparse layers; rows and gradients of one"
+
+
+# Losses of mixtures in their stock classes, layer by layer, are those of the whole model.
+
+
+KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
+"""Families with attentions, states or layouts of different kinds; gate statistics are collected of all by layer."""
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_every_kind_of_layer(model_type, tmp_path):
+    path = save_mixture(tmp_path / "model", model_type)
+    found, work = layered(path)
+    assert_same(found, whole(path, own=True))
+    np.testing.assert_allclose(found.nats, whole(path).nats, rtol=1e-6)
+    with open_model(path) as checkpoint:
+        assert work.readings == 1
+        assert 0 < work.bytes_read <= checkpoint.total_bytes
+
+
+def test_a_family_that_runs_whole_is_refused(tmp_path):
+    path = save_mixture(tmp_path / "model", "kimi_linear")
+    (tmp_path / "text").write_text("the hen\n")
+    data = TextChoice(files=(tmp_path / "text",)).read("lm")
+    with pytest.raises(UsageError, match="a model of type kimi_linear is measured with the whole"):
+        evaluate({"model": path}, data, EvaluationOptions(device="cpu", memory=PLENTY))

@@ -1,7 +1,5 @@
 """Damage to files: bytes, text, JSON, safetensors headers and values, indexes of shards, recipes."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable
@@ -11,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.hostile import HOSTILE, RAW_DAMAGE, TEXT_DAMAGE
-from tests.fuzz.recipes import RECIPES
+from tests.fuzz.hostile import HOSTILE, RAW_DAMAGE, RECIPES, TEXT_DAMAGE
 
 TYPES = ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X", "", 5, None)
 """What a header may give for the type of a tensor."""
@@ -148,12 +145,8 @@ def damage_safetensors(data: bytes, rng: Random) -> bytes:
         place = rng.randrange(len(values) // 4) * 4
         bad = rng.choice((np.nan, np.inf, -np.inf, 3e38, -3e38))
         count = rng.choice((1, 1, 16, 4096))
-        return (
-            data[: 8 + length]
-            + values[:place]
-            + np.full(count, bad, "<f4").tobytes()[: len(values) - place]
-            + (values[place + 4 * count :])
-        )
+        filled = np.full(count, bad, "<f4").tobytes()[: len(values) - place]
+        return data[: 8 + length] + values[:place] + filled + values[place + 4 * count :]
     text = _damage_header(text, rng)
     return struct.pack("<Q", len(text)) + text + values
 
@@ -171,17 +164,9 @@ def _damage_header(text: bytes, rng: Random) -> bytes:
                 number + rng.choice((-4, -1, 1, 4, 1 << 40, -(1 << 40))) for number in one["data_offsets"]
             ]
         elif kind == 2:
-            one["shape"] = rng.choice(
-                (
-                    other["shape"],
-                    one["shape"][::-1],
-                    [*one["shape"], 1],
-                    [1, *one["shape"]],
-                    [0],
-                    [1 << 40, 1 << 40],
-                    [],
-                )
-            )
+            shape = one["shape"]
+            absurd = ([0], [1 << 40, 1 << 40], [])
+            one["shape"] = rng.choice((other["shape"], shape[::-1], [*shape, 1], [1, *shape], *absurd))
         elif kind == 3:
             one["dtype"] = rng.choice(TYPES)
         elif kind == 4:
@@ -196,29 +181,10 @@ def _damage_header(text: bytes, rng: Random) -> bytes:
 def damage_index(data: bytes, rng: Random) -> bytes:
     """Shards that are elsewhere, each other, the index itself, or nothing."""
     paths = (
-        *(
-            "../../etc/passwd",
-            "/etc/passwd",
-            "..",
-            ".",
-            "",
-            "../in/model.safetensors",
-            "/dev/zero",
-            "/dev/zero.bin",
-        ),
-        *(
-            "model.safetensors.index.json",
-            "config.json",
-            "a\0b.safetensors",
-            "x" * 5000 + ".bin",
-            "..\\x.bin",
-        ),
-        *(
-            "./model-00001-of-00002.safetensors",
-            "model-00001-of-00002.safetensors/",
-            "dir.safetensors",
-            "CON.bin",
-        ),
+        *("../../etc/passwd", "/etc/passwd", "..", ".", "", "../in/model.safetensors"),
+        *("/dev/zero", "/dev/zero.bin", "model.safetensors.index.json", "config.json"),
+        *("a\0b.safetensors", "x" * 5000 + ".bin", "..\\x.bin", "dir.safetensors", "CON.bin"),
+        *("./model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors/"),
     )
     try:
         value = json.loads(data)
@@ -254,20 +220,8 @@ def damage_recipe(data: bytes, rng: Random) -> bytes:
             del words[place]
         else:
             hostile = str(rng.choice(HOSTILE)).encode("utf-8", "replace").decode()
-            words[place] = rng.choice(
-                (
-                    json.dumps(hostile[:3000]),
-                    hostile[:200],
-                    "${",
-                    "}",
-                    "*a",
-                    "&a",
-                    "!!x",
-                    "|",
-                    "'",
-                    "${gates}",
-                )
-            )
+            signs = ("${", "}", "*a", "&a", "!!x", "|", "'", "${gates}")
+            words[place] = rng.choice((json.dumps(hostile[:3000]), hostile[:200], *signs))
             words[place] += rng.choice(("", "\n", ","))
     return " ".join(words).encode("utf-8", "surrogatepass")
 
@@ -277,14 +231,10 @@ def damage_for(path: Path) -> Callable[[bytes, Random], bytes]:
     if path.name.endswith(".index.json"):
         return damage_index
     return {
-        ".json": damage_json,
-        ".partial": damage_json,
+        **dict.fromkeys((".json", ".partial"), damage_json),
+        **dict.fromkeys((".bin", ".model", ".pt", ".pth"), damage_bytes),
         ".safetensors": damage_safetensors,
-        ".bin": damage_bytes,
         ".yaml": damage_recipe,
-        ".model": damage_bytes,
-        ".pt": damage_bytes,
-        ".pth": damage_bytes,
     }.get(path.suffix, damage_text)
 
 

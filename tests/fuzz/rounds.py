@@ -1,7 +1,5 @@
 """A command in this process: how it ended, and what it printed."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -40,10 +38,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise TooLong
 
-    timers = (
-        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
-        (signal.SIGALRM, signal.ITIMER_REAL, 10 * seconds),
-    )
+    work = (signal.SIGPROF, signal.ITIMER_PROF, seconds)
+    timers = (work, (signal.SIGALRM, signal.ITIMER_REAL, 10 * seconds))
     before = [signal.signal(number, stop) for number, _, _ in timers]
     for _, timer, after in timers:
         signal.setitimer(timer, after)

@@ -25,26 +25,11 @@ from tests.gpu.streams import Event, Timeline
 
 DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
 
-WAITING = {
-    "item": 1,
-    "tolist": 1,
-    "__bool__": 1,
-    "__int__": 1,
-    "__float__": 1,
-    "__index__": 1,
-    "__contains__": 1,
-    "__repr__": 1,
-    "nonzero": 1,
-    "argwhere": 1,
-    "masked_select": 1,
-    "equal": 1,
-    "allclose": 1,
-    "bincount": 2,  # the largest value, and the smallest
-    "unique": 1,
-    "unique_consecutive": 1,
-    "multinomial": 1,
-    "repeat_interleave": 1,  # without output_size
-}
+_ONCE = (
+    "item tolist __bool__ __int__ __float__ __index__ __contains__ __repr__ nonzero argwhere masked_select equal "
+    "allclose unique unique_consecutive multinomial repeat_interleave"
+)
+WAITING = {**dict.fromkeys(_ONCE.split(), 1), "bincount": 2}  # the largest value, and the smallest
 """Functions that read what the device has computed -> how often."""
 
 NO_KERNEL = {"_embedding_bag_per_sample_weights_backward": (torch.bfloat16,)}

@@ -1,6 +1,5 @@
 """On a real card: commands find what they find on a CPU, and training can be repeated bit by bit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import prunecli
 from prunecli.modules.loading import load_model
 from prunecli.training.options import TrainingOptions
 from tests.gpu.conftest import HAS_CARD
+from tests.tiny import json_of
 
 pytestmark = pytest.mark.skipif(not HAS_CARD, reason="no GPU here")
 
@@ -23,7 +23,7 @@ SHARE_OF_TIES = 1e-3
 
 def gates(tmp_path: Path, model: Path, choice: Any, name: str, **options: Any) -> dict[str, Any]:
     prunecli.collect_gates(model, choice, output=tmp_path / name, **options)
-    return json.loads((tmp_path / name).read_text(encoding="utf-8"))["entries"]
+    return json_of(tmp_path / name)["entries"]
 
 
 @pytest.mark.parametrize("where", [{}, {"memory": 2 << 30}], ids=["whole", "layer by layer"])

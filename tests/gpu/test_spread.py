@@ -1,6 +1,5 @@
 """A model that one GPU does not hold: its layers over two, and what each command makes of it, as on a CPU."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.commands.calls import call, done, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
 from tests.stock_mixtures import save_mixture
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "3")
@@ -113,7 +112,7 @@ def test_commands_say_so_and_find_the_same(name, models, tmp_path, monkeypatch):
         with cards if device == "auto" else nullcontext():
             made = done(command, *arguments, *dtype, "--device", device, "-o", output)
         assert ("its layers are spread over cuda:0 and cuda:1." in made.err) is (device == "auto")
-        found.append(json.loads((output / "config.json" if name in REWRITING else output).read_text()))
+        found.append(json_of(output / "config.json" if name in REWRITING else output))
     assert_alike(*found)
 
 
@@ -140,7 +139,7 @@ def test_speed_names_all_cards(models, tmp_path, monkeypatch):
     options = ("--beam=1", "--runs=1", "--compute-dtype=fp32", "--no-memory")
     with two_cards(models / "moe"):
         done(bench_latency, "moe", *text, *options, "-o", tmp_path / "speed.json")
-    result = json.loads((tmp_path / "speed.json").read_text())
+    result = json_of(tmp_path / "speed.json")
     names = ["cuda:0 (pretended GPU)", "cuda:1 (pretended GPU)"]
     assert result["device"] == ", ".join(names)
     assert result["results"][0]["devices"] == names

@@ -96,11 +96,8 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
     for layer in checkpoint.layout.layers:
         stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
     down = ".fc2_weight" if is_pair else ".down_proj"
-    experts = {
-        name: f"{axis.module if is_pair else name}{down}"
-        for name, axis in axes.items()
-        if axis.kind == "expert"
-    }
+    mixtures = [(name, axis.module) for name, axis in axes.items() if axis.kind == "expert"]
+    experts = {name: f"{module if is_pair else name}{down}" for name, module in mixtures}
     tokenizer, total, tokens = load_tokenizer(path), {}, 0
     for line in LINES:
         length = tokens_of(tokenizer, line).shape[1]
@@ -157,13 +154,7 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
 
 @pytest.mark.parametrize(
     ("case", "kinds"),
-    [
-        *(
-            (case, ("head", "unit", "layer"))
-            for case in ("llama", "gpt2", "gpt_neox", "nllb-moe", "qwen3_moe")
-        ),
-        ("qwen3_moe", ("unit",)),
-    ],
+    [*((case, ("head", "unit", "layer")) for case in OUTPUTS), ("qwen3_moe", ("unit",))],
 )
 def test_layer_by_layer_scores_are_the_same(case, kinds, tmp_path):
     path = made(case, tmp_path / "model")

@@ -157,10 +157,8 @@ def test_what_lies_beside_an_output_is_the_commands_own_to_replace(workplace):
 
 
 def test_a_preview_knows_what_lies_beside_an_output(workplace):
-    assert [outcome.reason for outcome in preview(resolved(workplace, KEEPING).steps, {})] == [
-        "model does not exist",
-        "model.steps/1 is made anew",
-    ]
+    reasons = [outcome.reason for outcome in preview(resolved(workplace, KEEPING).steps, {})]
+    assert reasons == ["model does not exist", "model.steps/1 is made anew"]
 
 
 def test_it_reads_what_the_steps_write_and_names_the_checkpoints_they_began_with(workplace):

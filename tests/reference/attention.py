@@ -1,7 +1,5 @@
 """Attentions of tiny models, restated by hand: their names, merging, and what a model without them computes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,13 +66,9 @@ def layers_of(tensors: Iterable[str]) -> list[str]:
 def own_tensors(tensors: Iterable[str], layer: str, attention: AttentionNames) -> list[str]:
     """The tensors of one attention relative to its layer, but for norms of the layer and a table of positions."""
     aside = tuple(f"{layer}.{norm}." for norm in attention.norms)
-    return [
-        name.removeprefix(f"{layer}.")
-        for name in tensors
-        if name.startswith(f"{layer}.{attention.name}.")
-        and not name.startswith(aside)
-        and "relative_attention_bias" not in name
-    ]
+    own = [name for name in tensors if name.startswith(f"{layer}.{attention.name}.")]
+    own = [name for name in own if not name.startswith(aside) and "relative_attention_bias" not in name]
+    return [name.removeprefix(f"{layer}.") for name in own]
 
 
 def shared(

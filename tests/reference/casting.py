@@ -1,7 +1,5 @@
 """Rounding to a small binary floating-point type, restated in exact fractions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A decoder over some channels of its residual stream alone, restated slowly: Llama, Granite with its multipliers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

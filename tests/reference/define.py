@@ -1,7 +1,5 @@
 """Sections 3.1 to 3.3 and A.1 to A.2 of 1911.12385, one token, one group and one value at a time, in plain Python."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import erf, sqrt
 

@@ -1,7 +1,5 @@
 """Divergence of next-token distributions and agreement of continuations, one position at a time in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Section 4.1 of 2212.09811 from a list of routed tokens, one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 
@@ -19,14 +17,9 @@ def ratios(gates: Sequence[Sequence[float]]) -> list[dict[str, float]]:
             total += gate[expert]
             if order[0] == expert:
                 when_first += gate[expert]
-        found.append(
-            {
-                "top1": first / len(gates),
-                "top2": (first + second) / len(gates),
-                "mean": total / len(gates),
-                "conf": when_first / first if first else 0.0,
-            }
-        )
+        sums = {"top1": first, "top2": first + second, "mean": total}
+        means = {name: own / len(gates) for name, own in sums.items()}
+        found.append({**means, "conf": when_first / first if first else 0.0})
     return found
 
 

@@ -1,7 +1,5 @@
 """Section 4.3 of 2212.09811, slowly: counts by trying every number, thresholds by lowering theta."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Activations of the hidden units of experts, computed expert by expert from what a stock block is given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sections 2.1 and 2.2 of 2309.01826, slowly: FFNs as lists of hidden units, and what sharing and dropping saves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,26 +40,18 @@ def read(tensors: Mapping[str, np.ndarray], axes: Mapping[str, int | None]) -> F
     """The FFN of these tensors; `axes` says where the hidden units lie, the output layer's last."""
     wide = {name: np.asarray(value, dtype=np.float64) for name, value in tensors.items()}
     output = list(axes)[-1].rpartition(".")[0]
-    matrices = {
-        name.rpartition(".")[0]: np.moveaxis(wide[name], int(axes[name] or 0), 0)
-        for name in axes
-        if name.endswith("weight")
-    }
+    names = [name for name in axes if name.endswith("weight")]
+    matrices = {name.rpartition(".")[0]: np.moveaxis(wide[name], int(axes[name] or 0), 0) for name in names}
     if FUSED in matrices:
         matrices = dict(zip(("gate", "up"), np.split(matrices[FUSED], 2), strict=True)) | matrices
         del matrices[FUSED]
     inputs = [layer for layer in matrices if layer != output]
-    units = tuple(
-        Unit(
-            tuple(matrices[layer][number] for layer in inputs),
-            tuple(
-                float(wide[f"{layer}.bias"][number]) if f"{layer}.bias" in wide else 0.0 for layer in inputs
-            ),
-            matrices[output][number],
-        )
-        for number in range(len(matrices[output]))
-    )
-    return Ffn(units, wide.get(f"{output}.bias", np.zeros(matrices[output].shape[1])))
+    units = []
+    for number, row in enumerate(matrices[output]):
+        biases = (wide[f"{layer}.bias"][number] if f"{layer}.bias" in wide else 0.0 for layer in inputs)
+        vectors = tuple(matrices[layer][number] for layer in inputs)
+        units.append(Unit(vectors, tuple(map(float, biases)), row))
+    return Ffn(tuple(units), wide.get(f"{output}.bias", np.zeros(matrices[output].shape[1])))
 
 
 def write(ffn: Ffn, axes: Mapping[str, int | None]) -> dict[str, np.ndarray]:

@@ -1,8 +1,6 @@
 """Head importance as the paper defines it (1905.10650, 2.3 and 4.1), slowly: |dL/dxi_h| by differences, one example
 at a time, the mask xi_h put on the weights of the output projection instead of on the activations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,24 +78,3 @@ def _with_mask(
         return loss()
     finally:
         handle.remove()
-
-
-def translation_loss(model: Any, source: list[int], target: list[int]) -> float:
-    """Minus the mean log probability of the target's tokens, by the model's own shift of the labels."""
-    logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits[0].double()
-    log_probabilities = torch.log_softmax(logits, dim=-1)
-    return -sum(float(row[token]) for row, token in zip(log_probabilities, target, strict=True)) / len(target)
-
-
-def lm_loss(model: Any, ids: list[int]) -> float:
-    """Minus the mean log probability of every token but the first."""
-    logits = model(input_ids=torch.tensor([ids])).logits[0].double()
-    log_probabilities = torch.log_softmax(logits, dim=-1)
-    return -sum(float(log_probabilities[t, ids[t + 1]]) for t in range(len(ids) - 1)) / (len(ids) - 1)
-
-
-def masked_loss(model: Any, ids: list[int], labels: list[int]) -> float:
-    """Minus the mean log probability of the hidden tokens; -100 is none."""
-    log_probabilities = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0].double(), dim=-1)
-    hidden = [(t, label) for t, label in enumerate(labels) if label != -100]
-    return -sum(float(log_probabilities[t, label]) for t, label in hidden) / len(hidden)

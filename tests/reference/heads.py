@@ -1,7 +1,5 @@
 """Sections 4.1 and 4.2 of 1905.10650, slowly and exactly: heads are removed one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 

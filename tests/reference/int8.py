@@ -1,7 +1,5 @@
 """Products of rows and channels that are rounded to int8, each by its own largest magnitude, restated slowly."""
 
-from __future__ import annotations
-
 
 def rounded(values):
     """(whole numbers in -127 to 127, what 1 of them stands for): halves to the even one."""

@@ -1,7 +1,5 @@
 """Losses of one example at a time, without batches, padding or a loss function of torch: logs of softmaxes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """|dL/dxi| for masks xi that are tensors in the graph (1905.10650, eq. 2, for units of any kind), slowly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantised matrices of every scheme, made value by value, with the values that they stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a decision says of its components, slowly: ranks by counting, the cut-off by looking at every one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

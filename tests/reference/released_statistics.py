@@ -5,8 +5,6 @@ these means. Thresholds: theta grows by 0.001; a layer keeps its first experts, 
 sum of shares, in which the first ones do not count, is below theta; layers take theirs in order up to the count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import exp
@@ -14,12 +12,10 @@ from math import exp
 
 def importance(entries: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
     """Eq. 4 of the entries' means: one value per expert."""
-    means = {
-        field: [
-            sum(values) / len(entries) for values in zip(*(entry[field] for entry in entries), strict=True)
-        ]
-        for field in ("top1", "conf1")
-    }
+    means = {}
+    for field in ("top1", "conf1"):
+        columns = zip(*(entry[field] for entry in entries), strict=True)
+        means[field] = [sum(values) / len(entries) for values in columns]
     return [top1 * exp(conf1) for top1, conf1 in zip(means["top1"], means["conf1"], strict=True)]
 
 

@@ -4,8 +4,6 @@ Of every token: `indices` of the experts that it is routed to, in any order, `we
 by, and `norms` of those outputs before that. 2510.13999, equations 9 and 13; 2606.15716, S(b, a, c).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 

@@ -1,7 +1,5 @@
 """Equations 1 and 2 of arXiv 2212.09811, token by token and expert by expert, in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,6 +1,4 @@
-"""CKA and LNS (2309.01826, section 2.3) restated slowly and obviously."""
-
-from __future__ import annotations
+"""Similarities restated slowly: CKA and LNS (2309.01826, section 2.3), Jaccard (2212.09811, section 6), of layers."""
 
 import math
 
@@ -23,12 +21,12 @@ def gram_cka(first, second):
     return hsic(k, m) / math.sqrt(hsic(k, k) * hsic(m, m))
 
 
+def cosine(x, y):
+    return sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y) or 1.0)
+
+
 def neighbours(rows, sentence, k):
     """The k other rows of the highest cosine; of equal ones the first."""
-
-    def cosine(x, y):
-        return sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y) or 1.0)
-
     others = [other for other in range(len(rows)) if other != sentence]
     return set(sorted(others, key=lambda other: (-round(cosine(rows[sentence], rows[other]), 12), other))[:k])
 
@@ -45,3 +43,37 @@ def lns(first, second, k):
 def token_mean(outputs, tokens):
     """Mean of the first `tokens` rows, one addition at a time."""
     return [sum(float(row[column]) for row in outputs[:tokens]) / tokens for column in range(len(outputs[0]))]
+
+
+def jaccard(first, second):
+    """Members of both over members of either, counted one by one."""
+    everything = list(first) + [item for item in second if item not in first]
+    if not everything:
+        return 1.0
+    return sum(1 for item in everything if item in first and item in second) / len(everything)
+
+
+def by_relation(pairs, matrix):
+    """Relation of two pairs -> similarities of the pairs with it, each two once."""
+    values = {"same source": [], "same target": [], "neither": []}
+    for row in range(len(pairs)):
+        for column in range(row + 1, len(pairs)):
+            source, target = (pairs[row][side] == pairs[column][side] for side in (0, 1))
+            if source:
+                values["same source"].append(matrix[row][column])
+            if target:
+                values["same target"].append(matrix[row][column])
+            if not source and not target:
+                values["neither"].append(matrix[row][column])
+    return values
+
+
+def block_influence(before, after):
+    """1 - E_t [x_t . y_t / (|x_t| |y_t|)] over the tokens (2403.03853, eq. 1)."""
+    return 1 - sum(cosine(x, y) for x, y in zip(before, after, strict=True)) / len(before)
+
+
+def angular_distance(before, after):
+    """E_t arccos(x_t . y_t / (|x_t| |y_t|)) / pi (2403.17887, 3.2)."""
+    angles = [math.acos(max(-1, min(1, cosine(x, y)))) for x, y in zip(before, after, strict=True)]
+    return sum(angles) / math.pi / len(angles)

@@ -1,7 +1,5 @@
 """What each expert of a transformers class does: every expert on every token, by the class's own eager forward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -18,12 +16,8 @@ def every_output(module: Any, hidden: Tensor) -> Tensor:
         hidden: `[tokens, width]`.
     """
     one = hidden.new_ones(len(hidden), 1)
-    return torch.stack(
-        [
-            module(hidden, torch.full((len(hidden), 1), expert, dtype=torch.int64), one)
-            for expert in range(module.num_experts)
-        ]
-    )
+    every = [torch.full((len(hidden), 1), expert, dtype=torch.int64) for expert in range(module.num_experts)]
+    return torch.stack([module(hidden, expert, one) for expert in every])
 
 
 def expert_calls(

@@ -1,7 +1,5 @@
 """The losses of training, token by token, in float64: label smoothing, distillation, hidden states."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

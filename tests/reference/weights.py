@@ -1,7 +1,5 @@
 """AIMER of an expert by its definition, one number at a time: mean |w| over root mean square, of all its weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import fsum, sqrt
 

@@ -8,41 +8,11 @@ from itertools import pairwise
 from tests.pictures import drawn
 
 EMPTY = {"meta", "link", "br"}
-ALLOWED = {
-    *(
-        "html",
-        "head",
-        "body",
-        "title",
-        "style",
-        "header",
-        "main",
-        "nav",
-        "section",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "p",
-    ),
-    *(
-        "ul",
-        "ol",
-        "li",
-        "a",
-        "div",
-        "figure",
-        "figcaption",
-        "table",
-        "caption",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-    ),
-    *("script", "code", "span"),
-}
+TAGS = (
+    "html head body title style header main nav section h1 h2 h3 h4 p ul ol li a div figure figcaption "
+    "table caption thead tbody tr th td script code span"
+)
+ALLOWED = set(TAGS.split())
 
 
 class Page(HTMLParser):

@@ -16,11 +16,7 @@ def head(format_: str) -> dict[str, Any]:
 def evaluation(models: list | None = None) -> dict[str, Any]:
     def row(name: str, score: float, p_value: float | None) -> dict[str, Any]:
         scores = {"chrf++": score, "bleu": score / 2, "length_ratio": 1.01, "over_generated": 0.25}
-        tested = (
-            {"bootstrap": {"chrf++": {"p_value": p_value, "mean": 50.0, "ci95": 1.0}}}
-            if p_value is not None
-            else {}
-        )
+        tested = {"bootstrap": {"chrf++": {"p_value": p_value, "mean": 50.0, "ci95": 1.0}}} if p_value else {}
         return {"checkpoint": name, "mean": scores, "pairs": {"eng_Latn-fra_Latn": {**scores, **tested}}}
 
     return {
@@ -81,45 +77,24 @@ def latency(batch_sizes: tuple[int, ...] = (1,)) -> dict[str, Any]:
             }
             for size in batch_sizes
         ]
+        sizes = {"parameters": parameters, "checkpoint_bytes": 2 * parameters}
         cost = {"load_s": 2.5, "resident_peak": 3 << 20, "device_peak": None}
-        return {
-            "checkpoint": name,
-            "parameters": parameters,
-            "checkpoint_bytes": 2 * parameters,
-            **cost,
-            "timings": timings,
-        }
+        return {"checkpoint": name, **sizes, **cost, "timings": timings}
 
-    return {
-        **head("prunecli.latency/1"),
-        "pair": "eng_Latn-fra_Latn",
-        "sentences": 8,
-        "new_tokens": 32,
-        "runs": 5,
-        "warm_up": 1,
-        "device": "cpu (some processor)",
-        "threads": 2,
-        "results": [row("big", 100.0, 4_000_000), row("small", 150.0, 1_500_000)],
-    }
+    work = {"pair": "eng_Latn-fra_Latn", "sentences": 8, "new_tokens": 32, "runs": 5, "warm_up": 1}
+    machine = {"device": "cpu (some processor)", "threads": 2}
+    rows = [row("big", 100.0, 4_000_000), row("small", 150.0, 1_500_000)]
+    return {**head("prunecli.latency/1"), **work, **machine, "results": rows}
 
 
 def head_comparison() -> dict[str, Any]:
-    scored = {
-        "file": "de.json",
-        "method": "gradient",
-        "task": "translation",
-        "examples": 10,
-        "importance": "example",
-    }
+    scored = {"method": "gradient", "task": "translation", "examples": 10, "importance": "example"}
     correlation = {"pearson": 0.8125, "pearson_p": 0.0123, "spearman": 0.625, "spearman_p": 0.25}
     return {
         **head("prunecli.head-comparison/1"),
-        "first": scored,
+        "first": {**scored, "file": "de.json"},
         "second": {**scored, "file": "fr.json"},
-        "correlations": [
-            {"of": "all", "heads": 3, **correlation},
-            {"of": "cross", "heads": 3, **correlation},
-        ],
+        "correlations": [{"of": kind, "heads": 3, **correlation} for kind in ("all", "cross")],
         "left_out": 0,
         "heads": [
             {"attention": "x", "kind": "cross", "layer": 0, "head": number, "first": 1.0, "second": 0.5}
@@ -130,6 +105,7 @@ def head_comparison() -> dict[str, Any]:
 
 def languages() -> dict[str, Any]:
     names = ["deu_Latn", "eng_Latn", "fra_Latn"]
+    counts = {"mean": [36.5], "lowest": [30], "highest": [41]}
     relation = {"comparisons": 3, "mean": 0.875, "lowest": 0.5, "highest": 1.0}
     return {
         **head("prunecli.languages/1"),
@@ -148,12 +124,7 @@ def languages() -> dict[str, Any]:
             "encoder": {"languages": names, "matrix": [[0, 2, 0.5, 2], [1, 3, 1.25, 3]]},
             "decoder": None,
         },
-        "experts_per_layer": {
-            "layers": ["model.encoder.layers.3.ffn"],
-            "mean": [36.5],
-            "lowest": [30],
-            "highest": [41],
-        },
+        "experts_per_layer": {"layers": ["model.encoder.layers.3.ffn"], **counts},
     }
 
 
@@ -176,13 +147,12 @@ def similarity() -> dict[str, Any]:
 
 
 def finetune() -> dict[str, Any]:
+    figures = {"steps": 400, "tokens": 51200, "tokens_per_second": 1234.5}
     return {
         **head("prunecli.finetune/1"),
         "output": "recovered",
         "arguments": {"task": "translation"},
-        "steps": 400,
-        "tokens": 51200,
-        "tokens_per_second": 1234.5,
+        **figures,
         "best": {"step": 300, "chrf++": 55.5},
         "training": [
             {"step": step, "loss": 5 - step / 100, "learning_rate": 1e-4} for step in (100, 200, 300)

@@ -1,7 +1,10 @@
+import numpy as np
 import pandas as pd
 import pytest
 
+from prunecli.errors import CheckpointError
 from prunecli.report.charts import MOST_CELLS, Bar, Point, bars, curves, heat_map, histogram, kept_units
+from prunecli.report.pictures import correlation_map, group_correlations, mean_correlation
 from prunecli.report.render import save_pictures
 from tests.pictures import drawn, pixels
 
@@ -37,9 +40,8 @@ def test_a_large_heat_map_shows_means_of_neighbours():
 
 
 def test_kept_units_have_a_cell_for_each_original_id():
-    cells = drawn(
-        specification(kept_units("c", [("encoder 1", (0, 1, 5), 8), ("x", (0,), 1)], "expert")), "rect"
-    )
+    made = kept_units("c", [("encoder 1", (0, 1, 5), 8), ("x", (0,), 1)], "expert")
+    cells = drawn(specification(made), "rect")
     assert [cell["value"] for cell in cells] == [1, 1, 0, 0, 0, 1, 0, 0, 1]
     assert {cell["row"] for cell in cells} == {"encoder 1: 3 of 8", "x: 1 of 1"}
 
@@ -68,3 +70,30 @@ def test_a_file_has_the_marks_of_every_picture(tmp_path, suffix):
     assert "Title" in text
     assert text.count('aria-roledescription="rect mark"') == 3
     assert text.count('aria-roledescription="bar"') == 3
+
+
+# Correlation maps by hand, in slices, and as a picture.
+
+
+def test_by_hand():
+    # Columns (3, 4), (6, 8), (-4, 3), (0, 1): cosines 1, 0, 4/5, 3/5.
+    table = np.array([[3, 6, -4, 0], [4, 8, 3, 1]], np.float16)
+    expected = [[1, 1, 0, 0.8], [1, 1, 0, 0.8], [0, 0, 1, 0.6], [0.8, 0.8, 0.6, 1]]
+    found = correlation_map([table])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert mean_correlation(found) == pytest.approx(2 * (1 + 0.8 + 0.8 + 0.6) / 12)
+
+
+def test_values_that_are_not_finite_are_refused():
+    with pytest.raises(CheckpointError, match="not finite"):
+        correlation_map([np.array([[1.0, np.nan]])])
+
+
+def test_groups_are_means_of_their_dimensions():
+    found = correlation_map([np.random.default_rng(1).standard_normal((20, 6))])
+    groups = group_correlations(found, 3)
+    for first in range(3):
+        for second in range(3):
+            block = found[2 * first : 2 * first + 2, 2 * second : 2 * second + 2]
+            pairs = block[~np.eye(2, dtype=bool)] if first == second else block.ravel()
+            assert groups[first, second] == pytest.approx(sum(pairs) / len(pairs))

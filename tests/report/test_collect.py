@@ -8,7 +8,7 @@ from prunecli.report.collect import collect
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.latency import Latency
 from tests.report import results
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import change_config, tiny_nllb_moe, write_json
 
 
 def test_results_and_checkpoints_at_any_depth_by_name(tmp_path):
@@ -53,18 +53,10 @@ def test_files_of_others_are_passed_over(tmp_path):
     [
         ("x.json", json.dumps(results.evaluation())[:300], "cut short"),
         ("m.finetune.json", '{"steps": 1', "cut short"),
-        (
-            "x.json",
-            json.dumps({**results.evaluation(), "format": "prunecli.evaluation/2"}),
-            "this prunecli reads",
-        ),
+        ("x.json", json.dumps({**results.evaluation(), "format": "prunecli.evaluation/2"}), "this prunecli"),
         ("x.json", json.dumps(results.heads()).replace("12.5", "-1"), "negative"),
         ("x.json", '{"format": "prunecli.latency/1", "runs": NaN}', "NaN"),
-        (
-            "x.json",
-            '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000,
-            "nested too deeply|cut short",
-        ),
+        ("x.json", '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000, "too deeply|cut short"),
     ],
 )
 def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reason):
@@ -115,10 +107,8 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model") / "config.json"
     axis = {"model.encoder.layers.0.self_attn.heads": {"kept": [0, 1], "of": 10**9}}
-    structure = {"version": 4, "axes": axis}
-    write_json(path, {**json.loads(path.read_text()), "prunecli": structure})
+    change_config(tiny_nllb_moe(tmp_path / "model"), prunecli={"version": 4, "axes": axis})
     found = collect(tmp_path)
     assert list(found.unreadable) == ["model"]
     assert "at most 65,536" in found.unreadable["model"]

@@ -29,7 +29,7 @@ from prunecli.tensors.documents import write_json
 from tests.gates import changed, gate_statistics
 from tests.reference import released_statistics
 from tests.results.tables import setting
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
@@ -80,7 +80,7 @@ def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path
     assert changed(read, entries={}) == changed(given, entries={})
     assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
     assert getattr(read.entries[entry], counts).dtype == np.int64
-    payload = json.loads(path.read_text())
+    payload = json_of(path)
     assert payload["format"] == given.format
     assert payload["entries"][entry][counts] == getattr(given.entries[entry], counts).tolist()
     assert all(type(count) is int for count in payload["entries"][entry][counts][0])
@@ -125,43 +125,29 @@ OF_PAIR = partial(setting, "entries", "a-b")
 
 
 TWO_LINES = r"gates\.json[^\n]*\n?[^\n]*$"
+DAMAGES = (
+    *(OF_PAIR("gate_sum", 1, 2, to=float("nan")), OF_PAIR("gate_sum", 1, 2, to=10**400)),
+    *(OF_PAIR("top1", 0, 0, to=1e308), OF_PAIR("top1", 0, 0, to=-1), OF_PAIR("top1", 0, 0, to=0.5)),
+    *(OF_PAIR("top2", to=[]), OF_PAIR("top2", 0, to=[]), OF_PAIR(to={}), setting("entries", to={})),
+    setting("format", to="prunecli.heads/1"),
+    *(setting("mode", to="guessed"), setting("model", to="nllb")),
+    lambda payload: payload["entries"].update(a=payload["entries"].pop("a-b")),
+)
+DAMAGES_OF_TEXTS = (
+    (lambda payload: payload["entries"].update({"": payload["entries"]["code"]}), "is not a name of a text"),
+    (setting("entries", to={}), "entries: Dictionary should have at least 1 item"),
+    (setting("mode", to="forced"), "mode is 'forced' in a file of prunecli.gates/2"),
+    (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is missing"),
+    (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code: routed holds fractions"),
+    (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
+)
 
 
 @pytest.mark.parametrize(
     ("given", "spoil", "message"),
     [
-        *(
-            (statistics(["a-b"]), spoil, TWO_LINES)
-            for spoil in (
-                OF_PAIR("gate_sum", 1, 2, to=float("nan")),
-                OF_PAIR("gate_sum", 1, 2, to=10**400),
-                OF_PAIR("top1", 0, 0, to=1e308),
-                OF_PAIR("top1", 0, 0, to=-1),
-                OF_PAIR("top1", 0, 0, to=0.5),
-                OF_PAIR("top2", to=[]),
-                OF_PAIR("top2", 0, to=[]),
-                OF_PAIR(to={}),
-                setting("entries", to={}),
-                setting("format", to="prunecli.heads/1"),
-                setting("mode", to="guessed"),
-                setting("model", to="nllb"),
-                lambda payload: payload["entries"].update(a=payload["entries"].pop("a-b")),
-            )
-        ),
-        *(
-            (text_statistics(["code"]), *damage)
-            for damage in (
-                (
-                    lambda payload: payload["entries"].update({"": payload["entries"]["code"]}),
-                    "is not a name of a text",
-                ),
-                (setting("entries", to={}), "entries: Dictionary should have at least 1 item"),
-                (setting("mode", to="forced"), "mode is 'forced' in a file of prunecli.gates/2"),
-                (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is missing"),
-                (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code: routed holds fractions"),
-                (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
-            )
-        ),
+        *((statistics(["a-b"]), spoil, TWO_LINES) for spoil in DAMAGES),
+        *((text_statistics(["code"]), *damage) for damage in DAMAGES_OF_TEXTS),
     ],
 )
 def test_damaged_statistics_are_refused(given, spoil, message, tmp_path):
@@ -201,11 +187,8 @@ def outputs_write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = 
 @pytest.mark.parametrize(
     ("dtype", "data", "shape"),
     [
-        ("C64", bytes(32), (2, 2)),
-        ("BF16", bytes(8), (2, 2)),
-        ("F8_E4M3", bytes(4), (2, 2)),
-        ("F32", bytes(16), (2, 2)),
-        ("I64", bytes(32), (2, 2)),
+        *(("C64", bytes(32), (2, 2)), ("BF16", bytes(8), (2, 2)), ("F8_E4M3", bytes(4), (2, 2))),
+        *(("F32", bytes(16), (2, 2)), ("I64", bytes(32), (2, 2))),
         ("F64", bytes(32), (4,)),
         ("F64", struct.pack("<4d", 1, 2, float("nan"), 3), (2, 2)),
     ],
@@ -258,19 +241,23 @@ def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path):
     )
 
 
-@pytest.mark.parametrize("granularity", ["language", "pair", "global"])
-def test_importance_of_several_entries_is_that_of_the_released_code(granularity, tmp_path):
-    content = {f"{a}-{b}": ratios(seed) for seed, (a, b) in enumerate(permutations("abc", 2))}
+PAIRS = tuple("-".join(pair) for pair in permutations("abc", 2))
+
+
+@pytest.mark.parametrize(
+    ("granularity", "chosen", "pairs"),
+    [
+        ("language", (["a", "b"], ["c"]), (["a-b", "a-c", "b-a", "b-c"], ["a-c", "b-c"])),
+        ("pair", (["a", "b"], ["c"]), (["a-c", "b-c"], ["a-c", "b-c"])),
+        ("global", (), (PAIRS, PAIRS)),
+    ],
+)
+def test_importance_of_several_entries_is_that_of_the_released_code(granularity, chosen, pairs, tmp_path):
+    content = {pair: ratios(seed) for seed, pair in enumerate(PAIRS)}
     content["b-a"]["top1"][:2] = [0.0, 0.0]  # experts that a pair never ranks first
     content["b-a"]["conf1"][:2] = [0.0, 0.0]
     read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
-    chosen = {"language": (["a", "b"], ["c"]), "pair": (["a", "b"], ["c"]), "global": ((), ())}[granularity]
     values = METRICS["importance"](aggregate(read, granularity, *chosen))
-    pairs = {
-        "language": (["a-b", "a-c", "b-a", "b-c"], ["a-c", "b-c"]),
-        "pair": (["a-c", "b-c"], ["a-c", "b-c"]),
-        "global": (list(content), list(content)),
-    }[granularity]
     for row, names in enumerate(pairs):
         wanted = released_statistics.importance([content[pair] for pair in names])
         np.testing.assert_allclose(values[row], wanted[4 * row : 4 * row + 4], rtol=1e-12)

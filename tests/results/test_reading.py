@@ -15,14 +15,12 @@ from tests.report import results as files
 
 LATENCY, FINETUNE = files.latency((1, 8)), files.finetune()
 EFFECTS = {"base": 30.0, "only": {"a": [29.5, 31.0]}, "p_value": {"a": [0.5, 0.03]}}
+WHAT = {"task": "mlm", "examples": 4, "metric": "chrf++", "heads": {"a": [0, 3]}}
 ALL_BUT_ONE = {
     "format": "prunecli.heads/1",
     "method": "all-but-one",
     "model": {"fingerprint": "sha256:00", "model_type": "bert"},
-    "task": "mlm",
-    "examples": 4,
-    "metric": "chrf++",
-    "heads": {"a": [0, 3]},
+    **WHAT,
     **EFFECTS,
     "also": {"bleu": {"base": 20.0, "only": {"a": [19.0, 21.0]}, "p_value": {"a": [0.5, 0.5]}}},
     "best": {"a": 3},
@@ -35,11 +33,8 @@ def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
     payload["results"][0]["timings"][0] |= figures
     speed = read(payload).tables()["speed"][0]
     assert (speed["tokens_per_second_median"], speed["tokens_per_second_deviation"]) == (9.0, 0.5)
-    assert (speed["speedup_median"], speed["speedup_deviation"], "speedup_mean" in speed) == (
-        2.0,
-        0.25,
-        False,
-    )
+    assert (speed["speedup_median"], speed["speedup_deviation"]) == (2.0, 0.25)
+    assert "speedup_mean" not in speed
 
 
 def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
@@ -78,39 +73,15 @@ GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
 
 
 @pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        ([1], "no result of prunecli's"),
-        ({"format": 3}, "no result of prunecli's"),
-        ({"format": "prunecli.latency/2"}, 'this prunecli reads "prunecli.latency/1"'),
-        ({"format": "prunecli.error/1"}, "hold no tables"),
-        ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
-        ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
-        ({**GATES, "entries": {}}, "entries: Dictionary should have at least 1 item"),
-        ({**ALL_BUT_ONE, "method": "guess"}, "method is 'guess'"),
-    ],
-)
-def test_refused(read, payload, message):
-    with pytest.raises((DataError, StatisticsError), match=message):
-        read(payload)
-
-
-@pytest.mark.parametrize(
     ("scores", "message"),
     [
-        (
-            {"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}},
-            r"bootstrap\.chrf\+\+\.ci95: Field required",
-        ),
+        ({"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}}, r".*\.ci95: Field required"),
         ({"by_position": ["-1"]}, r"by_position\.0: Input should be a valid dictionary"),
         (
             {"by_position": [{"first": 0, "last": 1, "tokens": 3, "kl_divergence": 0.5}]},
             r"by_position\.0\.first: Input should be greater than or equal to 1",
         ),
-        (
-            {"difference": {"chrf++": {"mean": "much"}}},
-            r"difference\.chrf\+\+\.mean: Input should be a valid number",
-        ),
+        ({"difference": {"chrf++": {"mean": "much"}}}, r".*\.mean: Input should be a valid number"),
         ({"significant": {"chrf++": 3}}, r"significant\.chrf\+\+: Input should be a valid dictionary"),
         ({"f1_by_class": [1]}, "f1_by_class: Input should be a valid dictionary"),
     ],
@@ -137,14 +108,6 @@ def test_what_is_no_json(tmp_path, text, message):
         path.write_text(text)
     with pytest.raises(DataError, match=message):
         results.read(path)
-
-
-@pytest.mark.parametrize(
-    "name", ["evaluation", "latency", "languages", "similarity", "finetune", "head_comparison"]
-)
-def test_what_is_read_is_written_again(read, name):
-    payload = {**getattr(files, name)(), "of_a_later_version": [1]}
-    assert json.loads(json.dumps(read(payload).to_json())) == payload
 
 
 def test_a_training_s_log(read):
@@ -193,3 +156,89 @@ def test_latency(read):
     assert size["load_seconds"][0] == 2.5
     assert size["device_peak_bytes"].isna().tolist() == [True, True]
     assert set(result.frame()["table"]) == {"speed", "size"}
+
+
+# What the rewriting commands print with --json: written as it was read, and what is refused.
+
+
+MADE = {
+    "prunecli": "0.1.0",
+    "command": ["prunecli", "prune"],
+    "seed": 0,
+    "left_out": ["a.onnx"],
+    "output": None,
+}
+HEADER = {
+    **MADE,
+    "models": [{"path": "m", "fingerprint": "sha256:00", "model_type": "marian"}],
+    "stock": {"is_stock": True, "reason": None, "nearest": None},
+    "arguments": {"ratio": 0.5},
+}
+SIZES = {"parameters_before": 10, "parameters_after": 5, "bytes_before": 40, "bytes_after": 20}
+SELECTED = {
+    "format": "prunecli.selection/1",
+    **HEADER,
+    **SIZES,
+    "details": {"thresholds": {"encoder": 0.5, "decoder": 1}},
+    "held": {"e.1.experts": 4, "d.1.experts": 4},
+    "kept": {"e.1.experts": [1, 3], "d.1.experts": [0]},
+}
+SHARED = {"owner": "e.0", "members": ["e.0", "e.1"], "sources": ["e.0", "e.1"]}
+GROUPS = [{**SHARED, "init": "mean", "width": 8, "scale": 1, "parameters": 40}]
+FFNS = {
+    "format": "prunecli.ffn-plan/1",
+    **HEADER,
+    **SIZES,
+    "groups": GROUPS,
+    "removed": ["d.0"],
+    "sparse": [],
+}
+EMBEDDING = {
+    "format": "prunecli.embedding/1",
+    **HEADER,
+    "embedding": {"input": {"kind": "define", "map_dim": 8}},
+    "embedding_parameters_before": 9,
+    "embedding_parameters_after": 3,
+    **SIZES,
+}
+QUALITY = {"explained_variance": 0.5, "mean_cosine": 0.75, "unit_parameters": 3, "table_parameters": 9}
+FITTED = {
+    **EMBEDDING,
+    "input": {
+        **QUALITY,
+        "projective": {"explained_variance": 0.25, "mean_cosine": 0.5},
+        "errors": [0.75, 0.5],
+    },
+    "output_layer": {"explained_variance": 0.25},
+}
+WRITTEN = "evaluation latency languages similarity finetune head_comparison"
+ALL = [*(getattr(files, name)() for name in WRITTEN.split()), SELECTED, FFNS, EMBEDDING, FITTED]
+
+
+@pytest.mark.parametrize("payload", ALL)
+def test_what_is_read_is_written_again(read, payload):
+    payload = {**payload, "of_a_later_version": [1]}
+    assert json.loads(json.dumps(read(payload).to_json())) == payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ([1], "no result of prunecli's"),
+        ({"format": 3}, "no result of prunecli's"),
+        ({"format": "prunecli.latency/2"}, 'this prunecli reads "prunecli.latency/1"'),
+        ({"format": "prunecli.error/1"}, "hold no tables"),
+        ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
+        ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
+        ({**GATES, "entries": {}}, "entries: Dictionary should have at least 1 item"),
+        ({**ALL_BUT_ONE, "method": "guess"}, "method is 'guess'"),
+        ({**SELECTED, "kept": [1]}, "kept: Input should be a valid dictionary"),
+        ({**SELECTED, "kept": {"e.1.experts": [-1]}}, "experts.0: Input should be greater"),
+        ({**SELECTED, "bytes_after": -1}, "bytes_after: Input should be greater"),
+        ({**FFNS, "groups": 3}, "groups: Input should be a valid list"),
+        ({**FITTED, "input": {"errors": []}}, "input.explained_variance: Field required"),
+    ],
+)
+def test_refused(read, payload, message):
+    with pytest.raises((DataError, StatisticsError), match=message):
+        read(payload)

@@ -7,7 +7,7 @@ from prunecli.report.pictures import pictures_of
 from prunecli.results.similarity import compare_heads
 from prunecli.results.unit_scores import Scores
 from tests.pictures import drawn
-from tests.reference.correlation import p_value, pearson, spearman
+from tests.reference.scoring import p_value, pearson, spearman
 from tests.scores import scores_by_hand
 
 ENCODER, CROSS = "model.encoder.layers.0.self_attn", "model.decoder.layers.0.cross_attention"
@@ -18,9 +18,8 @@ FILES = ("news.json", "chat.json")
 
 
 def scores(values: dict[str, list[float]], **changes) -> Scores:
-    return scores_by_hand(
-        values, **{"model_type": "nllb-moe", "task": "translation", "examples": 1, **changes}
-    )
+    fields = {"model_type": "nllb-moe", "task": "translation", "examples": 1}
+    return scores_by_hand(values, **{**fields, **changes})
 
 
 def test_correlations_of_all_heads_and_by_kind():
@@ -35,27 +34,18 @@ def test_correlations_of_all_heads_and_by_kind():
         assert found.pearson_p == pytest.approx(p_value(pearson(first, second), len(first)), abs=1e-8)
         assert found.spearman_p == pytest.approx(p_value(spearman(first, second), len(first)), abs=1e-8)
     assert decoder.pearson is None  # two heads lie on a line always
-    assert (cross.heads, cross.pearson, cross.spearman_p) == (
-        3,
-        None,
-        None,
-    )  # all the same on the second text
-    assert (comparison.heads[-1].layer, comparison.heads[-1].kind, comparison.heads[-1].head) == (
-        0,
-        "cross",
-        2,
-    )
+    # All are the same on the second text.
+    assert (cross.heads, cross.pearson, cross.spearman_p) == (3, None, None)
+    last = comparison.heads[-1]
+    assert (last.layer, last.kind, last.head) == (0, "cross", 2)
     assert comparison.frame("correlations")["pearson"].tolist()[0] == everything.pearson
 
 
 def test_heads_are_matched_by_their_original_ids():
     pruned = scores({ENCODER: [3.0, 1.0, 2.0]}, ids={ENCODER: (2, 0, 1)}, fingerprint="sha256:01")
     comparison = compare_heads((scores(FIRST), pruned), FILES)
-    assert [(one.head, one.first, one.second) for one in comparison.heads] == [
-        (0, 1, 1),
-        (1, 2, 2),
-        (2, 3, 3),
-    ]
+    found = [(one.head, one.first, one.second) for one in comparison.heads]
+    assert found == [(0, 1, 1), (1, 2, 2), (2, 3, 3)]
     assert comparison.left_out == 6
     assert comparison.correlations[0].pearson == 1
     assert comparison.correlations[0].pearson_p == pytest.approx(0, abs=1e-6)
@@ -89,8 +79,6 @@ def test_a_point_for_each_head():
     assert encoding["x"]["title"] == "news.json: I_h"
     assert encoding["y"]["title"] == "chat.json: loss gained without the head"
     encoder, decoder, _ = series
-    assert encoder == (
-        f"encoder self-attention, r = {comparison.correlations[1].pearson:.2f} "
-        f"(p = {comparison.correlations[1].pearson_p:.2g})"
-    )
+    known = comparison.correlations[1]
+    assert encoder == f"encoder self-attention, r = {known.pearson:.2f} (p = {known.pearson_p:.2g})"
     assert decoder == "decoder self-attention"

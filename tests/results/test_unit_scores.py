@@ -1,6 +1,7 @@
 """Scores of units: what is written is read, sums add up, and what no run could give is refused."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ def written(path: Path, made: Scores) -> Path:
 
 
 def layers(**changes: Any) -> Scores:
-    fields: dict[str, Any] = {
-        "ids": {"decoder": (0, 2)},
-        "counts": {"decoder": 4},
-        "per": "token",
-        "distances": {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]},
-    }
+    fields: dict[str, Any] = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
+    fields["distances"] = {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]}
     return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
+
+
+REPORTED = Reported(metric="loss", examples=7, base=0.5, only={AT: 0.25, BT: 1.0}, p_value={AT: 0.5, BT: 1.0})
+ALSO = Effects(metric="bleu", base=1.0, values={**scores().values})
 
 
 @pytest.mark.parametrize(
@@ -57,38 +58,20 @@ def layers(**changes: Any) -> Scores:
         scores(per="token", counts={A: 7, B: 7, C: 9}, texts=["a, b.txt", "c.txt"], split="dev"),
         scores("ablation"),
         scores("all-but-one", metric="loss", p_values=P_VALUES),
-        scores(
-            "ablation", dtype="float32", also=[Effects(metric="bleu", base=1.0, values={**scores().values})]
-        ),
-        scores(
-            "all-but-one",
-            reported=Reported(
-                metric="accuracy",
-                examples=7,
-                base=0.5,
-                only={AT: 0.25, BT: 1.0},
-                p_value={AT: 0.125, BT: 1.0},
-            ),
-        ),
+        scores("ablation", dtype="float32", also=[ALSO]),
+        scores("all-but-one", reported=REPORTED),
         layers(),
         scores_by_hand({"mlp": [4.0, 9.0]}, "unit", "activation-norm", per="token"),
     ],
-    ids=["gradient", "per token", "ablation", "all but one", "two metrics", "other text", "layers", "units"],
 )
 def test_what_is_written_is_read(made, tmp_path):
     assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made
 
 
-OLD: dict[str, Any] = {
-    "format": "prunecli.heads/1",
-    "models": [{"path": "here", "fingerprint": "sha256:00", "model_type": "bert"}],
-    "method": "gradient",
-    "model": {"fingerprint": "sha256:00", "model_type": "bert"},
-    "task": "mlm",
-    "examples": 4,
-    "heads": {A: [0, 1], B: [0, 2, 3], C: []},
-    "sum": VALUES,
-}
+OF = {"fingerprint": "sha256:00", "model_type": "bert"}
+OLD: dict[str, Any] = {"format": "prunecli.heads/1", "method": "gradient", "task": "mlm", "examples": 4}
+OLD |= {"models": [{"path": "here", **OF}], "model": OF}
+OLD |= {"heads": {A: [0, 1], B: [0, 2, 3], C: []}, "sum": VALUES}
 
 
 def old(tmp_path: Path, **changes: Any) -> Scores:
@@ -99,18 +82,10 @@ def old(tmp_path: Path, **changes: Any) -> Scores:
 
 def test_files_of_0_2_0_are_read(tmp_path):
     found = old(tmp_path)
-    for field in (
-        "kind",
-        "method",
-        "fingerprint",
-        "model_type",
-        "task",
-        "examples",
-        "ids",
-        "values",
-        "counts",
-    ):
-        assert getattr(found, field) == getattr(scores(), field)
+    said = attrgetter(
+        "kind", "method", "fingerprint", "model_type", "task", "examples", "ids", "values", "counts"
+    )
+    assert said(found) == said(scores())
     assert (found.per, found.models[0].path) == ("example", "here")
     per_token = old(tmp_path, importance="token", tokens={A: 8, B: 8, C: 5})
     assert (per_token.per, per_token.counts) == ("token", {AT: 8, BT: 8, CT: 5})
@@ -123,17 +98,12 @@ def test_importance_of_ablation_is_what_the_model_loses(metric, found):
 
 def test_sums_and_examples_add_up_in_any_order():
     draw = np.random.default_rng(0)
-    parts = [
-        scores(
-            examples=n,
-            values={
-                A: (draw.integers(0, 9, 2) / 4).tolist(),
-                B: (draw.integers(0, 9, 3) / 4).tolist(),
-                C: [],
-            },
-        )
-        for n in (3, 5, 8)
-    ]
+
+    def quarters(count: int) -> list[float]:
+        found: list[float] = (draw.integers(0, 9, count) / 4).tolist()
+        return found
+
+    parts = [scores(examples=n, values={A: quarters(2), B: quarters(3), C: []}) for n in (3, 5, 8)]
     whole = merge(parts, "abc")
     assert (whole.examples, whole.counts[AT]) == (16, 16)
     np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))
@@ -168,9 +138,8 @@ DAMAGES = {
         (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("importance", to="token"), "counts are not those of the axes"),
-        (setting("heads", to=7), "damaged"),
+        *((setting("heads", to=7), "damaged"), (setting("model", to=3), "damaged")),
         (setting("model", to={}), "no fingerprint"),
-        (setting("model", to=3), "damaged"),
         (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
     "gradient": [
@@ -180,23 +149,25 @@ DAMAGES = {
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
         (setting("counts", to={}), "counts are not those of the axes"),
-        (setting("values", AT, to=[1.0, float("nan")]), "NaN"),
-        (setting("values", AT, to=[1.0, -1.0]), "negative"),
-        (setting("values", AT, to=[1.0, 1e300]), "less than or equal to"),
-        (setting("values", AT, to=[1.0]), "values are not those of the units"),
-        (setting("values", "bert.else", to=[1.0]), "values are not those of the units"),
-        (setting("ids", AT, to=[0, 0]), "do not differ"),
-        (setting("ids", AT, to=[0, -1]), "greater than or equal to 0"),
-        (setting("ids", to={}), "no heads"),
+        *((setting("values", AT, to=[1.0, float("nan")]), "NaN"), (setting("ids", to={}), "no heads")),
+        *(
+            (setting("values", AT, to=[1.0, bad]), said)
+            for bad, said in ((-1.0, "negative"), (1e300, "less than"))
+        ),
+        *(
+            (setting("values", name, to=[1.0]), "values are not those of the units")
+            for name in (AT, "bert.else")
+        ),
+        *(
+            (setting("ids", AT, to=[0, bad]), said)
+            for bad, said in ((0, "do not differ"), (-1, "greater than"))
+        ),
         (setting("distances", to={AT: [[1.0]]}), "distances of .* not those of its layers"),
         (setting("p_values", to={AT: [1.0, 0.5]}), "p_values are not those of the units"),
     ],
     "all-but-one": [
         (setting("base", to=None), "metric or base is missing"),
-        (
-            setting("also", to=[{"metric": "bleu", "base": 1.0, "values": {}}]),
-            "values are not those of the units",
-        ),
+        (setting("also", to=[{"metric": "bleu", "base": 1.0, "values": {}}]), "values are not those of the"),
         (setting("best", to={AT: 7, BT: 0}), "best of .* is not one of its heads"),
         (setting("reported", to={"metric": "x", "examples": 1, "base": 1.0, "only": {AT: 1.0}}), "p_value"),
         (

@@ -4,13 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
-from prunecli.running.batches import batch_vectors, example_losses, require_finite
+from prunecli.running.batches import batch_vectors, example_losses
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
-from prunecli.running.examples import Batch
+from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import read_labelled
@@ -105,19 +107,13 @@ def test_masked_language_model(made, family):
 
 CLASSES = "LABEL_0\tthe hat\n1\tthen a thing of one\nlabel_2\tno\n"
 PAIRS = "LABEL_0\tthe hat\ta hat of ten\n1\tthen a thing of one\tno\n"
-CLASSIFIERS = [
-    ("bert", "BertForSequenceClassification"),
-    ("roberta", "RobertaForSequenceClassification"),
-    ("gpt2", "GPT2ForSequenceClassification"),
-    ("llama", "LlamaForSequenceClassification"),
-    ("bart", "BartForSequenceClassification"),
-]
+CLASSIFIERS = {"bert": "Bert", "roberta": "Roberta", "gpt2": "GPT2", "llama": "Llama", "bart": "Bart"}
 
 
-@pytest.mark.parametrize(("family", "name"), CLASSIFIERS)
+@pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize("lines", [CLASSES, PAIRS])
-def test_classification(made, tmp_path, family, name, lines):
-    model, tokenizer = made(family, name, num_labels=3)
+def test_classification(made, tmp_path, family, lines):
+    model, tokenizer = made(family, f"{CLASSIFIERS[family]}ForSequenceClassification", num_labels=3)
     (tmp_path / "text.tsv").write_text(lines)
     text = read_labelled(tmp_path / "text.tsv")
 
@@ -128,13 +124,6 @@ def test_classification(made, tmp_path, family, name, lines):
         second = None if text.seconds is None else text.seconds[index]
         ids = tokenizer(text.texts[index], second)["input_ids"]
         assert found[index] == pytest.approx(nll(logits_of(model, input_ids=ids), label), abs=1e-5)
-
-
-def test_losses_that_are_not_finite_name_the_example():
-    batch = Batch({}, torch.zeros(3, dtype=torch.int64), (4, 0, 11))
-    require_finite(torch.zeros(3), batch)
-    with pytest.raises(DataError, match="example 12"):
-        require_finite(torch.tensor([0.0, 1.0, float("nan")]), batch)
 
 
 @pytest.mark.parametrize(
@@ -186,3 +175,67 @@ def test_a_class_that_does_not_run_without_its_head_makes_no_vectors(model_type,
     batch = Batch({"input_ids": torch.tensor([[5, 6]])}, torch.tensor([0]), (0,))
     with pytest.raises(UnsupportedModelError, match=reason):
         batch_vectors(tiny.build(model_type), Pooling(), batch)
+
+
+class _Words:
+    """A tokenizer whose tokens are a text's numbers."""
+
+    name_or_path = "words"
+    model_max_length = 10**30
+    eos_token_id = None
+    pad_token_id = None
+    unk_token_id = None
+
+    def __init__(self, start=None):
+        self.bos_token_id = start
+
+    def __call__(self, texts, **_options):
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+def _model(context):
+    config = SimpleNamespace(max_position_embeddings=context, is_encoder_decoder=False)
+    return SimpleNamespace(config=config, can_generate=lambda: True)
+
+
+@given(st.data())
+def test_every_token_is_predicted_once_from_enough_context(data):
+    context = data.draw(st.integers(2, 12), label="context")
+    stride = data.draw(st.none() | st.integers(1, context - 1), label="stride")
+    lengths = data.draw(st.lists(st.integers(2, 40), min_size=1, max_size=4), label="lengths")
+    # Each token is its own place: 100 for the text, and its number in it.
+    texts = [" ".join(str(100 * number + place) for place in range(n)) for number, n in enumerate(lengths)]
+    windows = lm_windows(_Words(), _model(context), texts, stride=stride)
+    step = stride or context - 1
+    seen = []
+    for batch in window_examples(windows, 0).batches(data.draw(st.integers(1, 60), label="batch tokens")):
+        for row, index in enumerate(batch.indices):
+            ids = batch.inputs["input_ids"][row][batch.inputs["attention_mask"][row] == 1].tolist()
+            labels = batch.labels[row].tolist()
+            assert len(ids) <= context
+            assert ids == list(range(ids[0], ids[0] + len(ids))), "a window is one stretch of one text"
+            assert {token // 100 for token in ids} == {windows[index].text}
+            for place, label in enumerate(labels, start=1):
+                if label != IGNORED:
+                    assert label == ids[place], "the logits before a token predict it"
+                    assert place >= min(context - step, label % 100)
+                    seen.append(label)
+    assert sorted(seen) == [100 * number + place for number, n in enumerate(lengths) for place in range(1, n)]
+
+
+@pytest.mark.parametrize("stride", [0, 8, 9, -1])
+def test_windows_must_overlap(stride):
+    with pytest.raises(UsageError, match="a window has 8 tokens"):
+        lm_windows(_Words(), _model(8), ["1 2 3"], stride=stride)
+
+
+def test_a_context_that_is_asked_for():
+    text = " ".join(map(str, range(5000)))
+    (window,) = lm_windows(_Words(), _model(5000), [text], context=5000)
+    assert window.counted == 4999
+    tokenizer = _Words()
+    tokenizer.model_max_length = 10  # the tokenizer's word is a default
+    assert len(lm_windows(tokenizer, _model(5000), [text], context=20)[0].ids) == 20
+    assert len(lm_windows(tokenizer, _model(5000), [text])[0].ids) == 10
+    with pytest.raises(UsageError, match="context=5001`: the model has 5,000 positions"):
+        lm_windows(_Words(), _model(5000), [text], context=5001)

@@ -74,20 +74,16 @@ def test_outputs_are_what_a_model_of_that_structure_stores(data, checkpoint, uni
 
 def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
     """Byte for byte, in both orders: names of layers in a structure count those that are kept."""
-    first = {
-        f"{FFNS[1]}.experts": (1, 4, 6),
-        f"{FFNS[2]}.experts": (0, 7),
-        f"{ATTENTIONS[3]}.heads": (0, 2),
-        f"{ATTENTIONS[5]}.heads": (),
-        f"{DENSE[1]}.units": tuple(range(1, units, 2)),
-    }
+    first = {f"{FFNS[1]}.experts": (1, 4, 6), f"{FFNS[2]}.experts": (0, 7)}
+    first |= {f"{ATTENTIONS[3]}.heads": (0, 2), f"{ATTENTIONS[5]}.heads": ()}
+    first |= {f"{DENSE[1]}.units": tuple(range(1, units, 2))}
     layers = {"encoder.layers": (0, 2, 3), "decoder.layers": (0, 1)}
     tokens = {"tokens": tuple(range(3, VOCAB))}
 
     def later(name):  # encoder layer 1 is gone
-        return name.replace("encoder.layers.2.", "encoder.layers.1.").replace(
-            "encoder.layers.3.", "encoder.layers.2."
-        )
+        for number in (2, 3):
+            name = name.replace(f"encoder.layers.{number}.", f"encoder.layers.{number - 1}.")
+        return name
 
     def step(source, kept, name):
         with open_model(source) as opened:

@@ -103,9 +103,8 @@ def test_places_are_compared_together_alone_or_by_group():
         Axis("m.1.heads", "head", (0, 1), 3, "decoder", 1, "cross"),
     ]
     values = {"m.0.heads": np.array([5.0, 7.0]), "m.1.heads": np.array([1.0, 2.0])}
-    first, second = decision_of(
-        axes, {"m.0.heads": (2,), "m.1.heads": ()}, values, Budget(scope="model")
-    ).places
+    kept = {"m.0.heads": (2,), "m.1.heads": ()}
+    first, second = decision_of(axes, kept, values, Budget(scope="model")).places
     assert (first.name, first.side, first.layer) == ("m.0.heads", "encoder", 0)
     assert (first.attention, first.cut) == ("encoder", "heads")
     assert first.ids.tolist() == [0, 2]
@@ -114,10 +113,8 @@ def test_places_are_compared_together_alone_or_by_group():
     assert first.values.tolist() == [7.0, 5.0]
     assert (second.attention, second.num_kept) == ("cross", 0)
     parted = decision_of(axes[:1], {"m.0.heads": (2,)}, None, Budget(groups=2)).places
-    assert [(place.cut, place.ids.tolist()) for place in parted] == [
-        ("m.0.heads, group 0", [2]),
-        ("m.0.heads, group 1", [0]),
-    ]
+    found = [(place.cut, place.ids.tolist()) for place in parted]
+    assert found == [("m.0.heads, group 0", [2]), ("m.0.heads, group 1", [0])]
 
 
 # Budgets, thresholds and selections against slow restatements and the paper's own numbers.
@@ -288,20 +285,10 @@ def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_e
 def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
     layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
-    values = {
-        layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
-    }
+    values = {layer.name: np.asarray(own) for layer, own in zip(layers, metric, strict=True)}
     width = 12 // groups
-    together = [
-        [
-            sum(
-                sorted(own[group * width : (group + 1) * width], reverse=True)[rank]
-                for group in range(groups)
-            )
-            for rank in range(width)
-        ]
-        for own in metric
-    ]
+    ranked = [np.sort(np.reshape(own, (groups, width)))[:, ::-1] for own in metric]
+    together = [own.sum(axis=0).tolist() for own in ranked]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
     sizes = {"least": 1, "multiple": groups, "groups": groups}
     kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))

@@ -106,14 +106,12 @@ def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path, family):
     checkpoint = open_model(tiny_family(tmp_path / "model", family))
     axes = {name: axes_of(checkpoint, kind) for name, kind in KINDS.items()}
     # Heads and layers not the same number from each axis, so that their sizes count.
-    kept = {
-        axis.name: axis.ids[: max(1, len(axis.ids) - 1 - place % 2) if name in UNLIKE else len(axis.ids) // 2]
-        for name, own in axes.items()
-        for place, axis in enumerate(own)
-    }
-    levers = {
-        name: Lever(name, tuple(own), (), (), lambda *_: Selection(kept)) for name, own in axes.items() if own
-    }
+    kept, levers = {}, {}
+    for name, own in axes.items():
+        for place, axis in enumerate(own):
+            count = len(axis.ids)
+            kept[axis.name] = axis.ids[: max(1, count - 1 - place % 2) if name in UNLIKE else count // 2]
+            levers[name] = Lever(name, tuple(own), (), (), lambda *_: Selection(kept))
     sizes = sizes_of(checkpoint, levers, in_bytes=False)
     assert sizes({}, {}) == checkpoint.total_parameters
     rewrite = cut(checkpoint, Selection(kept, step={"command": "test", "arguments": {}}))

@@ -1,19 +1,28 @@
-import json
 from contextvars import copy_context
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli import __version__
-from prunecli.errors import OutputError, PruneError, StatisticsError
+from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
+from prunecli.evaluation.scoring import spm_file
+from prunecli.methods.experts.plan import read_experts
 from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import apply
 from prunecli.processes import COMMAND
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import GateStatistics, read_gates
+from prunecli.results.unit_scores import read_scores
+from prunecli.selection.cut import cut
+from prunecli.selection.selection import read_kept
 from prunecli.tensors.documents import write_json
-from prunecli.tensors.json_files import read_json
-from tests.tiny import tiny_nllb_moe
+from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
+from prunecli.text.parallel import read_parallel
+from prunecli.text.plain import read_labelled, read_plain
+from prunecli.text.tokens import load_tokenizer
+from tests.selections import kept_experts
+from tests.tiny import json_of, tiny_nllb_moe
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,7 +35,7 @@ VALUES = st.recursive(
 def test_what_is_written_is_read(tmp_path_factory, payload):
     path = tmp_path_factory.mktemp("json") / "a.json"
     write_json(path, payload)
-    assert read_json(path) == json.loads(path.read_text(encoding="utf-8")) == payload
+    assert read_json(path) == json_of(path) == payload
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=str)
@@ -36,25 +45,11 @@ def test_what_has_no_form_in_json_is_not_written(tmp_path, value):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_file_is_kept_without_force(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(OutputError, match="exists already"):
-        write_json(path, {"a": 2})
-    assert read_json(path) == {"a": 1}
-    write_json(path, {"a": 2}, force=True)
-    assert read_json(path) == {"a": 2}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, {"a": 1})
 
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2}, force=True)
     monkeypatch.undo()
@@ -62,30 +57,11 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_the_header(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["pytest", "--password", "1234"])
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
-    assert GateStatistics.header([checkpoint], 3) == {
-        "format": "prunecli.gates/1",
-        "prunecli": __version__,
-        "command": [],
-        "models": [{"path": "tiny", "fingerprint": checkpoint.fingerprint, "model_type": "nllb-moe"}],
-        "seed": 3,
-    }
-
-
 def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
     token = "hf_" + "a1B2" * 8
-    words = [
-        "prunecli",
-        "evaluate",
-        f"https://me:{token}@example.invalid/org/name",
-        f"--x={token}",
-        "-o",
-        "a@b",
-    ]
+    words = ["prunecli", "evaluate", f"https://me:{token}@example.invalid/x", f"--x={token}", "-o", "a@b"]
     command = copy_context().run(lambda: (COMMAND.set(words), GateStatistics.header([], None))[1])
-    assert command["command"] == [*words[:2], "https://***@example.invalid/org/name", "--x=***", "-o", "a@b"]
+    assert command["command"] == [*words[:2], "https://***@example.invalid/x", "--x=***", "-o", "a@b"]
 
 
 @pytest.mark.parametrize(
@@ -111,3 +87,92 @@ def test_damaged_documents(tmp_path, text, says):
     with pytest.raises(StatisticsError, match=says) as caught:
         read_json(path, "prunecli.gates/1")
     assert str(path) in str(caught.value)
+
+
+DAMAGED = {
+    "no JSON": b'{"a"',
+    "no UTF-8": b'{"a": "\xff"}',
+    "nested without end": b"[" * 100_000,
+    "a number of thousands of digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "half a surrogate pair": b'{"a": "\\uD800"}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_whatever_is_wrong_with_a_text_is_one_error(content, tmp_path):
+    with pytest.raises(ValueError, match=r"."):
+        parsed(content)
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.json: "):
+        read_object(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "content", [*DAMAGED.values(), b"", b"[]", b"7", b"{}", b'{"a": 5}', b'{"a": NaN}', b'{"a": "x"}']
+)
+def test_what_is_read_leniently_is_none_where_it_is_damaged(content, tmp_path):
+    count = lenient(lambda path: 1 // len(read_json(path)["a"]["b"]))
+    path = tmp_path / "a.json"
+    assert count(path) is None
+    path.write_bytes(content)
+    assert count(path) is None
+    path.write_bytes(b'{"a": {"b": []}}')
+    assert count(path) is None
+    path.write_bytes(b'{"a": {"b": [0]}}')
+    assert count(path) == 1
+    assert count(tmp_path) is None
+
+
+def test_no_key_twice():
+    assert parsed('{"a": {"b": 1}, "b": ":"}', unique=True) == {"a": {"b": 1}, "b": ":"}
+    for text in ('{"a": 1, "a": 1}', '{"a": {"b": 1, "b": 1}}', '{"a": [{"b": {}, "b": 1}]}'):
+        with pytest.raises(ValueError, match="occurs twice"):
+            parsed(text, unique=True)
+        assert parsed(text)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001ad3\nsize 66067895\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "error"),
+    [
+        ("stats-202.json", read_gates, StatisticsError),
+        ("experts.json", lambda path: read_experts(path, ()), StatisticsError),
+        ("heads.json", read_scores, StatisticsError),
+        ("kept.json", lambda path: read_kept(path, ()), StatisticsError),
+        ("text", lambda path: read_plain([path]), DataError),
+        ("labelled.tsv", read_labelled, DataError),
+        ("val.eng_Latn", lambda path: read_parallel(path.parent, "val"), DataError),
+        ("flores.model", spm_file, DataError),
+        *(
+            (name, lambda path: load_tokenizer(path.parent), CheckpointError)
+            for name in ("tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model")
+        ),
+    ],
+)
+def test_a_pointer_is_named(name, read, error, tmp_path):
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file") as caught:
+        read(tmp_path / name)
+    assert "git lfs pull" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"]
+)
+def test_a_pointer_in_a_checkpoint_is_named(name, tmp_path):
+    made = tiny_nllb_moe(tmp_path, shards=2)
+    (made / name).write_text(POINTER)
+    with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the file"):
+        open_model(made)
+
+
+def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path):
+    made = tiny_nllb_moe(tmp_path / "tiny")
+    (made / "tokenizer.json").write_text(POINTER)
+    with open_model(made) as source:
+        reduced = cut(source, kept_experts({}))
+        with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
+            apply(source, reduced, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -17,14 +17,8 @@ from tests.reference.casting import FORMATS, rounded
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
-        ("float16", "F16"),
-        ("F16", "F16"),
-        ("f16", "F16"),
-        ("fp16", "F16"),
-        ("torch.bfloat16", "BF16"),
-        ("BF16", "BF16"),
-        (" float32 ", "F32"),
-        ("float8_e4m3fn", "F8_E4M3"),
+        *((text, "F16") for text in ("float16", "F16", "f16", "fp16")),
+        *(("torch.bfloat16", "BF16"), ("BF16", "BF16"), (" float32 ", "F32"), ("float8_e4m3fn", "F8_E4M3")),
     ],
 )
 def test_names_of_types(text, dtype):
@@ -35,14 +29,8 @@ def test_names_of_types(text, dtype):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("30GiB", 30 * 2**30),
-        ("30GB", 30 * 10**9),
-        ("30G", 30 * 2**30),
-        ("1.5 MiB", 3 * 2**19),
-        ("0.5k", 512),
-        ("1tib", 2**40),
-        ("1048576", 2**20),
-        ("7 B", 7),
+        *(("30GiB", 30 * 2**30), ("30GB", 30 * 10**9), ("30G", 30 * 2**30), ("1.5 MiB", 3 * 2**19)),
+        *(("0.5k", 512), ("1tib", 2**40), ("1048576", 2**20), ("7 B", 7)),
     ],
 )
 def test_sizes(text, size):
@@ -58,14 +46,8 @@ def test_what_is_no_size(text):
 @pytest.mark.parametrize(
     ("text", "share"),
     [
-        ("0.8", 0.8),
-        ("80%", 0.8),
-        ("80 %", 0.8),
-        ("7%", 0.07),
-        ("12.5%", 0.125),
-        ("0", 0.0),
-        (".5", 0.5),
-        ("1", 1.0),
+        *(("0.8", 0.8), ("80%", 0.8), ("80 %", 0.8), ("7%", 0.07), ("12.5%", 0.125)),
+        *(("0", 0.0), (".5", 0.5), ("1", 1.0)),
     ],
 )
 def test_shares(text, share):
@@ -77,10 +59,7 @@ def test_shares(text, share):
     [
         ("80", r"more than everything\nWrite 0.8 or 80%"),
         ("1.5", "Write 0.015 or 1.5%"),
-        ("much", "not a number"),
-        ("nan", "not a number"),
-        ("%", "not a number"),
-        ("", "not a number"),
+        *((text, "not a number") for text in ("much", "nan", "%", "")),
     ],
 )
 def test_what_is_no_share(text, said):

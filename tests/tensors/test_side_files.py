@@ -12,7 +12,7 @@ from prunecli.tensors import side_files as sorting
 from prunecli.tensors.side_files import folders_of
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model
-from tests.tiny import config_of, write_json
+from tests.tiny import change_config
 
 
 def put(directory: Path, names: str) -> None:
@@ -43,14 +43,8 @@ def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_pat
     directory = sentence_model(tmp_path / "model")
     put(directory, "2_Dense/.cache/x 2_Dense/onnx/model.onnx 2_Dense/model.onnx")
     carried, left_out = found(directory)
-    assert {
-        "modules.json",
-        "sentence_bert_config.json",
-        "config_sentence_transformers.json",
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-    } <= carried
+    configs = {"modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"}
+    assert configs | {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"} <= carried
     assert left_out == ("2_Dense/model.onnx", "2_Dense/onnx/")
     assert not any(".cache" in name for name in carried)
 
@@ -138,78 +132,51 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path, has_config
 
 
 CONFIG = {"config.json": {"model_type": "bloom"}}
+PROMPTS = {"peft_type": "PROMPT_TUNING"}
 LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
-CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "empty": ({}, "", "an empty directory", "Copy a model into it"),
-    "file of an adapter": (
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "empty": ({}, "an empty directory", "Copy a model into it"),
+    "adapter_model.safetensors": (
         {"adapter_config.json": LORA, "adapter_model.safetensors": ""},
-        "adapter_model.safetensors",
         "not a directory (an adapter (LORA) of org/base",
         "Give a directory here with its adapter_config.json",
     ),
-    "prompts": (
-        {"adapter_config.json": {"peft_type": "PROMPT_TUNING"}},
-        "",
-        "an adapter (PROMPT_TUNING), not",
-        "or its base model if",
-    ),
+    "prompts": ({"adapter_config.json": PROMPTS}, "an adapter (PROMPT_TUNING), not", "or its base model if"),
     "several of gguf": (
         {"a.Q4.gguf": "", "b.gguf": ""},
-        "",
-        "weights of llama.cpp, in GGUF (a.Q4.gguf)",
+        "in GGUF (a.Q4.gguf)",
         "one file here that ends in .gguf",
     ),
-    "weights": (
-        {**CONFIG, "model.safetensors": ""},
-        "model.safetensors",
-        "a file, not",
-        "Give the directory that",
-    ),
-    "tensorflow": ({**CONFIG, "tf_model.h5": ""}, "", "weights of TensorFlow (tf_model.h5)", "from_tf=True"),
-    "flax": ({**CONFIG, "flax_model.msgpack": ""}, "", "weights of Flax", "from_flax=True"),
-    "onnx": (
-        {**CONFIG, "onnx/model.onnx": ""},
-        "",
-        "exported to ONNX or OpenVINO (onnx/model.onnx)",
-        "was exported",
-    ),
+    "model.safetensors": ({**CONFIG, "model.safetensors": ""}, "a file, not", "Give the directory that"),
+    "tensorflow": ({**CONFIG, "tf_model.h5": ""}, "weights of TensorFlow (tf_model.h5)", "from_tf=True"),
+    "flax": ({**CONFIG, "flax_model.msgpack": ""}, "weights of Flax", "from_flax=True"),
+    "onnx": ({**CONFIG, "onnx/model.onnx": ""}, "ONNX or OpenVINO (onnx/model.onnx)", "was exported"),
     "of its authors": (
         {"consolidated.00.pth": ""},
-        "",
         "in a format of its authors",
         "the script of transformers",
     ),
-    "shards": (
-        {**CONFIG, "model-00001-of-00002.bin": ""},
-        "",
-        "no index of the shards",
-        "Download the index",
-    ),
+    "shards": ({**CONFIG, "model-00001-of-00002.bin": ""}, "no index of the shards", "Download the index"),
     "pipeline": (
         {"model_index.json": {}, "text_encoder/config.json": {}, "unet/config.json": {}},
-        "",
         "a pipeline of diffusers",
         "/text_encoder.",
     ),
-    "training": ({"checkpoint-5/config.json": {}}, "", "a folder of checkpoints", "/checkpoint-5."),
-    "no config": (
-        {"model.safetensors": ""},
-        "",
-        "holds weights and no config.json",
-        "Copy the model's config.json",
-    ),
-    "notes": ({"notes.txt": ""}, "", "not a checkpoint (it holds no config.json)", "Give the directory"),
+    "training": ({"checkpoint-5/config.json": {}}, "a folder of checkpoints", "/checkpoint-5."),
+    "no config": ({"model.safetensors": ""}, "weights and no config.json", "Copy the model's config.json"),
+    "notes": ({"notes.txt": ""}, "not a checkpoint (it holds no config.json)", "Give the directory"),
 }
+"""A name, or the file that is given in place of the directory -> files, what is said of them, and the remedy."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case, tmp_path):
-    files, given, what, remedy = CASES[case]
+    files, what, remedy = CASES[case]
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content) if name.endswith(".json") else content)
     with pytest.raises(PruneError) as refused:
-        open_model(tmp_path / given)
+        open_model(tmp_path / case if case in files else tmp_path)
     assert what in refused.value.message
     assert remedy in str(refused.value.remedy)
 
@@ -226,9 +193,7 @@ def test_what_is_no_checkpoint_is_said_to_be_what_it_is(case, tmp_path):
 )
 def test_a_config_without_a_type(case, changes, said, tmp_path):
     path = tiny_family(tmp_path / "model", case)
-    config = config_of(path)
-    del config["model_type"]
-    write_json(path / "config.json", config | changes)
+    change_config(path, "model_type", **changes)
     with pytest.raises(PruneError, match=said):
         load_model(path, device="cpu")
     with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):

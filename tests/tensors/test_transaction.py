@@ -7,19 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections import namedtuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from prunecli.errors import OutputError
 from prunecli.tensors import transaction, unfinished
 from prunecli.tensors.transaction import new_directory
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+from prunecli.tensors.unfinished import NAME, Journal, Store
+from tests.commands.calls import names
 
 
 def result(directory: Path, text: str = "old") -> Path:
@@ -39,17 +37,6 @@ def fail(target: Path, error: BaseException, force: bool = False) -> None:
     with new_directory(target, force=force, needed_bytes=1) as directory:
         (directory / "config.json").write_text("half")
         raise error
-
-
-def test_appears_at_the_end(tmp_path):
-    target = tmp_path / "out"
-    with new_directory(target, force=False, needed_bytes=10) as directory:
-        assert directory.parent == tmp_path
-        assert directory.name.startswith(f".out.{os.getpid()}-")
-        (directory / "config.json").write_text("new")
-        assert not target.exists()
-    assert names(tmp_path) == ["out"]
-    assert (target / "config.json").read_text() == "new"
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
@@ -110,8 +97,7 @@ def test_target_that_appears_meanwhile_is_kept(tmp_path):
 
 
 def test_lack_of_room_is_seen_first(tmp_path, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 0, 10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Mock(free=10**9))
     with pytest.raises(OutputError, match=r"2\.81 GiB are needed, 953\.67 MiB are free"):
         make(tmp_path / "out", needed_bytes=3 * 10**9)
     assert names(tmp_path) == []
@@ -185,11 +171,8 @@ def test_what_another_machine_left_stays(tmp_path):
 
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
-
-    def flock(_descriptor, _kind):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(unfinished.fcntl, "flock", flock)
+    refused = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    monkeypatch.setattr(unfinished.fcntl, "flock", refused)
     make(tmp_path / "out")
     assert names(tmp_path) == [left.name, "out"]
 
@@ -251,3 +234,82 @@ def test_signals_during_the_clean_up_wait(number, error, tmp_path, monkeypatch):
     with pytest.raises(error):
         fail(tmp_path / "out", ValueError())
     assert names(tmp_path) == []
+
+
+# The store for unfinished work: what it takes up again, and what it takes no word for.
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Two complete files, a third one that is not, a folder."""
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "b").write_bytes(b"")
+    (tmp_path / "c").write_bytes(b"1")
+    (tmp_path / "folder/inner").mkdir(parents=True)
+    journal = Journal(tmp_path, "key")
+    journal.note("a", 5)
+    journal.note("b", 0)
+    return tmp_path
+
+
+def test_records_are_found_again_by_the_same_work(tmp_path):
+    path = tmp_path / "store"
+    store = Store(path, "work")
+    store.put("a", {"text": "un\nchat “noir”"})
+    store.put("b", [1, 2.5, None])
+    store.put("b", [3])
+    assert Store(path, "work").records == store.records == {"a": {"text": "un\nchat “noir”"}, "b": [3]}
+    assert Store(path, "other work").records == {}
+    assert Store(None).records == {}
+    store.remove()
+    store.remove()
+    assert not path.exists()
+
+
+def test_the_file_does_not_grow_with_every_replaced_record(tmp_path):
+    store = Store(tmp_path / "store")
+    for number in range(100):
+        store.put("sums", [number] * 100)
+    assert (tmp_path / "store").stat().st_size < 10_000
+    assert Store(tmp_path / "store").records == {"sums": [99] * 100}
+    assert names(tmp_path) == ["store"]
+
+
+@pytest.mark.parametrize("cut", [1, 13, 33])
+def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path, cut):
+    path = tmp_path / "store"
+    Store(path).put("a", "first")
+    Store(path).put("b", "second")
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Store(path)
+    assert again.records == {"a": "first"}
+    again.put("c", "third")
+    assert Store(path).records == {"a": "first", "c": "third"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "[" * 100_000, '{"record": ["", "a"]}', '{"record": 3}', "\0"]
+)
+def test_damage_is_nothing(directory, text):
+    (directory / NAME).write_text(text)
+    assert Journal(directory, "key").records == {}
+
+
+def test_a_journal_names_what_is_complete(directory):
+    journal = Journal(directory, "key")
+    assert journal.nbytes == 5
+    assert [journal.has(name) for name in "abc"] == [True, True, False]
+    journal.tidy()
+    assert names(directory) == [NAME, "a", "b"]
+    journal.remove()
+    assert not (directory / NAME).exists()
+
+
+def test_a_journal_takes_no_word_for_what_lies_elsewhere(directory):
+    (directory.parent / "outside").write_bytes(b"123")
+    (directory / "link").symlink_to(directory / "a")
+    store = Store(directory / NAME, "key")
+    sizes = {"../outside": 3, "/etc/passwd": 1, "link": 5, "a": 6, "missing": 0, "folder": 4096}
+    for name, size in sizes.items():
+        store.put(name, [size, 0, ""])
+    assert set(Journal(directory, "key").records) == {"b"}

@@ -1,5 +1,5 @@
 import itertools
-import json
+import os
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +17,12 @@ from safetensors.numpy import load_file, save
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing, copying
+from prunecli.tensors.copying import Gather, Move, reserve
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Slices
 from prunecli.tensors.writer import shards_of, write_tensors
-from tests.tiny import tiny_config, write_json, write_weights
+from tests.commands.calls import names
+from tests.tiny import json_of, tiny_config, write_json, write_weights
 
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
 
@@ -96,13 +98,8 @@ def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last)
 
 
 def test_mixed_types_stay_aligned(tmp_path):
-    tensors = {
-        "a": np.arange(3, dtype=np.uint8),
-        "b": np.arange(5, dtype=np.int64),
-        "c": np.arange(3, dtype=np.float16),
-        "d": np.arange(3, dtype=np.float32),
-    }
     kinds = {"a": "U8", "b": "I64", "c": "F16", "d": "F32"}
+    tensors = {name: np.arange(3, dtype=numpy_dtype(kind)) for name, kind in kinds.items()}
     outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
     assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
     write_json(tmp_path / "out" / "config.json", CONFIG)
@@ -123,22 +120,12 @@ def test_shards_and_index(tmp_path):
     out = tmp_path / "out"
     found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, "F32"), out, shard_bytes=150)
     assert_same(found, {f"new.{name}": value for name, value in tensors.items()})
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    assert index["metadata"] == {
-        "total_parameters": 7 + 35 + 1 + 18 + 33 * 65,
-        "total_size": 4 * (7 + 35 + 1 + 18 + 33 * 65),
-    }
-    assert index["weight_map"] == {
-        "new.a.bias": "model-00001-of-00004.safetensors",
-        "new.a.weight": "model-00002-of-00004.safetensors",
-        "new.b": "model-00002-of-00004.safetensors",
-        "new.c.router": "model-00003-of-00004.safetensors",
-        "new.d": "model-00003-of-00004.safetensors",
-        "new.e": "model-00004-of-00004.safetensors",
-    }
-    assert sorted(path.name for path in out.iterdir()) == sorted(
-        {*index["weight_map"].values(), "model.safetensors.index.json"}
-    )
+    index = json_of(out / "model.safetensors.index.json")
+    count = 7 + 35 + 1 + 18 + 33 * 65
+    assert index["metadata"] == {"total_parameters": count, "total_size": 4 * count}
+    files = [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 2, 3, 3, 4)]
+    assert index["weight_map"] == dict(zip(found, files, strict=True))
+    assert {*names(out)} == {*files, "model.safetensors.index.json"}
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 100))
@@ -178,3 +165,54 @@ def test_progress_counts_written_bytes(tmp_path):
         write_tensors(opened, everything(tensors, "F16"), tmp_path / "out", progress=record)  # type: ignore[arg-type]
     assert sum(seen) == 0
     assert seen[0] == -2 * sum(value.size for value in tensors.values())
+
+
+# Moves of bytes between files: as they are and cast, in parts, from files that end early.
+
+
+DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "source").write_bytes(b"head" + DATA.tobytes())
+    source = os.open(tmp_path / "source", os.O_RDONLY)
+    target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT)
+    yield source, target
+    os.close(source)
+    os.close(target)
+
+
+def move(files: tuple[int, int], nbytes: int = DATA.nbytes, at: int = 8) -> Move:
+    return Move("dir: fc1", files[0], 4, nbytes, files[1], at)
+
+
+def test_goes_on_after_short_reads_and_writes(files, monkeypatch):
+    read, write = os.preadv, os.pwrite
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:77]], at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:55], at))
+    Gather((move(files, at=4),)).carry_out()
+    assert os.pread(files[1], 20000, 4) == DATA.tobytes()
+
+
+def test_parts_make_the_whole(files, monkeypatch):
+    monkeypatch.setattr(copying, "JOB_BYTES", 4096)
+    parts = move(files).parts()
+    assert [part.nbytes for part in parts] == [4096, 4096, 3808]
+    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes
+    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+
+
+def test_source_that_ends_early(files):
+    with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
+        Gather((move(files, DATA.nbytes + 4),)).carry_out()
+
+
+def test_more_than_the_disk_holds_is_refused_at_once(files):
+    reserve(files[1], 0)
+    reserve(files[1], 1)
+    if os.fstat(files[1]).st_size != 1:
+        pytest.skip("this file system cannot reserve")
+    with pytest.raises(OSError, match=r"No space|too large|quota"):
+        reserve(files[1], 1 << 62)

@@ -77,27 +77,10 @@ def test_results_name_the_text(choice, texts, split):
     assert (choice.texts, choice.split_read) == (texts, split)
 
 
-def test_options_of_other_tasks_are_refused():
-    choice = TextChoice(files=(Path("a"),), langs="a,b")
-    with pytest.raises(UsageError, match="`langs` goes with `task=translation or embedding`, not lm"):
-        choice.check_task("lm")
-    with pytest.raises(UsageError, match="`files` goes with `task=mlm or lm or embedding`, not translation"):
-        TextChoice(files=(Path("a"),)).check_task("translation")
-    with pytest.raises(UsageError, match="`stride` goes with `task=lm`, not mlm"):
-        TextChoice(files=(Path("a"),)).check_task("mlm", {"stride": True, "spm": False})
-    with pytest.raises(UsageError, match="task feature-extraction needs text"):
-        TextChoice().check_task("feature-extraction", also_plain=("feature-extraction",))
-
-
 def test_lines_of_whole_splits_and_files(tmp_path):
-    for name, text in {
-        "val.eng": "a\n\nb\n",
-        "val.fra": "c\nd\nd\n",
-        "train.eng": "b\n",
-        "x.eng": "z\n",
-    }.items():
+    files = {"val.eng": "a\n\nb\n", "val.fra": "c\nd\nd\n", "train.eng": "b\n", "x.eng": "z\n", "more": "e\n"}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "more").write_text("e\n")
     lines = TextChoice(data=tmp_path, files=(tmp_path / "more",)).lines()
     assert lines.texts == ("b", "a", "b", "c", "d", "d", "e")
     assert (lines.splits, lines.asked, lines.languages) == (("train", "val"), (), ("eng", "fra"))

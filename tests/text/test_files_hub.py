@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -110,10 +111,9 @@ def test_rows_of_neither_kind_name_the_columns(stand):
 
 
 def test_what_fails_there_is_an_error_of_a_line(stand, monkeypatch):
-    def fail(*_args, **_more):
-        raise ValueError("no such\nsplit")
-
-    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", fail)
+    monkeypatch.setattr(
+        sys.modules["datasets"], "load_dataset", Mock(side_effect=ValueError("no such\nsplit"))
+    )
     with pytest.raises(DataError, match=r"cannot be read \(no such split\)"):
         read_hub_data("hf://a/b:train[:2]")
 

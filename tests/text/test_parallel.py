@@ -62,7 +62,6 @@ def test_languages_come_in_the_order_asked_for_and_the_first_sentences_only(dire
         (b"a\n\nb\n\n", ("a", "", "b", "")),
         ("a\u2028b\x0cc\n d \n".encode(), ("a\u2028b\x0cc", " d ")),
     ],
-    ids=["plain", "no end", "CRLF", "byte order mark", "blank lines count", "only newlines cut"],
 )
 def test_lines(tmp_path, data, lines):
     assert read_lines(_write(tmp_path / "x", data)) == lines
@@ -85,11 +84,9 @@ def test_different_line_counts_name_both_files_and_counts(tmp_path):
 
 @pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
 def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
-    plain = "one\r\n\ntwo \u2028 three\n"
+    plain = "one\r\n\ntwo \u2028 three\n".encode()
+    packed = gzip.compress(plain[:7]) + gzip.compress(plain[7:])  # two members are one file
     for language in ("eng_Latn", "fra_Latn"):
-        packed = gzip.compress(plain.encode()[:7]) + gzip.compress(
-            plain.encode()[7:]
-        )  # two members are one file
         _write(tmp_path / f"{layout.format(split='train', language=language)}.gz", packed)
     assert languages_of(tmp_path, "train") == ("eng_Latn", "fra_Latn")
     text = read_parallel(tmp_path, "train")
@@ -149,8 +146,7 @@ def test_pairs(pairs, langs, expected):
     ("pairs", "langs", "error", "message"),
     [
         ("a-b", "a,b", UsageError, "both given"),
-        ("ab", None, UsageError, "not a language pair"),
-        ("a-", None, UsageError, "not a language pair"),
+        *((pair, None, UsageError, "not a language pair") for pair in ("ab", "a-")),
         ("a-a", None, UsageError, "same language"),
         (None, "a", UsageError, "no language pair"),
         ("a-c", None, DataError, "unknown language 'c'"),

@@ -15,7 +15,6 @@ from prunecli.text.plain import (
     read_corpora,
     read_labelled,
     read_plain,
-    say_convention,
     token_rows,
 )
 from prunecli.text.tokens import load_tokenizer
@@ -61,33 +60,6 @@ def test_whole_files_end_behind_the_first_lines(tmp_path):
     assert texts(2, ("x", "y", "y")) == ("one\n\ntwo", "three\n\nfour")
     with pytest.raises(DataError, match="x: 3 lines were asked for, there are 2"):
         texts(3, ("x", "y", "y"))
-
-
-@pytest.mark.parametrize(
-    ("names", "whole_files", "line"),
-    [
-        (
-            ["a.txt"],
-            True,
-            "Text: 1 file as a whole document (`whole_files=False` takes each line as a text).",
-        ),
-        (
-            ["a.txt", "b.py.gz"],
-            True,
-            "Text: 2 files as whole documents (`whole_files=False` takes each line as a text).",
-        ),
-        (
-            ["a.txt", "b.jsonl"],
-            False,
-            "Text: 1 file, each line a text (`whole_files` takes each file as one text).",
-        ),
-        (["b.jsonl.gz", "hf://a/b:train[:3]"], True, None),
-    ],
-)
-def test_what_a_text_is_is_told_of_plain_text(names, whole_files, line):
-    said: list[str] = []
-    say_convention([Path(name) for name in names], said.append, whole_files=whole_files)
-    assert said == ([] if line is None else [line])
 
 
 def test_the_first_texts_and_their_hash(tmp_path):

@@ -1,10 +1,14 @@
-import json
+import itertools
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prunecli.errors import CheckpointError, DataError, TextWarning
+from prunecli.errors import CheckpointError, DataError, TextWarning, UnsupportedModelError
+from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
-from tests.tiny import LANGUAGES, config_of, tiny_nllb_moe
+from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +76,10 @@ def test_text_of_unknown_tokens_warns(tokenizer):
         encode(tokenizer, ["the", "шляпа и коза"], "eng_Latn")
 
 
-def test_unknown_language_suggests_a_near_one(tokenizer):
+def test_an_unknown_language_brings_a_near_one_or_those_that_are_known(tokenizer):
     with pytest.raises(DataError, match="unknown language 'fra_Lat'") as caught:
         encode(tokenizer, ["x"], "fra_Lat")
     assert "fra_Latn" in (caught.value.remedy or "")
-
-
-def test_an_unknown_language_brings_those_that_are_known_and_how_to_give_other_text(tokenizer):
     with pytest.raises(DataError) as caught:
         language_id(tokenizer, "qba_Latn")
     known = "Known: deu_Latn, eng_Latn, fra_Latn."
@@ -87,12 +88,8 @@ def test_an_unknown_language_brings_those_that_are_known_and_how_to_give_other_t
 
 def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
     checkpoint = tiny_nllb_moe(tmp_path / "model")
-    config = config_of(checkpoint)
-    config |= {
-        "model_type": "prunecli-nllb-moe",
-        "auto_map": {"AutoConfig": "modeling_prunecli.PrunecliConfig"},
-    }
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    own = {"AutoConfig": "modeling_prunecli.PrunecliConfig"}
+    change_config(checkpoint, model_type="prunecli-nllb-moe", auto_map=own)
     (checkpoint / "modeling_prunecli.py").write_text("raise SystemExit('this code was run')\n")
     assert languages(load_tokenizer(checkpoint)) == tuple(sorted(LANGUAGES))
 
@@ -101,7 +98,7 @@ def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
 @pytest.mark.parametrize("settings", [None, '{"unk_token": "<unk>"}'])
 def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
     """For some families transformers makes an empty tokenizer."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    write_json(tmp_path / "config.json", {"model_type": model_type})
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)
     with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
@@ -111,7 +108,76 @@ def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
 
 def test_a_tokenizer_of_files_that_its_class_does_not_read(tmp_path):
     """transformers makes an empty one of a published ALBERT's vocab.txt, so that every text is unknown tokens."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
+    write_json(tmp_path / "config.json", {"model_type": "albert"})
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
     with pytest.raises(CheckpointError, match="knows no tokens: AlbertTokenizer reads none of its files"):
         load_tokenizer(tmp_path)
+
+
+LENGTHS = st.lists(st.integers(1, 60), max_size=80)
+
+
+@given(LENGTHS, st.integers(1, 200), st.none() | st.integers(1, 9))
+def test_every_index_once_within_the_budget_longest_first(lengths, max_tokens, max_sentences):
+    batches = length_bucketed(lengths, max_tokens, max_sentences)
+    flat = [index for batch in batches for index in batch]
+    assert sorted(flat) == list(range(len(lengths)))
+    assert [lengths[i] for i in flat] == sorted(lengths, reverse=True)
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= max_tokens
+        assert max_sentences is None or len(batch) <= max_sentences
+
+
+@given(LENGTHS, st.integers(1, 200))
+def test_batches_are_as_full_as_the_order_allows(lengths, max_tokens):
+    batches = length_bucketed(lengths, max_tokens)
+    for batch, following in itertools.pairwise(batches):
+        assert following
+        assert (len(batch) + 1) * lengths[batch[0]] > max_tokens
+
+
+END = 1
+MARKS = Marks(tuple(range(1000, 1100)), END)
+
+
+def restored(inputs: list[int], targets: list[int]) -> list[int]:
+    """The text that both sides say together: each sentinel of the one replaced by what the other has after it."""
+    spans: dict[int, list[int]] = {}
+    for token in targets:
+        if token in MARKS.sentinels:
+            sentinel = token
+        else:
+            spans.setdefault(sentinel, []).append(token)
+    return [piece for token in inputs for piece in spans.get(token, [token])]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64])
+def test_both_sides_together_are_the_text(length):
+    window = [number % 900 + 2 for number in range(length)]
+    inputs, targets = masked([*window, END], MARKS)
+    assert inputs[-1] == targets[-1] == END
+    assert restored(inputs[:-1], targets[:-1]) == window
+    used = [token for token in inputs if token in MARKS.sentinels]
+    assert used == [token for token in targets if token in MARKS.sentinels] == [*MARKS.sentinels[: len(used)]]
+    hidden = len(targets) - 1 - len(used)
+    assert hidden == max(1, round(0.15 * length))
+    assert len(used) == max(1, min(round(hidden / 3), 100))
+
+
+class _Tokenizer:
+    eos_token_id = END
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def get_vocab(self) -> dict[str, Any]:
+        return {name: number for number, name in enumerate(self._names)}
+
+
+def test_sentinels_are_the_tokenizers_in_order():
+    assert marks_of(_Tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
+
+
+def test_a_tokenizer_without_sentinels_is_refused():
+    with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
+        marks_of(_Tokenizer("a"))

@@ -123,12 +123,9 @@ def changed(source, trained):
 def update_ranks(source, trained):
     """Name of each tensor that the training changed -> the highest rank of its update."""
     with open_model(source) as before, open_model(trained.staged) as after:
-        return {
-            name: np.max(
-                np.linalg.matrix_rank(after.read(name).astype(np.float64) - before.read(name), tol=1e-5)
-            )
-            for name in changed(source, trained)
-        }
+        names = changed(source, trained)
+        updates = {name: after.read(name).astype(np.float64) - before.read(name) for name in names}
+    return {name: np.max(np.linalg.matrix_rank(update, tol=1e-5)) for name, update in updates.items()}
 
 
 def kept_steps(state):

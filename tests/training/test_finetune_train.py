@@ -1,4 +1,3 @@
-import json
 import math
 import os
 import signal
@@ -21,7 +20,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
 from tests.reference.losses import logits_of, nll
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import change_json, json_of, tiny_nllb_moe
 from tests.training.runs import (
     CALM,
     PAIRS,
@@ -215,11 +214,9 @@ def test_weights_stay_in_float32(tmp_path):
 
 def test_a_teacher_with_another_tokenizer_is_refused(model, tmp_path):
     other = tiny_family(tmp_path / "other", "m2m_100")
-    file = other / "tokenizer.json"
-    made = json.loads(file.read_text())
-    vocabulary = made["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    file.write_text(json.dumps(made))
+    made = json_of(other / "tokenizer.json")["model"]
+    a, b = made["vocab"]["a"], made["vocab"]["b"]
+    change_json(other / "tokenizer.json", model={**made, "vocab": {**made["vocab"], "a": b, "b": a}})
     with pytest.raises(UsageError, match="another vocabulary: 2 tokens differ, such as 'a'"):
         train(model, tmp_path / "state", options(teacher=other))
 
@@ -286,26 +283,26 @@ def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
     assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
 
 
+CALLBACKS = {"stateful_callbacks": {"Watch": {"attributes": [1]}}}
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("file", "damage", "error", "said"),
     [
-        {"best_model_checkpoint": 0.5},
-        {"best_global_step": "two"},
-        {"stateful_callbacks": {"Watch": {"attributes": [1]}}},
+        (
+            "trainer_state.json",
+            {"best_model_checkpoint": 0.5},
+            CheckpointError,
+            r"damaged \(TypeError: best_",
+        ),
+        ("trainer_state.json", {"best_global_step": "two"}, CheckpointError, r"damaged \(TypeError: best_"),
+        ("trainer_state.json", CALLBACKS, CheckpointError, r"damaged \(AttributeError"),
+        ("run.json", {"run": []}, UsageError, r"run\.json: damaged"),
+        ("run.json", {"inputs": [1]}, UsageError, r"run\.json: damaged"),
     ],
 )
-def test_a_damaged_state_of_the_trainer_is_refused(model, tmp_path, damage):
-    train(model, tmp_path / "state", options(steps=4))
-    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
-    with pytest.raises(CheckpointError, match=r"damaged \((TypeError: best_|AttributeError)"):
-        train(model, tmp_path / "state", options(steps=4))
-
-
-@pytest.mark.parametrize("damage", [{"run": []}, {"inputs": [1]}])
-def test_a_damaged_description_of_the_run_is_refused(model, tmp_path, damage):
+def test_a_damaged_state_is_refused(model, tmp_path, file, damage, error, said):
     train(model, tmp_path / "state", options(steps=2))
-    kept = tmp_path / "state" / "run.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), **damage}))
-    with pytest.raises(UsageError, match=r"run\.json: damaged"):
+    change_json(next((tmp_path / "state").rglob(file)), **damage)
+    with pytest.raises(error, match=said):
         train(model, tmp_path / "state", options(steps=2))

@@ -75,10 +75,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     [
         (("--distill", 0.5), "--distill goes with models that have a head"),
         (("--label-smoothing", 0), "--label-smoothing goes with models that have a head"),
-        (
-            ("--task", "embedding", "--distill", 0.5),
-            "--distill goes with models that have a head, not with --task embedding",
-        ),
+        (("--task", "embedding", "--distill", 0.5), "a head, not with --task embedding"),
         (("--task", "embedding", "--teacher", "plain"), "the teacher's vectors are 32 wide, the model's 8"),
         (("--teacher", "narrow"), "the teacher's hidden states are 16 wide, the model's 32"),
         (("--teacher", "other"), "the teacher has a vocabulary of 99"),
@@ -102,9 +99,8 @@ def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder
 
 
 def mean_cosine(student: str) -> float:
-    return float(
-        np.diag(cosine_table(vectors_of(Path(student), TEXTS), vectors_of(Path("model"), TEXTS))).mean()
-    )
+    table = cosine_table(*(vectors_of(Path(name), TEXTS) for name in (student, "model")))
+    return float(np.diag(table).mean())
 
 
 def test_vectors_and_hidden_states(folder):
@@ -126,9 +122,8 @@ def test_vectors_and_hidden_states(folder):
     both = HiddenDistance(LossOptions(hidden=3.0), models[1], learned)(models[0], batch)
     assert both.item() == pytest.approx(distance + 3 * len(TEXTS) * total / count, rel=1e-4)
     validation = Validation(examples, 12, HiddenDistance(LossOptions(), models[1], learned))
-    assert validation.measure(models[0], ProcessGroup())["cosine"] == pytest.approx(
-        mean_cosine("other"), abs=1e-5
-    )
+    measured = validation.measure(models[0], ProcessGroup())["cosine"]
+    assert measured == pytest.approx(mean_cosine("other"), abs=1e-5)
 
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
@@ -141,12 +136,8 @@ def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder)
     assert "model has another vocabulary: it reads each text in its own tokens" in result.err
     figures = json.loads(result.out)
     assert figures["best"]["loss"] < figures["training"][0]["loss"] / 2
-    assert figures["validation"][-1]["cosine"] == pytest.approx(
-        1 - figures["validation"][-1]["loss"], abs=1e-5
-    )
+    last = figures["validation"][-1]
+    assert last["cosine"] == pytest.approx(1 - last["loss"], abs=1e-5)
     assert Path("out/1_Pooling/config.json").read_bytes() == Path("model/1_Pooling/config.json").read_bytes()
-    refused(
-        call(finetune, "pruned", *VECTORS, "--hidden-weight", 1, "--steps", 1, "-o", "more"),
-        "the teacher has a vocabulary of",
-        2,
-    )
+    again = call(finetune, "pruned", *VECTORS, "--hidden-weight", 1, "--steps", 1, "-o", "more")
+    refused(again, "the teacher has a vocabulary of", 2)

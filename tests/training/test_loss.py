@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,6 +63,10 @@ def test_distillation(seed, batch, length, vocabulary, temperature):
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
+def distance(own, other, places):
+    return sum(squared_distance(own[at].tolist(), other[at].tolist()) for at in places)
+
+
 def hidden_outputs(seed: int):
     generator = torch.Generator().manual_seed(seed)
     encoder, decoder = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 5, 4, generator=generator)
@@ -72,33 +77,19 @@ def test_hidden_states_of_encoder_and_decoder():
     outputs, taught = hidden_outputs(0), hidden_outputs(1)
     labels = torch.tensor([[4, 4, 4, -100, -100], [4, 4, 4, 4, 4]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    decoder = sum(
-        squared_distance(
-            outputs.decoder_hidden_states[-1][at].tolist(), taught.decoder_hidden_states[-1][at].tolist()
-        )
-        for at in scored(labels)
-    )
-    encoder = [
-        squared_distance(
-            outputs.encoder_last_hidden_state[row, column].tolist(),
-            taught.encoder_last_hidden_state[row, column].tolist(),
-        )
-        for row, column in mask.nonzero().tolist()
-    ]
-    found = hidden_distance(outputs, taught, {"labels": labels, "attention_mask": mask})
-    assert float(found) == pytest.approx(decoder + sum(encoder) / 5 * 8, rel=1e-5)
+    both = (outputs, taught)
+    decoder = distance(*(one.decoder_hidden_states[-1] for one in both), scored(labels))
+    encoder = distance(*(one.encoder_last_hidden_state for one in both), map(tuple, mask.nonzero().tolist()))
+    found = hidden_distance(*both, {"labels": labels, "attention_mask": mask})
+    assert float(found) == pytest.approx(decoder + encoder / 5 * 8, rel=1e-5)
 
 
 def test_hidden_states_of_one_stack():
     state, taught = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     labels = torch.tensor([[4, -100, 4], [4, 4, 4]])
-    found = hidden_distance(
-        SimpleNamespace(hidden_states=(state,)),
-        SimpleNamespace(hidden_states=(taught,)),
-        {"labels": labels, "attention_mask": torch.ones(2, 3)},
-    )
-    expected = sum(squared_distance(state[at].tolist(), taught[at].tolist()) for at in scored(labels))
-    assert float(found) == pytest.approx(expected, rel=1e-5)
+    both = (SimpleNamespace(hidden_states=(one,)) for one in (state, taught))
+    found = hidden_distance(*both, {"labels": labels, "attention_mask": torch.ones(2, 3)})
+    assert float(found) == pytest.approx(distance(state, taught, scored(labels)), rel=1e-5)
 
 
 class Fixed(torch.nn.Module):
@@ -198,10 +189,7 @@ def test_it_teaches_what_the_teacher_does(models, tmp_path, monkeypatch):
     found = taught(models, tmp_path, "with-logits", teacher_logits=path)
     assert load_file(path)[TOKENS].shape[1] <= KEPT
 
-    def loaded(*_arguments):
-        raise AssertionError("the teacher is loaded")
-
-    monkeypatch.setattr(finetuning, "load_teacher", loaded)
+    monkeypatch.setattr(finetuning, "load_teacher", Mock(side_effect=AssertionError))
     again = taught(models, tmp_path, "again", teacher_logits=path)
     for name, weight in want.items():
         moved = (weight - alone[name]).abs().max()

@@ -12,7 +12,7 @@ from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare
 from prunecli.training.start import Start
-from tests.commands.calls import raising
+from tests.commands.calls import names, raising
 from tests.families import tiny_family
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import tiny_nllb_moe
@@ -78,11 +78,11 @@ def test_what_is_kept_in_its_course(tmp_path):
     said = []
     chosen = options(steps=4).updated(loss=LossOptions())
     finetune(Start(model), text, destination, chosen, say=said.append)
-    assert sorted(path.name for path in (tmp_path / "out.steps").iterdir()) == ["step-2", "step-3", "step-4"]
+    assert names(tmp_path / "out.steps") == ["step-2", "step-3", "step-4"]
     finetune(Start(model), text, Destination(tmp_path / "two"), chosen.updated(steps=2))
-    weights = "model.safetensors"
-    assert (tmp_path / "out.steps/step-2" / weights).read_bytes() == (tmp_path / "two" / weights).read_bytes()
-    assert (tmp_path / "out.steps/step-4" / weights).read_bytes() == (tmp_path / "out" / weights).read_bytes()
+    for step, whole in (("out.steps/step-2", "two"), ("out.steps/step-4", "out")):
+        kept, made = ((tmp_path / name / "model.safetensors").read_bytes() for name in (step, whole))
+        assert kept == made
     with open_model(tmp_path / "out.steps/step-3") as kept:
         kept.check()
         assert kept.structure.history[-1]["arguments"]["steps"] == 3
@@ -120,13 +120,9 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
     ranks = update_ranks(model, trained)
     with open_model(model) as before, open_model(trained.staged) as after:
         assert dict(before.tensors) == dict(after.tensors)
-        adapted = {
-            name: info.shape
-            for name, info in before.tensors.items()
-            if before.layout.part(name) in ("attention", "ffn")
-            and len(info.shape) == 2
-            and "relative" not in name
-        }
+        within = [name for name in before.tensors if before.layout.part(name) in ("attention", "ffn")]
+        shapes = {name: before.info(name).shape for name in within if "relative" not in name}
+        adapted = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     assert ranks.keys() == adapted.keys()
     assert max(ranks.values()) <= rank
     assert trained.log["parameters"] == rank * sum(map(sum, adapted.values()))
@@ -160,8 +156,7 @@ def test_adapted_and_merged_compute_the_same(tmp_path):
 def test_gradient_checkpointing_changes_nothing(tmp_path, family):
     model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
     data = language_model() if family == "gpt2" else translation()
-    made = [
-        train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data)
-        for again in (False, True)
-    ]
+    made = []
+    for again in (False, True):
+        made.append(train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data))
     assert staged(made[0]) == staged(made[1])

@@ -8,6 +8,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
+from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_heads
@@ -76,10 +77,8 @@ main()
 """
 """The command, with accelerate made to shard on a CPU too: accelerate itself does so on accelerators alone."""
 
-DYING = SHARDING.replace(
-    "\nmain()",
-    "\nWatch.on_log = lambda _, args, state, *__, **___: state.global_step == 4 and os._exit(9) or None\nmain()",
-)
+_DEATH = "Watch.on_log = lambda _, args, state, *__, **___: state.global_step == 4 and os._exit(9) or None"
+DYING = SHARDING.replace("\nmain()", f"\n{_DEATH}\nmain()")
 """The same, killed at the last update."""
 
 
@@ -90,13 +89,9 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder):
         kept = kept_heads({source.layout.attentions[0].name: (1,)})
         apply(source, cut(source, kept), folder / "reduced")
     text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
-    finetune(
-        folder / "reduced",
-        TextChoice(files=(text,)),
-        Destination(folder / "whole", save_every=2),
-        options(steps=4, warmup=1, accumulate=2),
-        valid=TextChoice(files=(held_out,)),
-    )
+    choice, valid = (TextChoice(files=(path,)) for path in (text, held_out))
+    destination, made = Destination(folder / "whole", save_every=2), options(steps=4, warmup=1, accumulate=2)
+    finetune(folder / "reduced", choice, destination, made, valid=valid)
     run = ("finetune", "reduced", "--text", str(text), "--valid-text", str(held_out), *SMALL)
     run = (*run, "--learning-rate", "1e-3", "--save-every", "2", "-o", "out")
     assert [status for status, _, _ in ended(start(folder, *run, code=DYING))] == [9, 9]
@@ -112,4 +107,4 @@ def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
     for status, _, err in _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out"):
         assert status == 1
         assert "Error: unknown language 'xxx_Latn'" in err
-    assert sorted(path.name for path in folder.iterdir()) == ["data", "model"]
+    assert names(folder) == ["data", "model"]

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -136,14 +137,10 @@ def test_one_order_within_the_block_alone():
         assert flags() == (False, False)
 
 
-def failing(message: str) -> None:
-    raise RuntimeError(message)
-
-
 def test_what_torch_lacks_is_said_and_goes_on():
     said = list[str]()
     lacking = "some_kernel does not have a deterministic implementation, but you set …"
-    with repeatable(CARD, lambda: failing(lacking), ALONE, said.append):
+    with repeatable(CARD, Mock(side_effect=RuntimeError(lacking)), ALONE, said.append):
         assert flags() == (True, True)
     assert said[0].startswith("some_kernel adds in no fixed order on a GPU")
 

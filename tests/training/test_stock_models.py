@@ -9,7 +9,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from prunecli import load_model
+from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.prune import prune_experts
+from prunecli.commands.share import share_ffn
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.windows import packed_examples
@@ -19,11 +22,20 @@ from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.start import Start
 from tests.commands.calls import raising
-from tests.families import tiny
+from tests.families import tiny, tiny_family
 from tests.families.mixtures import TINY
 from tests.stock_mixtures import save_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
-from tests.training.runs import changed, language_model, options, text_file, train, written
+from tests.training.runs import (
+    changed,
+    language_model,
+    options,
+    text_file,
+    train,
+    translation,
+    unchanged,
+    written,
+)
 
 WEIGHTS = "model.safetensors"
 SPECIALS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
@@ -59,9 +71,8 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
     model.set_experts_implementation("eager")
     adam = torch.optim.Adam(model.parameters(), betas=made.betas)
     for row in trained.log["training"]:
-        loss = functional.cross_entropy(
-            model.train()(window).logits[0], torch.tensor(stream[1:]), label_smoothing=0.1
-        )
+        logits, following = model.train()(window).logits[0], torch.tensor(stream[1:])
+        loss = functional.cross_entropy(logits, following, label_smoothing=0.1)
         assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)
         adam.zero_grad()
         loss.backward()
@@ -79,13 +90,11 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
 def test_parts_alone(tmp_path):
     source = saved(tmp_path / "model", "gpt_oss")
     with open_model(source) as checkpoint:
-        layers = checkpoint.mixtures
-        experts = {name for layer in layers for name in layer.stacked_tensors} | {
-            layer.expert_tensor(number, suffix)
-            for layer in layers
-            for number in range(layer.num_experts)
-            for suffix in layer.expert_tensors
-        }
+        layers, experts = checkpoint.mixtures, set[str]()
+        for layer in layers:
+            experts |= {*layer.stacked_tensors}
+            for number in range(layer.num_experts):
+                experts |= {layer.expert_tensor(number, suffix) for suffix in layer.expert_tensors}
         routers = {name for layer in layers for name in layer.router_tensors}
         tables = {"model.embed_tokens.weight", "lm_head.weight"}
         counts = {name: info.numel for name, info in checkpoint.tensors.items()}
@@ -110,9 +119,8 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     loss = LossOptions(0.0, distill=0.9)
     chosen = options(steps=30, eval_every=10, learning_rate=1e-2, teacher=source, loss=loss)
     destination, said = Destination(tmp_path / "out", save_every=20), []
-    training, support = finetune(
-        Start(tmp_path / "pruned"), text, destination, chosen, valid=held_out, say=said.append
-    )
+    given = (Start(tmp_path / "pruned"), text, destination, chosen)
+    training, support = finetune(*given, valid=held_out, say=said.append)
     assert support.is_stock
     losses = [row["loss"] for row in training.to_json()["validation"]]
     assert losses[-1] < losses[0] - 0.2
@@ -164,3 +172,41 @@ def test_quantised_weights_are_refused(tmp_path):
     change_config(source, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
     with pytest.raises(UnsupportedModelError, match=r"quantised \(fp8\), which are not trained"):
         finetune(Start(source), TextChoice(files=(Path("text"),)), tmp_path / "out", options())
+
+
+# Reduced checkpoints are trained as they are: what was removed stays removed, what is shared stays one
+# parameter.
+
+
+def trained_and_written(source, folder, data, **changes):
+    """Train `source`, write the result as the command does, and give its path."""
+    trained = train(source, folder / "state", options(steps=2, learning_rate=1e-2, **changes), data)
+    output = written(source, trained, folder / "out")
+    with open_model(source) as before, open_model(output) as after:
+        assert dict(before.tensors) == dict(after.tensors)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("family", "configuration"),
+    [("m2m_100", "OneWide"), ("bart", "SharedEncSharedDec"), ("t5", "OneWide"), ("t5", "SharedEncSharedDec")],
+)
+def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
+    sizes = {} if family == "t5" else {"decoder_ffn_dim": 48}
+    model = tiny_family(tmp_path / "model", family, **sizes)
+    source = tmp_path / "reduced"
+    raising(share_ffn, model, "--preset", configuration, "-o", source)
+    made = trained_and_written(source, tmp_path, translation())
+    assert unchanged(source, made) <= {"final_logits_bias"}
+    before, after = load_model(source, device="cpu"), load_model(made, device="cpu")
+    # A shared FFN is held once.
+    assert [name for name, _ in before.named_parameters()] == [name for name, _ in after.named_parameters()]
+    with open_model(source) as one, open_model(made) as other:
+        assert replace(other.structure, history=()) == replace(one.structure, history=())
+
+
+def test_with_factorised_embeddings(tmp_path):
+    source = tmp_path / "reduced"
+    sizes = ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)
+    raising(factorize_embeddings, tiny_family(tmp_path / "model", "m2m_100"), *sizes, "-o", source)
+    assert not unchanged(source, trained_and_written(source, tmp_path, translation()))

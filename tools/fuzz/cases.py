@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.families import DECODERS, TRANSLATORS
-from tests.fuzz.recipes import BY_NAME
+from tests.fuzz.hostile import BY_NAME
 from tests.reference.quantisation import SCHEMES
 from tools.fuzz.commands import (
     CLASSIFIER,

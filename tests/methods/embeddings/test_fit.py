@@ -1,13 +1,16 @@
-"""The whole fit on small tables: never below the projective embedding, better with training, the same every time."""
+"""Tables read in slices, their truncated SVD against numpy's dense one, and the whole fit of small ones."""
 
 from dataclasses import replace
 from itertools import cycle
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from numpy.typing import NDArray
 
+from prunecli.methods.embeddings import table
 from prunecli.methods.embeddings.fit import (
     DefineFit,
     FitOptions,
@@ -17,11 +20,98 @@ from prunecli.methods.embeddings.fit import (
     initialise,
     refine_reduction,
 )
-from prunecli.methods.embeddings.table import COSINE_WEIGHT, Quality, Table, row_weights
+from prunecli.methods.embeddings.table import COSINE_WEIGHT, Quality, Table, moments, projective, row_weights
 from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.modules.define import DefineEmbedding
-from tests.methods.embeddings.tables import bent_table, start_of, table_of, truncated_svd
 from tests.model.test_define import shapes
+
+
+def bent_table(rows: int = 300, width: int = 24) -> NDArray[np.float32]:
+    """Rows on a bent surface of 6 dimensions, with some noise and an offset."""
+    rng = np.random.default_rng(0)
+    inner = rng.standard_normal((rows, 6)) @ rng.standard_normal((6, width))
+    noise = 0.05 * rng.standard_normal((rows, width))
+    return (np.tanh(inner) @ rng.standard_normal((width, width)) + noise + 0.5).astype(np.float32)
+
+
+def truncated_svd(
+    array: NDArray[np.float32], map_dim: int, weights: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
+    """The best reconstruction of rank n and an offset, by numpy's dense SVD of the weighted, centred rows."""
+    own = np.ones(len(array)) if weights is None else weights.astype(np.float64)
+    mean = np.average(array, axis=0, weights=own)
+    root = np.sqrt(own)[:, None]
+    _, _, right = np.linalg.svd((array - mean) * root, full_matrices=False)
+    directions = right[:map_dim]
+    found: NDArray[np.float64] = (array - mean) @ directions.T @ directions + mean
+    return found
+
+
+def table_of(
+    array: NDArray[np.generic], name: str = "The embedding table", counts: NDArray[np.integer] | None = None
+) -> Table:
+    """An array or a memory map `[V, m]` as a table; without counts every row weighs the same."""
+    weights = row_weights(len(array), counts)
+    return Table(*array.shape, lambda start, stop: array[start:stop], name, weights=weights)
+
+
+def start_of(array: NDArray[np.float32], map_dim: int, parts: int = 1):
+    """The projective embedding of a table, every row weighing the same."""
+    return projective(moments(table_of(array)), map_dim, parts)
+
+
+def test_chunks_cover_the_table_in_float32(monkeypatch):
+    monkeypatch.setattr(table, "CHUNK_ROWS", 3)
+    array = np.arange(14).reshape(7, 2).astype(ml_dtypes.bfloat16)
+    found = list(table_of(array).chunks())
+    assert [(start, stop) for start, stop, _ in found] == [(0, 3), (3, 6), (6, 7)]
+    rows = np.concatenate([rows for _, _, rows in found])
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, np.arange(14).reshape(7, 2))
+
+
+def test_memory_maps_are_left_unchanged(tmp_path):
+    np.save(tmp_path / "table.npy", np.ones((5, 3), np.float32))
+    table = table_of(np.load(tmp_path / "table.npy", mmap_mode="r"))
+    rows = table.rows(1, 3)
+    rows += 1
+    np.testing.assert_array_equal(table.rows(0, 5), np.ones((5, 3)))
+
+
+def test_weights_follow_the_counts():
+    # (8 + 1)^0.5, (0 + 1)^0.5, (3 + 1)^0.5 = 3, 1, 2: their mean is 2.
+    np.testing.assert_allclose(row_weights(3, np.array([8, 0, 3])), [1.5, 0.5, 1])
+    np.testing.assert_array_equal(row_weights(3), [1, 1, 1])
+
+
+def test_moments_are_those_of_numpy():
+    array = bent_table(5000, 6)  # more rows than a chunk holds
+    weights = row_weights(5000, np.arange(5000))
+    found = moments(table_of(array, counts=np.arange(5000)))
+    np.testing.assert_allclose(found.mean, np.average(array, axis=0, weights=weights), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.covariance, np.cov(array.T, aweights=weights, ddof=0), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_reconstructs_as_the_dense_svd(parts):
+    array = bent_table()
+    weights = row_weights(len(array), np.arange(len(array)))
+    found = projective(moments(table_of(array, counts=np.arange(len(array)))), 8, parts)
+    reconstruction = found.mapped(array) @ found.expansion + found.mean
+    np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
+
+
+def test_tables_of_low_rank_stay_finite():
+    array = bent_table(50, 10) * 0 + 3
+    found = start_of(array.astype(np.float32), 4)
+    assert np.isfinite(found.expansion).all()
+    np.testing.assert_allclose(found.mapped(array) @ found.expansion + found.mean, array)
+
+
+# The whole fit: never below the projective embedding, better with training, the same every time.
+
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
 FAST = FitOptions(epochs=4, batch_rows=64)
@@ -210,23 +300,3 @@ def test_starts_as_the_truncated_svd_whatever_the_shape(shape):
     if carried == shape.map_dim:
         expected = truncated_svd(array, shape.map_dim)
         np.testing.assert_allclose(unit.rows(0, shape.vocabulary), expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in UNIT_KINDS if kind != "projective"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_last_layer_can_be_the_truncated_svd(kind, shared):
-    expand_dim = 48 if kind == "hgt-residual" else 24
-    shape = UnitShape(200, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
-    unit, array, carried = start(shape)
-    assert unit.reduce is None
-    expected = truncated_svd(array, 8)
-    rows = unit.rows(0, 200).numpy()
-    if shape.groups[-1] == 1:
-        assert carried == 8
-        np.testing.assert_allclose(rows, expected, atol=2e-4)
-    elif shared:
-        np.testing.assert_allclose(rows, np.broadcast_to(array.mean(axis=0), rows.shape), atol=2e-4)
-    else:  # each group has a part of e
-        assert carried == 0
-        missing = [((array - other) ** 2).sum() for other in (expected, rows, array.mean(axis=0))]
-        assert missing[0] < missing[1] < missing[2]

@@ -1,5 +1,6 @@
 """Dimensions that are left out: whatever the model's width, they make a unit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def decided(source: Path, options: EmbeddingOptions) -> EmbeddingPlan:
 
 
 UNIT = InputChange("define", 4, 64, 3, 4)
+CACHED = replace(UNIT, cached=True)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +79,7 @@ UNIT = InputChange("define", 4, 64, 3, 4)
         (EmbeddingOptions(), EmbeddingChange(UNIT, OutputChange(4, tied=True))),
         (EmbeddingOptions(side="input"), EmbeddingChange(UNIT, OutputChange())),
         (EmbeddingOptions(side="output"), EmbeddingChange(None, OutputChange(4))),
-        (
-            EmbeddingOptions(cache=True),
-            EmbeddingChange(InputChange("define", 4, 64, 3, 4, cached=True), OutputChange(4)),
-        ),
+        (EmbeddingOptions(cache=True), EmbeddingChange(CACHED, OutputChange(4))),
         (
             EmbeddingOptions(side="input", kind="projective"),
             EmbeddingChange(InputChange("projective", 4), OutputChange()),
@@ -102,15 +101,6 @@ def test_each_table_by_itself(tmp_path):
 def test_the_history_says_what_was_asked(source):
     step = decided(source, EmbeddingOptions(seed=3, dtype="float16", epochs=2)).step
     assert step["command"] == "factorize-embeddings"
-    assert step["arguments"] == {
-        "side": "both",
-        "kind": "define",
-        "map_dim": 4,
-        "expand_dim": 64,
-        "depth": 3,
-        "max_groups": 4,
-        "epochs": 2,
-        "dtype": "float16",
-        "seed": 3,
-    }
+    unit = {"kind": "define", "map_dim": 4, "expand_dim": 64, "depth": 3, "max_groups": 4}
+    assert step["arguments"] == {"side": "both", **unit, "epochs": 2, "dtype": "float16", "seed": 3}
     assert step["source"]["path"] == "source"

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.commands.calls import call
-from tests.reference import gate_statistics as reference
+from tests.reference import expert_metrics
 from tests.running.layerwise.running import StopError
 from tests.tiny import change_config, tiny_nllb_moe
 
@@ -73,14 +74,13 @@ def test_lost_sums_are_no_silence(subject, count, monkeypatch):
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
     layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.axes or range(4)]
-    hooks = [
-        module.router.classifier.register_forward_hook(
-            lambda _m, _i, logits, index=index: layers[index].extend(
-                torch.softmax(logits.double(), -1).numpy()
-            )
-        )
-        for index, module in enumerate(sparse_ffns(subject.model).values())
-    ]
+    hooks = []
+    for module, own in zip(sparse_ffns(subject.model).values(), layers, strict=True):
+
+        def note(_module: Any, _inputs: Any, logits: torch.Tensor, own: Any = own) -> None:
+            own.extend(torch.softmax(logits.double(), -1).numpy())
+
+        hooks.append(module.router.classifier.register_forward_hook(note))
     sources = encode(subject.tokenizer, TEXT.sentences[source], source)
     labels = encode(subject.tokenizer, TEXT.sentences[target], target, as_target=True)
     with torch.inference_mode():
@@ -95,7 +95,8 @@ def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.n
 def test_forced_sums_are_those_of_single_sentences(subject, pair):
     found = subject.collect(MODES[0]).entries["-".join(pair)]
     for index, gates in enumerate(forced_by_hand(subject, *pair)):
-        for name, want in reference.sums(gates).items():
+        assert found.tokens[index] == len(gates)
+        for name, want in expert_metrics.sums(gates).items():
             np.testing.assert_allclose(getattr(found, name)[index], want, rtol=1e-5, atol=1e-5)
 
 
@@ -156,30 +157,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(subject, searched, options
         assert subject.collect(options, state=state).to_json() == whole
 
 
-def test_a_state_that_cannot_be_parsed_is_left_aside(tmp_path):
-    (tmp_path / "deep").write_text("[" * 100_000)
-    assert read_state(tmp_path / "deep", {}) is None
-
-
 def test_an_unknown_language_is_refused_before_anything_runs(subject):
     text = ParallelText("val", {**TEXT.sentences, "eng_Cyrl": ("a",) * 5})
+    material = Translation(text, [("eng_Latn", "eng_Cyrl")], MODES[0])
     with pytest.raises(DataError, match="eng_Cyrl"):
-        score(
-            InMemory(subject.model),
-            subject.checkpoint,
-            subject.tokenizer,
-            Translation(text, [("eng_Latn", "eng_Cyrl")], MODES[0]),
-        )
+        score(InMemory(subject.model), subject.checkpoint, subject.tokenizer, material)
 
 
 def test_observers_are_gone_afterwards_even_after_a_failure(searched):
     subject = searched
 
-    def broken(_):
-        raise StopError
-
     with pytest.raises(StopError):
-        subject.collect(MODES[1], save=broken)
+        subject.collect(MODES[1], save=Mock(side_effect=StopError))
     assert all(module.observer is None for module in sparse_ffns(subject.model).values())
     assert "_beam_search_has_unfinished_sequences" not in vars(subject.model)
 
@@ -218,10 +207,7 @@ def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path, batches):
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
-    def begun(*_, **__):
-        raise AssertionError("the model is run, and its result would be lost")
-
-    monkeypatch.setattr(collect, "score", begun)
+    monkeypatch.setattr(collect, "score", None)  # not called: the result would be lost
     refused = call(collect_gates, "-o", str(tmp_path / "no" / "gates.json"))
     assert refused.status == 1
     assert f"{tmp_path / 'no'}: no such directory" in refused.err

@@ -1,5 +1,6 @@
-"""Layer by layer, the statistics are those of a run in memory, to the last bit."""
+"""Layer by layer, and by several processes, the statistics are those of one run in memory, to the last bit."""
 
+import errno
 import functools
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,40 +9,53 @@ from typing import Any
 import pytest
 import torch
 
+from prunecli.errors import PruneError
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped
 from prunecli.modules.loading import load_model
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress
 from prunecli.results.gates import GateStatistics
+from prunecli.running import runner
+from prunecli.running.layerwise import states as snapshot
 from prunecli.running.layerwise.runner import Layerwise, RunReport
-from prunecli.running.layerwise.states import Snapshots, StateStore
+from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_collect import PAIRS, TEXT
+from tests.process_groups import at_once
 from tests.running.layerwise.running import StopError, no_room
 from tests.tiny import tiny_nllb_moe
 
 OPTIONS = CollectOptions(mode="forced", batch_tokens=40)
+BEAM = CollectOptions(mode="beam", beam=2, batch_tokens=40)
 PLENTY = 64 << 30
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
+    few = {"max_position_embeddings": 16}  # at which endless searches end
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16, config=few)
 
 
 def translated(options: CollectOptions) -> Translation:
-    return Translation(TEXT, PAIRS, options)
+    pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # searches take seconds
+    return Translation(TEXT, pairs, options)
 
 
 def in_memory(
-    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", material: Any = translated
+    path: Path,
+    options: CollectOptions = OPTIONS,
+    dtype: str = "float32",
+    material: Any = translated,
+    group: ProcessGroup = ALONE,
+    **more: Any,
 ) -> GateStatistics:
     with open_model(path) as checkpoint:
-        held = InMemory(load_model(path, device="cpu", dtype=dtype))
-        return score(held, checkpoint, load_tokenizer(path), material(options))
+        held = InMemory(load_model(path, device="cpu", dtype=dtype), group)
+        return score(held, checkpoint, load_tokenizer(path), material(options), **more)
 
 
 whole = functools.cache(in_memory)
@@ -59,6 +73,12 @@ def by_layer(
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
     assert one.to_json() == other.to_json()
+
+
+def assert_all_same(found: list[Any], whole: GateStatistics) -> None:
+    for one in found:
+        assert not isinstance(one, BaseException), one
+        assert_same(one, whole)
 
 
 def test_the_same_statistics(path):
@@ -101,12 +121,7 @@ def test_an_interrupted_run_goes_on_from_its_last_group(path, monkeypatch):
         by_layer(path, save=stop)
     assert_same(by_layer(path, state=seen[0]), whole(path))
     # What was begun by layers may be gone on with in memory, and the other way round.
-    with open_model(path) as checkpoint:
-        held = InMemory(load_model(path, device="cpu"))
-        found = score(
-            held, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, OPTIONS), state=seen[0]
-        )
-    assert_same(found, whole(path))
+    assert_same(in_memory(path, state=seen[0]), whole(path))
 
 
 def stopping(after: int) -> Progress:
@@ -155,10 +170,98 @@ def test_states_of_another_run_are_not_used(path, tmp_path):
     assert_same(by_layer(path, snapshots=other), whole(path))
 
 
-def test_memory_and_file_are_given_back_after_a_failure(path, monkeypatch):
-    closed = []
-    real = StateStore.close
-    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
-    with pytest.raises(StopError):
-        by_layer(path, progress=stopping(5))
-    assert len(closed) == 1
+# By several processes: whatever their number, however often begun.
+
+
+@pytest.mark.parametrize(("options", "count", "apart"), [(OPTIONS, 9, 4), (BEAM, 2, 2)])
+def test_several_in_memory(path, options, count, apart, monkeypatch):
+    monkeypatch.setattr(runner, "BATCHES_APART", apart)
+    assert_all_same(
+        at_once(count, lambda group: in_memory(path, options, group=group)), in_memory(path, options)
+    )
+
+
+def test_another_number_of_processes_goes_on(path, monkeypatch):
+    monkeypatch.setattr(runner, "BATCHES_APART", 1)
+    states = []
+
+    def begin(group):
+        return in_memory(path, group=group, save=states.append if group.is_main else lambda _state: None)
+
+    at_once(3, begin)
+    assert len(states) > 1
+    done = states[0]
+    assert done.batches == 3
+    assert_all_same(at_once(2, lambda group: in_memory(path, group=group, state=done)), whole(path))
+
+
+def interrupted(path: Path, folder: Path, after: int) -> None:
+    """Run until the first has done so much."""
+
+    def begin(group: ProcessGroup) -> Any:
+        more = {"progress": stopping(after)} if group.is_main else {}
+        return by_layer(path, process_group=group, snapshots=snapshots(folder, group, 0.0), **more)
+
+    found = at_once(2, begin)
+    assert isinstance(found[1], PruneError)
+
+
+def snapshots(folder: Path, group: ProcessGroup, every_s: float = 1e9) -> Snapshots:
+    return Snapshots(folder / f"states.{group.rank}of{group.world_size}", {"run": 1}, every_s, group)
+
+
+def begun_again(path: Path, folder: Path) -> tuple[list[Any], list[RunReport], list[int | None]]:
+    works, sizes = [RunReport() for _ in range(2)], []
+
+    def go_on(group: ProcessGroup) -> Any:
+        kept = snapshots(folder, group)
+        sizes.append(kept.group_size(0))
+        return by_layer(path, process_group=group, snapshots=kept, report=works[group.rank])
+
+    return at_once(2, go_on), works, sizes
+
+
+def test_an_interrupted_run_of_several_goes_on_from_its_last_layer(path, tmp_path):
+    interrupted(path, tmp_path, 14)
+    found, works, sizes = begun_again(path, tmp_path)
+    assert_all_same(found, whole(path))
+    plain = RunReport()
+    by_layer(path, report=plain)
+    assert None not in sizes
+    assert all(work.bytes_read < plain.bytes_read for work in works)
+
+
+def test_a_kill_between_the_files_of_two_processes_loses_no_layer(path, tmp_path):
+    """One file has taken its place, the other has not yet."""
+    interrupted(path, tmp_path, 5)
+    early = (tmp_path / "states.1of2").read_bytes()
+    interrupted(path, tmp_path, 9)
+    (tmp_path / "states.1of2").rename(tmp_path / "states.1of2.next")
+    (tmp_path / "states.1of2").write_bytes(early)
+    found, _, sizes = begun_again(path, tmp_path)
+    assert None not in sizes
+    assert_all_same(found, whole(path))
+
+
+def test_one_that_cannot_write_keeps_the_others_from_it(path, tmp_path, monkeypatch):
+    real = snapshot.write_snapshot
+
+    def write(path, *more):
+        if "1of2" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, *more)
+
+    monkeypatch.setattr(snapshot, "write_snapshot", write)
+    interrupted(path, tmp_path, 9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_one_ends_the_others(path):
+    def failing(group):
+        if not group.is_main:
+            raise PruneError("a shard has vanished")
+        return by_layer(path, process_group=group)
+
+    first, second = at_once(2, failing)
+    assert "a shard has vanished" in str(second)
+    assert str(first) == "process 0 stops: another one has ended"

@@ -1,20 +1,27 @@
 """The decision of a plan for several languages says what a plan for one of them alone keeps."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.options import SCOPES, MemoryFit, default_balance, smallest_ratio, starved
 from prunecli.methods.experts.plan import plan_experts, read_experts
-from prunecli.methods.options import ExpertOptions
+from prunecli.methods.options import ExpertOptions, parse_balance
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import usual_load
+from prunecli.model.sparse_layer import Groups
+from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection
 from tests.gates import random_gates
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
 PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
 
@@ -49,9 +56,8 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
             assert tuple(place.ids[marked].tolist()) == tuple(alone.kept[place.name])
             seen += 1
     assert seen == (2 if granularity == "language" else 4) * len(both.decision.places)
-    assert any(
-        not (marked == place.kept).all() for place in both.decision.places for marked in place.alone.values()
-    )
+    alone = [(place.kept, marked) for place in both.decision.places for marked in place.alone.values()]
+    assert any((marked != kept).any() for kept, marked in alone)
 
 
 def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
@@ -97,13 +103,7 @@ def save(path: Path, content: Any) -> Path:
         ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b",), (0, 1), (0, 1)),
         ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b", "c"), (0, 1, 2), (0, 1, 3)),
         ({"a-X": [0, 1, 4, 5], "X-b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
-        (
-            {"format": "prunecli.experts/1", "kept": {NAMES[0]: [3, 1], NAMES[1]: [0, 2]}},
-            (),
-            (),
-            (1, 3),
-            (0, 2),
-        ),
+        ({"format": "prunecli.experts/1", "kept": {NAMES[0]: [3], NAMES[1]: [0]}}, (), (), (3,), (0,)),
         ({"kept": {f"{name}.experts": [3, 1] for name in NAMES}}, (), (), (1, 3), (1, 3)),
         ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
     ],
@@ -157,3 +157,76 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
 def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
         read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
+
+
+def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
+    held = tuple(ids)
+    return Axis(name, "expert", held, len(held), side)
+
+
+@pytest.mark.parametrize("text", ["0:1", "1:0", "nan:1"])
+def test_a_balance_that_is_none_is_refused(text):
+    assert parse_balance("3") == 3
+    with pytest.raises(UsageError, match="ENCODER:DECODER"):
+        parse_balance(text)
+
+
+@pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
+def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(width, balance):
+    layers = [
+        experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
+        for side in ("encoder", "decoder")
+        for n in range(2)
+    ]
+    assert default_balance([width] * 4) == balance
+    uneven = {layer.name: range(6 if layer.side == "encoder" else 2) for layer in layers}
+    said = starved(layers, uneven)
+    assert (said is None) == (balance == 3)
+    assert said is None or said.startswith(
+        f"Decoder layers keep 2 of {width} experts, encoder layers 6 of {width}"
+    )
+    assert starved(layers, dict.fromkeys(uneven, range(4))) is None
+    assert starved(layers[:2], uneven) is None
+
+
+def can_route(kept_per_group: int, top_k: int, picked: int, at_least: int) -> bool:
+    """Whether a router finds `top_k` experts in the `picked` best groups, each scored by its `at_least` best."""
+    return kept_per_group >= at_least and kept_per_group * picked >= top_k
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.data(), st.sampled_from([1, 2]))
+def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(top_k, groups, data, at_least):
+    picked = data.draw(st.integers(1, groups))
+    found = Groups(groups, picked, at_least).needed(top_k)
+    wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
+    assert found == wanted * groups
+
+
+EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
+"""Bytes of one expert of the tiny full_model in float32: two linear layers, and its row of the router."""
+
+
+@pytest.fixture(scope="module")
+def full_model(tmp_path_factory):
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", vocab=64)
+
+
+def fit(
+    full_model: Path, budget: int, strategy: str = "per-layer", dtype: str | None = None, **load: int
+) -> MemoryFit:
+    request = Budget(scope=SCOPES[strategy], balance=Fraction(3), least=2)  # type: ignore[index]
+    with open_model(full_model) as checkpoint:
+        return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
+
+
+def test_the_parts_are_those_counted_by_hand(full_model):
+    found = fit(full_model, 10**9, batch=2, beam=3, length=10)
+    weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
+    assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
+    assert found.expert_bytes == 32 * EXPERT
+    assert found.dense_bytes + found.expert_bytes == weights
+    hidden = 6 * 10 * 16 * 4  # sequences x tokens x d_model x bytes
+    # Keys and values, own and cross, 4 layers and one to reorder.
+    assert found.cache_bytes == 2 * 2 * hidden * 5
+    assert found.activation_bytes == 2 * 10 * (4 * 16 + 32) * 4 + hidden + 6 * 64 * 3 * 4
+    assert found.margin_bytes == 10**8

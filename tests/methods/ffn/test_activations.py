@@ -1,6 +1,7 @@
 """Mean activations of hidden units against sentences that are run one by one, by hand."""
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,10 @@ SENTENCES = ([5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 9])
 TARGETS = ([2, 7, 8], [2, 9, 10, 11, 12], [2, 5])
 
 ACTIVATIONS: dict[str, Any] = {
-    "m2m_100": functional.relu,
-    "nllb-moe": functional.relu,
-    "bart": functional.gelu,
-    "t5-gated": lambda x: functional.gelu(x, approximate="tanh"),
-    "bert": functional.gelu,
-    "gpt2": lambda x: functional.gelu(x, approximate="tanh"),
-    "llama": functional.silu,
-    "phi3": functional.silu,
-    "opt": functional.relu,
+    **dict.fromkeys(("m2m_100", "nllb-moe", "opt"), functional.relu),
+    **dict.fromkeys(("bart", "bert"), functional.gelu),
+    **dict.fromkeys(("t5-gated", "gpt2"), partial(functional.gelu, approximate="tanh")),
+    **dict.fromkeys(("llama", "phi3"), functional.silu),
 }
 
 
@@ -109,19 +105,16 @@ def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type, tm
 def test_ffns_beside_experts_run_once_layer_by_layer(tmp_path):
     cutting.saved("gemma4_text", tmp_path / "model")
     with open_model(tmp_path / "model") as opened:
-        runners = [
-            make_runner(opened, choose_devices("cpu"), torch.float32, memory) for memory in (None, 8 << 30)
-        ]
+        given = (opened, choose_devices("cpu"), torch.float32)
+        runners = [make_runner(*given, memory) for memory in (None, 8 << 30)]
         (_, tokens), (_, same) = (measured(runner, opened, [batch_of((0, 1), False)]) for runner in runners)
     assert tokens == same
 
 
 def test_positions_that_are_no_tokens_are_refused(tmp_path):
     model = cutting.saved("cpmant", tmp_path / "model")
-    with (
-        open_model(tmp_path / "model") as opened,
-        pytest.raises(UnsupportedModelError, match=r"runs \[2, 38\] positions for texts of \[2, 6\] tokens"),
-    ):
+    said = r"runs \[2, 38\] positions for texts of \[2, 6\] tokens"
+    with open_model(tmp_path / "model") as opened, pytest.raises(UnsupportedModelError, match=said):
         measured(InMemory(model), opened, [batch_of((0, 1), False)])
 
 
@@ -168,10 +161,6 @@ def test_activations_that_are_no_numbers(tmp_path):
     held = weights(source)
     held["model.layers.1.mlp.up_proj.weight"][0] = np.nan
     broken = write_copy(source, tmp_path / "broken", held)
-    with (
-        open_model(broken) as opened,
-        pytest.raises(
-            PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
-        ),
-    ):
+    said = r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
+    with open_model(broken) as opened, pytest.raises(PruneError, match=said):
         measured(InMemory(load(broken)), opened, [batch_of((0, 1), both=False)])

@@ -34,6 +34,7 @@ from prunecli.results.unit_scores import Per
 from prunecli.running.batches import example_losses
 from prunecli.running.encoding import padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
+from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
@@ -42,7 +43,10 @@ from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.methods.experts.test_layerwise import PLENTY
 from tests.reference import head_importance as reference
+from tests.reference.losses import causal_nll, masked_loss, translation_loss
+from tests.running.layerwise.running import no_room
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
 
@@ -106,22 +110,15 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
     if subject.task == "translation":
         sources = encode(tokenizer, TEXT.sentences[PAIR[0]], PAIR[0])
         targets = encode(tokenizer, TEXT.sentences[PAIR[1]], PAIR[1], as_target=True)
-        return [
-            lambda s=s, t=t: reference.translation_loss(model, s, t)
-            for s, t in zip(sources, targets, strict=True)
-        ]
+        return [lambda s=s, t=t: translation_loss(model, s, t) for s, t in zip(sources, targets, strict=True)]
     if subject.task == "lm":
         start = tokenizer.bos_token_id
         rows = [tokenizer(line)["input_ids"] for line in LINES]
         rows = [row if row[0] == start else [start, *row] for row in rows]
-        return [lambda row=row: reference.lm_loss(model, row) for row in rows]
+        return [lambda row=row: causal_nll(model, row, len(row) - 1) / (len(row) - 1) for row in rows]
     singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
-    return [
-        lambda batch=batch: reference.masked_loss(
-            model, batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
-        )
-        for batch in singles
-    ]
+    rows = [(batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()) for batch in singles]
+    return [lambda row=row: masked_loss(model, *row) for row in rows]
 
 
 @torch.no_grad()
@@ -192,11 +189,8 @@ class VectorSubject:
         return np.asarray(vector / np.linalg.norm(vector))
 
     def scores(self, **options: object) -> dict[str, np.ndarray]:
-        found = score_heads(
-            self.path,
-            TextChoice(files=(self.file,)),
-            ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options),  # type: ignore[arg-type]
-        )
+        made = ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options)  # type: ignore[arg-type]
+        found = score_heads(self.path, TextChoice(files=(self.file,)), made)
         assert (found.task, found.examples) == ("embedding", len(TEXTS))  # by itself, without a head
         return {module_of(name): np.array(own) for name, own in found.values.items()}
 
@@ -209,10 +203,7 @@ def embedding_subject(tmp_path_factory):
 @pytest.mark.parametrize("memory", [None, 2 << 30])
 def test_the_slope_along_a_random_direction(embedding_subject, memory):
     drawn = [np.random.default_rng(number).standard_normal(8, np.float32) for number in range(len(TEXTS))]
-    losses = [
-        lambda number=number: float(drawn[number] @ embedding_subject.unit(number))
-        for number in range(len(TEXTS))
-    ]
+    losses = [lambda n=n, row=row: float(row @ embedding_subject.unit(n)) for n, row in enumerate(drawn)]
     found = embedding_subject.scores(memory=memory)
     for name, projection in embedding_subject.projections.items():
         want = reference.importance(losses, projection.weight, len(found[name]), 1, 1e-4)
@@ -226,9 +217,8 @@ def test_the_cosine_without_each_head(embedding_subject):
         for head in range(layer.count):
             weight = embedding_subject.projections[layer.name].weight
             with reference.scaled_head(weight, layer.count, head, 1, 0.0):
-                want = np.mean(
-                    [whole[number] @ embedding_subject.unit(number) for number in range(len(TEXTS))]
-                )
+                near = [vector @ embedding_subject.unit(number) for number, vector in enumerate(whole)]
+                want = np.mean(near)
             assert found[layer.name][head] == pytest.approx(want, abs=1e-5)
 
 
@@ -248,11 +238,9 @@ def zeroed(subject: Subject, mask: HeadMask) -> Any:
 
 
 def single_losses(subject: Subject) -> list[float]:
+    singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
     with torch.inference_mode():
-        found = {
-            batch.indices[0]: float(example_losses(subject.model, batch)[0]) for batch in subject.batches(1)
-        }
-    return [found[index] for index in sorted(found)]
+        return [float(example_losses(subject.model, batch)[0]) for batch in singles]
 
 
 @ablated
@@ -334,3 +322,54 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
         hook.remove()
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
     assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
+
+
+# Importance layer by layer against that of the whole model.
+
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+"""Relative; the gradients of an encoder's output are summed layer by layer, in another order than in memory."""
+
+
+def layered(subject: Subject, batches: list[Batch], **more: Any) -> tuple[HeadSums, RunReport]:
+    work = RunReport()
+    with open_model(subject.checkpoint.path) as checkpoint:
+        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, report=work)
+        named = {"val": batches[:1], "more": batches[1:]}
+        found = subject.importance(runner, named, **more)
+        assert all(parameter.grad is None for parameter in runner.model.parameters())
+    return found, work
+
+
+def assert_close(found: HeadSums, wanted: HeadSums) -> None:
+    assert list(found) == list(wanted)
+    for name, values in wanted.items():
+        assert (values > 0).all()
+        np.testing.assert_allclose(found[name], values, rtol=TOLERANCE)
+        assert found[name].dtype == np.float64
+
+
+@pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "bert", "gpt2", "gemma2"])
+def test_every_family(model_type, tmp_path):
+    subject = Subject(tmp_path / "model", model_type)
+    per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"
+    batches, wanted = subject.batches(40), subject.score(40, per)
+    assert len(batches) > 1
+    found, work = layered(subject, batches, per=per)
+    assert_close(found, wanted)
+    if CASES[model_type].task != "translation":
+        assert all((found[name] == values).all() for name, values in wanted.items()), "to the last bit"
+    assert work.readings == 1
+    assert work.bytes_read < 2 * subject.checkpoint.total_bytes
+
+
+def test_what_is_reckoned_is_what_is_kept(tmp_path, monkeypatch):
+    """The predicted memory of a group is enough, and little of it is left over."""
+    subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
+    real = Layerwise.groups
+    monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])
+    no_room(monkeypatch, 0)
+    _, work = layered(subject, subject.batches(1000))
+    ((states,),) = (group.cost.states for group in groups[0])
+    assert 0.4 * states < work.spilled_bytes < 1.05 * states + 4096

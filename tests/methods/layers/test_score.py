@@ -22,8 +22,7 @@ from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
 from tests.families import cutting, tiny_family
 from tests.methods.ffn.test_activations import SENTENCES, batch_of
-from tests.reference import layers as reference
-from tests.reference.similarity import gram_cka
+from tests.reference import similarity as reference
 from tests.sentence_model import sentence_model
 
 CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
@@ -80,7 +79,8 @@ def test_scores_are_those_of_the_states(tmp_path, case):
         ends = list(pairwise(own))
         expected = [reference.block_influence(*pair) for pair in ends]
         np.testing.assert_allclose(cosine.importance()[name], expected, atol=2e-6)
-        np.testing.assert_allclose(cka.importance()[name], [1 - gram_cka(*pair) for pair in ends], atol=2e-6)
+        apart = [1 - reference.gram_cka(*pair) for pair in ends]
+        np.testing.assert_allclose(cka.importance()[name], apart, atol=2e-6)
         distances = [[reference.angular_distance(x, y) for y in own] for x in own]
         found = np.array(cosine.distances[name]) / cosine.counts[name]
         np.testing.assert_allclose(found, distances, atol=5e-4)  # arccos near 1

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from prunecli.architectures import NLLB_MOE
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
-from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
+from prunecli.methods.sharing.options import (
+    CONFIGURATIONS,
+    Configuration,
+    FfnOptions,
+    Order,
+    find_configuration,
+)
 from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
@@ -17,19 +23,10 @@ from tests.reference import ffn as reference
 
 def ffn(name: str, **changes: Any) -> FfnLayer:
     stack = NLLB_MOE.stacks[name[0] == "d"]
-    values: dict[str, Any] = {
-        "name": name,
-        "own_name": name,
-        "layer": int(name[1:]),
-        "count": 8,
-        "stated": 8,
-        "owner": name,
-        "removed": False,
-        "is_sparse": False,
-        "carriers": {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)},
-        "stack": stack,
-        "spec": stack.ffn,
-    }
+    carriers = {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)}
+    values: dict[str, Any] = dict.fromkeys(("name", "own_name", "owner"), name)
+    values |= {"layer": int(name[1:]), "carriers": carriers, "stack": stack, "spec": stack.ffn}
+    values |= {"count": 8, "stated": 8, "removed": False, "is_sparse": False}
     return FfnLayer(**{**values, **changes})
 
 
@@ -80,16 +77,6 @@ def test_orders_are_those_of_takase_and_kiyono(groups, times, order):
         assert sorted(found) == list(range(groups))
     else:
         assert [number + 1 for number in found] == reference.takase_kiyono(groups * times, groups, order)
-
-
-@pytest.mark.parametrize("order", get_args(Order))
-@pytest.mark.parametrize(
-    ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
-)
-def test_groups_that_do_not_divide(layers, groups, divisors, order):
-    with pytest.raises(UsageError, match=f"groups={groups}`: {layers} FFNs to share") as caught:
-        group_numbers(layers, groups, order)
-    assert f"Choose one of {divisors}." in str(caught.value)
 
 
 ENCODER = tuple(ALL_E.split())
@@ -160,7 +147,41 @@ def test_experts_are_left_alone_only_when_told():
     assert arrange(mixed(), *asked("drop", dense_only=True), {}).removed == ("e0", "e2")
 
 
-def test_nothing_left_to_share():
-    layers = [ffn("d0", count=0, removed=True)]
-    with pytest.raises(UsageError, match="no FFN left to share"):
-        arrange(layers, *asked(decoder="share"), {})
+BOTH = ("encoder", "decoder")
+NAMES = tuple(known.name for known in CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_found_in_any_writing(name):
+    for written in (name, name.lower(), name.upper(), name.replace("Shared", "Share"), f" {name} "):
+        assert find_configuration(written, BOTH).name == name
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "treatments"),
+    [
+        ("encoder", "Shared", ("share", "keep")),
+        ("encoder", "no", ("drop", "keep")),
+        ("decoder", "share", ("keep", "share")),
+        ("decoder", "NoDec", ("keep", "drop")),
+        ("decoder", "onewide", ("keep", "share")),
+    ],
+)
+def test_models_with_one_stack(side, name, treatments):
+    found = find_configuration(name, (side,))  # type: ignore[arg-type]
+    assert (found.encoder, found.decoder) == treatments
+    assert found.match == (found.name == "OneWide")
+
+
+@pytest.mark.parametrize(
+    ("sides", "name", "hint"),
+    [
+        (BOTH, "SharedEnk", "Did you mean SharedEnc"),
+        (BOTH, "OneWied", "OneWide"),
+        (("decoder",), "NoEnc", "of a model with decoder.\nIt can be"),
+    ],
+)
+def test_unknown_names_with_near_ones(sides, name, hint):
+    with pytest.raises(UsageError, match=f"{name}`: no such configuration") as caught:
+        find_configuration(name, sides)
+    assert hint in str(caught.value)

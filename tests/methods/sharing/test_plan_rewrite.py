@@ -62,13 +62,10 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
     before = own(ffns_of(weights(source), case))
     function = ACTIVATIONS[act]
     outputs = [run(ffn, function) for ffn in before]
-    made = {
-        scale: next(iter(shared(source, tmp_path / str(scale), case, init="concat", scale=scale).values()))
-        for scale in (None, 1.0, -0.5)
-    }
-    assert len(made[1.0].units) == sum(len(ffn.units) for ffn in before)
     for scale, factor in ((None, 1 / len(before)), (1.0, 1.0), (-0.5, -0.5)):
-        np.testing.assert_allclose(run(made[scale], function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
+        made = next(iter(shared(source, tmp_path / str(scale), case, init="concat", scale=scale).values()))
+        assert len(made.units) == sum(len(ffn.units) for ffn in before)
+        np.testing.assert_allclose(run(made, function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
 
 
 def test_wider_keeps_the_function(case, tmp_path):
@@ -86,9 +83,8 @@ def test_wider_keeps_the_function(case, tmp_path):
 
 def test_integers_are_not_merged(tmp_path):
     source = tiny(tmp_path / "source", "bert")
-    held = {
-        name: value.astype(np.int8) if ".dense." in name else value for name, value in weights(source).items()
-    }
+    held = weights(source)
+    held |= {name: value.astype(np.int8) for name, value in held.items() if ".dense." in name}
     quantized = write_copy(source, tmp_path / "int8", held)
     with open_model(quantized) as opened:
         assert made_of(opened, FfnOptions(preset="No")).structure.removed
@@ -107,14 +103,11 @@ def test_norms(case, init, tmp_path, monkeypatch):
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 100)
     layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)
     held, names = weights(source), tuple(layout.names)[:2]
-    ffns = [
-        reference.read({suffix: held[f"{name}.{suffix}"] for suffix in layout.tensors}, layout.tensors)
-        for name in names
-    ]
+    read = ffns_of(held, case)
+    ffns = [read[name] for name in names]
     merged = {"first": ffns[0], "mean": reference.mean(ffns), "concat": reference.concat(ffns)}[init]
-    expected = [
-        np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]) for unit in merged.units
-    ]
+    vectors = [(*unit.inputs, unit.output) for unit in merged.units]
+    expected = [np.prod([np.linalg.norm(vector) for vector in own]) for own in vectors]
     with open_model(source) as opened:
         layers = {layer.name: layer for layer in opened.layout.ffns}
         group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
@@ -128,8 +121,6 @@ def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path, value):
     held = weights(source)
     held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value
     broken = write_copy(source, tmp_path / "broken", held)
-    with (
-        open_model(broken) as opened,
-        pytest.raises(CheckpointError, match=f"layer.0.intermediate.dense.weight holds {value}"),
-    ):
+    said = f"layer.0.intermediate.dense.weight holds {value}"
+    with open_model(broken) as opened, pytest.raises(CheckpointError, match=said):
         plan_ffn(opened, FfnOptions(preset="Shared", init="concat", width=10, keep_units="norms"))

@@ -1,7 +1,6 @@
 """Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 from tests.families import tiny_family
-from tests.tiny import write_json
+from tests.tiny import json_of, write_json
 
 TEXT = (
     "the cat sat on the mat and the dog ran to the house",
@@ -51,7 +50,7 @@ def byte_bpe_files(directory: Path) -> Path:
     tiny_family(directory, "gpt2", vocab_size=tokenizer.get_vocab_size())
     _clear(directory)
     tokenizer.model.save(str(directory))
-    vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
+    vocab = json_of(directory / "vocab.json")
     vocab.setdefault(END, tokenizer.token_to_id(END))
     write_json(directory / "vocab.json", vocab)
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", **_GPT2})
@@ -81,12 +80,9 @@ def unigram(directory: Path) -> Path:
     tokenizer = Tokenizer(Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator(
-        TEXT * 4,
-        trainers.UnigramTrainer(
-            vocab_size=90, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
-        ),
-    )
+    special = {"special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
+    trainer = trainers.UnigramTrainer(vocab_size=90, show_progress=False, **special)
+    tokenizer.train_from_iterator(TEXT * 4, trainer)
     tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
@@ -114,15 +110,8 @@ def wordpiece_files(directory: Path) -> Path:
     return directory
 
 
-_BERT = {
-    "tokenizer_class": "BertTokenizer",
-    "do_lower_case": True,
-    "unk_token": "[UNK]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+_BERT_NAMES = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+_BERT = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **_BERT_NAMES}
 _BERT_IDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 
 
@@ -159,17 +148,9 @@ def marian(directory: Path) -> Path:
     tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>"}), ">>deu<<", "<pad>"]
     vocab = {token: number for number, token in enumerate(tokens)}
     pad = vocab["<pad>"]
-    tiny_family(
-        directory,
-        "marian",
-        vocab_size=len(vocab),
-        decoder_vocab_size=len(vocab),
-        pad_token_id=pad,
-        decoder_start_token_id=pad,
-        eos_token_id=0,
-        forced_eos_token_id=0,
-        bad_words_ids=[[pad]],
-    )
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(vocab))
+    tiny_family(directory, "marian", bad_words_ids=[[pad]], **sizes, **ids)
     _clear(directory)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
@@ -188,12 +169,8 @@ def m2m_100(directory: Path) -> Path:
     _clear(directory)
     (directory / "sentencepiece.bpe.model").write_bytes(data)
     write_json(directory / "vocab.json", vocab)
-    settings: dict[str, Any] = {
-        "tokenizer_class": "M2M100Tokenizer",
-        "src_lang": "en",
-        "tgt_lang": "de",
-        **_NAMES,
-    }
+    settings: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
+    settings |= _NAMES
     settings["additional_special_tokens"] = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     write_json(directory / "tokenizer_config.json", settings)
     return directory
@@ -202,15 +179,13 @@ def m2m_100(directory: Path) -> Path:
 def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
     """A model file of `kind` "unigram" or "bpe"."""
     made = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(text * 4),
-        model_writer=made,
-        vocab_size=size,
-        model_type=kind,
-        hard_vocab_limit=False,
-        num_threads=1,
-        minloglevel=2,
-    )
+    options = {
+        "vocab_size": size,
+        "model_type": kind,
+        "sentence_iterator": iter(text * 4),
+        "model_writer": made,
+    }
+    SentencePieceTrainer.train(hard_vocab_limit=False, num_threads=1, minloglevel=2, **options)
     return made.getvalue()
 
 

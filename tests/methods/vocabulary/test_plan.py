@@ -1,7 +1,7 @@
 """From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
 
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from prunecli.methods.vocabulary.plan import (
     select_tokens,
 )
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model, read_vocabulary
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.text.choice import Lines
@@ -33,7 +33,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import VOCAB, config_of, write_json
+from tests.tiny import VOCAB, config_of, json_of, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -95,9 +95,8 @@ def test_rare_tokens_fall_into_smaller_ones(kind, sources):
     if kind != "marian":  # which counts target text too
         assert [compared["running_before"], compared["running_after"]] == rows
     if kind not in ("word_level", "unigram"):
-        assert [new.decode(new(line)["input_ids"]) for line in SEEN] == [
-            old.decode(old(line)["input_ids"]) for line in SEEN
-        ]
+        for line in SEEN:
+            assert new.decode(new(line)["input_ids"]) == old.decode(old(line)["input_ids"])
 
 
 def test_ids_of_the_config_move_with_their_tokens(sources):
@@ -153,7 +152,7 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path):
 
 def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def apply(source: Path) -> None:
-        value = json.loads((source / name).read_text())
+        value = json_of(source / name)
         change(value)
         (source / name).write_text(json.dumps(value))
 
@@ -165,11 +164,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     [
         (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
-        (
-            lambda source: (source / "generation_config.json").write_text("[]"),
-            CheckpointError,
-            "no JSON object",
-        ),
+        (lambda source: (source / "generation_config.json").write_text("[]"), CheckpointError, "JSON object"),
         (
             breaking("config.json", lambda value: value.update(model_type="x")),
             UnsupportedModelError,
@@ -230,16 +225,9 @@ def checkpoint(tmp_path_factory):
         yield opened
 
 
-def decided(
-    checkpoint: Checkpoint,
-    counts: Mapping[str, int] = COUNTS,
-    needed: Any = (),
-    template: Set[str] = frozenset(),
-    **options: Any,
-) -> Selection:
-    return select_tokens(
-        checkpoint, VOCABULARY, LINES, counts, VocabularyOptions(**options), needed, template
-    )
+def decided(checkpoint, counts=COUNTS, needed=(), template=frozenset(), **options):
+    made = VocabularyOptions(**options)
+    return select_tokens(checkpoint, VOCABULARY, LINES, counts, made, needed, template)
 
 
 def tokens(plan: Selection) -> list[str]:
@@ -249,12 +237,8 @@ def tokens(plan: Selection) -> list[str]:
 def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
     made = decided(checkpoint)
     assert tokens(made) == [token for token in TOKENS if token != "da"]
-    assert made.details["parts"] == {
-        "special and added": 2,
-        "in the text": 3,
-        "characters and bytes": 3,
-        "on the way to them": 2,
-    }
+    parts = {"special and added": 2, "in the text": 3, "characters and bytes": 3, "on the way to them": 2}
+    assert made.details["parts"] == parts
     assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
 
 

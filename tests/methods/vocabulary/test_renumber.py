@@ -4,9 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.vocabulary.renumber import Renumbering, named_ids, renumbered, tokenizer_files
+from prunecli.methods.vocabulary.tokenizer import of_backend, read_model
+from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
 CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)
 """Of <s> b a c ab </s>, without b and ab."""
@@ -62,13 +68,9 @@ def test_vocabularies_that_cannot_be_shortened_are_left_out(name):
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("tokenizer.json", b"{"),
-        ("tokenizer.json", b"[]"),
-        ("tokenizer.json", b'{"model": {}}'),
-        ("vocab.json", b"[1]"),
+        *(("tokenizer.json", data) for data in (b"{", b"[]", b'{"model": {}}')),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": 1}}'),
-        ("vocab.txt", b"\xff\xfe"),
-        ("merges.txt", b"\xff"),
+        *(("vocab.json", b"[1]"), ("vocab.txt", b"\xff\xfe"), ("merges.txt", b"\xff")),
     ],
 )
 def test_damaged_files_are_refused(name, data):
@@ -95,25 +97,19 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        ("pad_token_id", 2, 1),
-        ("eos_token_id", [2, 5], [1, 2]),
-        ("forced_bos_token_id", 9, 3),
-        ("pad_token_id", -1, -1),
-        ("bos_token_id", None, None),
+        *(("pad_token_id", 2, 1), ("eos_token_id", [2, 5], [1, 2]), ("forced_bos_token_id", 9, 3)),
+        *(("pad_token_id", -1, -1), ("bos_token_id", None, None)),
         ("pad_token_id", 10, 10),  # beyond the embeddings: no token's id
         ("force_words_ids", [[2, 5]], [[1, 2]]),
         ("image_token_index", 9, 3),  # LLaVA, PaliGemma, Gemma 3
         ("lang_to_id", {"<|de|>": 5, "<|en|>": 9}, {"<|de|>": 2, "<|en|>": 3}),  # Whisper
         ("forced_decoder_ids", [[1, None], [2, 5]], [[1, None], [2, 2]]),
         ("forced_decoder_ids", None, None),
-        ("suppress_tokens", [1, 2, 3, 5], [1, 2]),
+        *(("suppress_tokens", [1, 2, 3, 5], [1, 2]), ("suppress_tokens", [], [])),
+        *(("bad_words_ids", [[5], [2, 3], [2, 9]], [[2], [1, 3]]), ("bad_words_ids", [[3]], None)),
         ("begin_suppress_tokens", [1], None),
-        ("suppress_tokens", [], []),
-        ("bad_words_ids", [[5], [2, 3], [2, 9]], [[2], [1, 3]]),
-        ("bad_words_ids", [[3]], None),
         ("sequence_bias", [[[2, 5], -1.5], [[3], 2.0]], [[[1, 2], -1.5]]),
-        ("max_length", 9, 9),
-        ("num_labels", 5, 5),
+        *(("max_length", 9, 9), ("num_labels", 5, 5)),
     ],
 )
 def test_renumbered(key, value, wanted):
@@ -121,27 +117,16 @@ def test_renumbered(key, value, wanted):
 
 
 def test_configs_inside_are_entered_but_not_labels_or_history():
-    document = {
-        "decoder": {"pad_token_id": 5},
-        "prunecli": {"pad_token_id": 5},
-        "id2label": {"pad_token_id": 5},
-    }
+    document = {key: {"pad_token_id": 5} for key in ("decoder", "prunecli", "id2label")}
     wanted = {**document, "decoder": {"pad_token_id": 2}}
     assert renumbered(document, IDS) == wanted
     assert list(named_ids(document)) == [5]
 
 
 def test_named_ids_are_those_that_must_stay():
-    document = {
-        "eos_token_id": [2, 5],
-        "decoder_start_token_id": 9,
-        "bos_token_id": None,
-        "suppress_tokens": [1],
-        "bad_words_ids": [[4]],
-        "boi_token_index": 6,
-        "task_to_id": {"transcribe": 7},
-        "forced_decoder_ids": [[1, None], [2, 8]],
-    }
+    document: dict[str, Any] = {"eos_token_id": [2, 5], "decoder_start_token_id": 9, "bos_token_id": None}
+    document |= {"suppress_tokens": [1], "bad_words_ids": [[4]], "boi_token_index": 6}
+    document |= {"task_to_id": {"transcribe": 7}, "forced_decoder_ids": [[1, None], [2, 8]]}
     assert sorted(named_ids(document)) == [2, 5, 6, 7, 8, 9]
 
 
@@ -149,3 +134,89 @@ def test_named_ids_are_those_that_must_stay():
 def test_an_id_that_would_go_is_refused(key):
     with pytest.raises(UsageError, match="id 3 is special, and would be removed"):
         renumbered({key: [3] if key.endswith("ids") else 3}, IDS)
+
+
+# Which tokens the kept ones need; the oracles are the libraries that cut text.
+
+
+@st.composite
+def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of three letters and of random merges of what there is."""
+    vocab = {letter: number for number, letter in enumerate("abc")}
+    merges: list[tuple[str, str]] = []
+    for _ in range(draw(st.integers(1, 14))):
+        pair = (draw(st.sampled_from(sorted(vocab))), draw(st.sampled_from(sorted(vocab))))
+        if pair not in merges:
+            merges.append(pair)
+            vocab.setdefault("".join(pair), len(vocab))
+    return vocab, merges
+
+
+@settings(max_examples=40)
+@given(bpes(), st.text("abc", min_size=1, max_size=12))
+def test_the_closure_holds_nothing_idle(bpe, word):
+    """The closure holds the parts of each of its tokens, down to single letters."""
+    vocab, merges = bpe
+    full = Tokenizer(BPE(vocab=vocab, merges=merges))
+    seen = set(full.encode(word).tokens)
+    closure = of_backend(full).closure(seen)
+    used = {token for token in closure if any(token in other for other in closure - {token})}
+    assert closure - seen <= used
+    for token in closure - seen:
+        assert full.encode(token).tokens == [token]
+
+
+def test_unigram_keeps_the_least_likely_piece():
+    """An unknown character costs 10 more than it."""
+    pieces = [("<unk>", 0.0), ("a", -2.0), ("ab", -3.0), ("xyz", -9.5), ("<0x41>", -4.0)]
+    vocabulary = of_backend(Tokenizer(Unigram(pieces, unk_id=0)))
+    assert vocabulary.always == {"a", "xyz", "<unk>", "<0x41>"}
+    assert vocabulary.closure(["ab"]) == {"ab"}
+
+
+def test_wordpiece_keeps_letters_at_the_beginning_and_inside():
+    vocab = {token: number for number, token in enumerate(["[UNK]", "a", "##b", "##bc", "ab", "##"])}
+    vocabulary = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")))
+    assert vocabulary.always == {"a", "##b"}
+
+
+class Backend:
+    """Says of its model what it is told to."""
+
+    def __init__(self, **model: Any) -> None:
+        self.model = model
+
+    def to_str(self) -> str:
+        return json.dumps({"model": self.model})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"type": "BPE", "end_of_word_suffix": "</w>"}, 'BPE tokenizer has a "end_of_word_suffix"'),
+        ({"type": "BPE", "continuing_subword_prefix": "@@"}, 'has a "continuing_subword_prefix"'),
+        ({"type": "Unigram", "vocab": [["a", 0.0], ["a", -1.0]]}, "holds a piece twice"),
+        ({"type": "Bigram"}, 'of the kind "Bigram"'),
+        ({}, 'of the kind "None"'),
+    ],
+)
+def test_models_of_other_kinds_are_refused(model, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        of_backend(Backend(**model))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"IQ== 0\nIg== 1\n",  # a tiktoken vocabulary
+        b"\x0a\x05ab",  # longer than the file
+        b"\x0b\x00",  # a wire type that no longer exists
+        b"\x80\x80\x80",  # a number without an end
+        b"\x08\x01",  # pieces that are numbers
+        sentencepiece_model(TEXT, "bpe", 60)[:-3],
+    ],
+)
+def test_other_files_are_refused(data):
+    with pytest.raises((ValueError, TypeError, LookupError)):
+        read_model(data)

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.building import make_model
+from prunecli.modules.filling import Spec, block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stages import EmptyModel
@@ -17,12 +20,9 @@ from prunecli.running.runner import Pass, ignored
 from tests.running.layerwise.running import (
     BATCHES,
     CPU,
-    StopError,
-    at_step,
     count_reads,
     inputs,
     skeleton_of,
-    stop,
 )
 from tests.tiny import tiny_nllb_moe
 
@@ -34,7 +34,7 @@ class Run:
         self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint)
         self.reads = count_reads(checkpoint)
 
-    def run(self, advance: Any = ignored) -> None:
+    def run(self, advance: Any = ignored) -> Any:
         model = self.skeleton.model
         passes: list[Pass] = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
@@ -92,10 +92,36 @@ def test_nothing_is_left_in_the_model(tmp_path):
         run.run()  # and it can be run again
 
 
-@pytest.mark.parametrize("step", range(0, 20, 7))
-def test_a_failure_anywhere_leaves_nothing_either(step, tmp_path):
+# Blocks come in the order in which they are wanted, into buffers that are used again.
+
+
+def test_no_more_is_held_than_there_are_buffers(tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        run = Run(checkpoint)
-        with pytest.raises(StopError):
-            run.run(advance=at_step(step, stop))
-        assert_clean(run.skeleton)
+        skeleton = make_model(checkpoint, CPU, torch.float32)
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            for stage in skeleton.stages[:3]:
+                reader.want(stage.block)
+            with reader.next_block() as first:
+                with reader.next_block() as second:
+                    assert first[0].data_ptr() != second[0].data_ptr()
+                    assert not reader._begun  # the third waits
+                with reader.next_block() as third:
+                    assert third[0].data_ptr() == second[0].data_ptr()
+
+
+def test_the_thread_ends_with_blocks_unread(tmp_path):
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_model(checkpoint, CPU, torch.float32)
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            for stage in skeleton.stages:
+                reader.want(stage.block)
+        assert not any(thread.is_alive() for thread in reader._pool._threads)
+
+
+def test_a_failure_comes_to_who_waits(tmp_path):
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        block = (Spec(("no.such.tensor",), (3, 4), torch.float32),)
+        with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
+            reader.want(block)
+            with pytest.raises(CheckpointError, match=r"no\.such\.tensor"), reader.next_block():
+                pass

@@ -22,11 +22,11 @@ from tests.running.layerwise.running import (
     CPU,
     StopError,
     at_step,
-    count_reads,
     inputs,
     skeleton_of,
     stop,
 )
+from tests.running.layerwise.test_forward import Run as Forward
 from tests.running.layerwise.test_forward import assert_clean
 from tests.tiny import tiny_nllb_moe
 
@@ -71,19 +71,18 @@ def in_memory(path: Path) -> Found:
     return watch.found
 
 
-class Run:
+class Run(Forward):
     """A checkpoint's skeleton, what was read of it, and the gradients."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint)
+        super().__init__(checkpoint)
         self.watch = Watch(self.skeleton.model, checkpoint)
-        self.reads = count_reads(checkpoint)
 
-    def run(self, memory: int = 1 << 22, buffers: int = 2, advance: Any = ignored) -> Found:
+    def run(self, advance: Any = ignored, memory: int = 1 << 22) -> Found:
         model = self.skeleton.model
         passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
-            Reader(self.checkpoint, buffers, self.skeleton.widest_bytes, CPU) as reader,
+            Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
             StateStore(memory) as states,
             frozen(model),
         ):
@@ -115,7 +114,7 @@ def test_dense_families(model_type, memory, tmp_path):
     # With a decoder behind it, an encoder's gradients are summed in another order.
     is_exact = model_type in ("gpt2", "llama", "bert", "roberta", "qwen2")
     with open_model(path) as checkpoint:
-        assert_same(Run(checkpoint).run(memory), in_memory(path), 0.0 if is_exact else 2e-5)
+        assert_same(Run(checkpoint).run(memory=memory), in_memory(path), 0.0 if is_exact else 2e-5)
 
 
 def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_path):
@@ -140,10 +139,12 @@ def test_nothing_is_left_in_the_model(model_type, tmp_path):
         assert_same(run.run(), first, 0.0)  # and it can be run again
 
 
-@pytest.mark.parametrize("step", [0, 27, 36])
-def test_a_failure_anywhere_leaves_nothing_either(step, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "step"), [*((Forward, step) for step in (0, 7, 14)), *((Run, step) for step in (0, 27, 36))]
+)
+def test_a_failure_anywhere_leaves_nothing_either(kind, step, tmp_path):
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        run = Run(checkpoint)
+        run = kind(checkpoint)
         with pytest.raises(StopError):
             run.run(advance=at_step(step, stop))
         assert_clean(run.skeleton)

@@ -1,17 +1,35 @@
 """What fits into a given memory, and in which groups batches go."""
 
+import errno
+import os
 import re
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, plan_memory
 from prunecli.running.layerwise.runner import Layerwise, RunReport
+from prunecli.running.layerwise.states import (
+    StateStore,
+    Stored,
+    leaves,
+    map_tree,
+    outline,
+    read_header,
+    read_snapshot,
+    write_snapshot,
+)
 from prunecli.running.runner import BatchCost, Group
-from prunecli.tensors.quantities import parse_size
+from prunecli.tensors.quantities import parse_size, size_text
 from tests.families import tiny_family
 from tests.running.layerwise.running import CPU, no_room
 
@@ -87,3 +105,143 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
         assert report.readings == times
         assert report.spilled_bytes == 16 * MIB
         assert threading.active_count() == threads
+
+
+# Tensors come back as they were put, wherever they were.
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 0])
+def test_rows_are_read_and_replaced(memory):
+    want = torch.arange(60.0).view(12, 5)
+    with StateStore(memory) as states:
+        held = states.put(want)
+        assert held.in_memory == bool(memory)
+        assert torch.equal(states.rows(held, 3, 7), want[3:7])
+        states.write(held, 4, -want[4:6])
+        want[4:6] *= -1
+        assert torch.equal(states.get(held), want)
+
+
+def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path):
+    with StateStore(4096, tmp_path) as states:
+        states.put(torch.zeros(1024))
+        assert states.spilled_bytes == 0
+        states.put(torch.zeros(1024))
+        assert states.spilled_bytes == 4096
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_used_again():
+    with StateStore(0) as states:
+        for _ in range(50):
+            held = [states.put(torch.ones(100)) for _ in range(3)]
+            for one in held:
+                states.drop(one)
+        assert states.spilled_bytes == 2 * 448 + 400
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    )
+    with StateStore(0, tmp_path) as states:
+        with pytest.raises(OutputError, match="no room") as caught:
+            states.put(torch.zeros(10))
+        assert str(tmp_path) in caught.value.message
+        assert "`spill_directory`" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("way", ["missing", "a file"])
+def test_a_directory_that_is_none(way, tmp_path):
+    path = tmp_path / "nowhere"
+    if way == "a file":
+        path.write_text("")
+    with StateStore(0, path) as states, pytest.raises(OutputError, match="nowhere"):
+        states.put(torch.zeros(10))
+
+
+TREE = {
+    "outputs": [{"encoder": (torch.randn(3, 4), None, [torch.randn(2)])}, {"decoder": torch.zeros(0, 3)}],
+    "encoded": [torch.randn(2, 3).bfloat16(), 5],
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    parts = leaves(one, torch.Tensor), leaves(other, torch.Tensor)
+    equal = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*parts, strict=True))
+    return equal and outline(one, torch.Tensor) == outline(other, torch.Tensor)
+
+
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / ".gates.json.layers"
+    with StateStore(64) as states:
+        held = map_tree(TREE, states.put, torch.Tensor)
+        write_snapshot(path, {"stage": 3}, held, states)
+    return path
+
+
+@pytest.mark.parametrize("memory", [0, 100, 1 << 16])
+def test_a_snapshot_comes_back(written, memory):
+    assert read_header(written) == {"stage": 3}
+    with StateStore(memory) as states:
+        tree = read_snapshot(written, states)
+        assert same(map_tree(tree, states.get, Stored), TREE)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+
+
+@pytest.mark.parametrize("cut", [0, 30])
+def test_a_file_that_was_cut_short_is_none(written, cut):
+    written.write_bytes(written.read_bytes()[:cut])
+    assert read_header(written) is None
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b""])
+def test_another_file_is_none(content, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    assert read_header(tmp_path / "file") is None
+    assert read_header(tmp_path / "missing") is None
+
+
+def test_a_full_disk_leaves_the_last_one(written, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100, 100, 10))
+    with StateStore(1 << 12) as states:
+        held = states.put(torch.zeros(100))
+        with pytest.raises(OSError, match="No space left"):
+            write_snapshot(written, {"stage": 4}, held, states)
+    assert read_header(written) == {"stage": 3}
+
+
+GIB = 1 << 30
+DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activations=300 * MIB)
+
+
+def test_what_is_left_is_for_states():
+    plan = plan_memory(8 * GIB, DEMAND)
+    assert plan.buffers == 3
+    assert plan.states == 8 * GIB - (400 + 2048 + 3 * 256 + 300) * MIB - WORKSPACE
+
+
+def test_a_buffer_less_where_three_find_no_room():
+    fixed = (400 + 2048 + 300) * MIB + WORKSPACE + MIN_STATES
+    assert plan_memory(fixed + 3 * 256 * MIB, DEMAND).buffers == 3
+    assert plan_memory(fixed + 3 * 256 * MIB - 1, DEMAND).buffers == 2
+
+
+@given(st.tuples(*[st.integers(0, 1 << 38)] * 4))
+def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes):
+    demand = Demand(*sizes)
+    with pytest.raises(UsageError) as caught:
+        plan_memory(1, demand)
+    named = re.search(r"smallest that works is (\S+)", caught.value.message)
+    assert named
+    smallest = parse_size(named[1])
+    assert plan_memory(smallest, demand).states >= MIN_STATES
+    with pytest.raises(UsageError, match="too little"):
+        plan_memory(int(smallest * 0.98) - 2 * MIB - SPREAD, demand)
+    assert caught.value.exit_status == 2
+
+
+@given(st.integers(1, 1 << 41))
+def test_sizes_are_rounded_up_and_read_back(size):
+    assert size <= parse_size(size_text(size)) <= max(size + MIB, size * 1.011)

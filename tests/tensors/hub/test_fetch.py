@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from collections import namedtuple
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import numpy as np
@@ -12,10 +12,11 @@ import pytest
 
 from prunecli.errors import HubError, OutputError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.hub.fetch import commit_of, local_directory
+from prunecli.tensors.hub.fetch import commit_of, local_directory, needed_files, weight_files
 from prunecli.tensors.hub.names import HubName
+from tests.families import tiny_family
 from tests.hub_server import MAIN_COMMIT, hub, point_at
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe
 
 __all__ = ["hub"]
 
@@ -58,9 +59,8 @@ def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
     with open_model(model) as one, open_model(directory) as other:
         assert one.fingerprint == other.fingerprint
         assert all(np.array_equal(one.read(name), other.read(name)) for name in one.tensors)
-        assert [path.name for path in one.side_files.carried] == [
-            path.name for path in other.side_files.carried
-        ]
+        carried = ([path.name for path in opened.side_files.carried] for opened in (one, other))
+        assert next(carried) == next(carried)
     size = sum(path.stat().st_size for path in directory.iterdir() if path.name != "config.json")
     index = (directory / "model.safetensors.index.json").stat().st_size
     assert len(said) == 1
@@ -123,9 +123,8 @@ def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, of
     point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
     found, said = _directory("org/tiny")
     assert found == directory
-    assert said == (
-        [] if offline else ["127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."]
-    )
+    line = "127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."
+    assert said == ([] if offline else [line])
     commit_of.cache_clear()
     assert commit_of(HubName("org/tiny")) == MAIN_COMMIT
 
@@ -196,10 +195,7 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     [
         ({"model.safetensors": b""}, r"holds weights and no config\.json"),
         ({"config.json": b"{}", "model.gguf": b"0"}, "holds weights of llama.cpp, in GGUF"),
-        (
-            {"config.json": b"{}", "model.safetensors.index.json": b"{"},
-            "model.safetensors.index.json is not JSON",
-        ),
+        ({"config.json": b"{}", "model.safetensors.index.json": b"{"}, "index.json is not JSON"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_before_it_is_fetched(model, hub, files, message):
@@ -215,10 +211,8 @@ def test_a_download_that_breaks_off_resumes_where_it_was(model, hub, monkeypatch
     hub.cuts[shard] = [5000, 3000]
     directory, _ = _directory("org/tiny")
     assert (directory / shard).read_bytes() == (model / shard).read_bytes()
-    ranges = [
-        line.split()[2] for line in hub.requests if line.startswith("GET") and shard in line and "=" in line
-    ]
-    assert ranges == ["bytes=5000-", "bytes=8000-"]
+    ranges = [line for line in hub.requests if line.startswith("GET") and shard in line and "=" in line]
+    assert [line.split()[2] for line in ranges] == ["bytes=5000-", "bytes=8000-"]
 
 
 def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model, hub):
@@ -250,8 +244,7 @@ def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, mon
 
 
 def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**6, 10**6, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Mock(free=1000))
     with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there") as caught:
         _directory("org/tiny")
     assert "HF_HUB_CACHE" in caught.value.remedy
@@ -273,11 +266,8 @@ def refused(tmp_path: Path, message: str) -> None:
         local_directory("org/tiny")
     assert "\n" not in caught.value.message
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
-    assert {path.name for path in (tmp_path / "cache").glob("*")} <= {
-        "models--org--tiny",
-        ".locks",
-        "CACHEDIR.TAG",
-    }
+    kept = {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
+    assert {path.name for path in (tmp_path / "cache").glob("*")} <= kept
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
@@ -318,3 +308,51 @@ def test_names_of_files_do_not_lead_out_of_the_cache(answers_model, tmp_path, na
 def test_a_size_that_huggingface_hub_does_not_fetch(answers_model, tmp_path):
     answers_model.headers["model.safetensors"] = {"X-Linked-Size": str(10**11)}
     refused(tmp_path, "model.safetensors: it cannot be fetched .*too large")
+
+
+SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
+OTHER_FORMATS = (
+    "flax_model.msgpack tf_model.h5 model.gguf rust_model.ot onnx/model.onnx onnx/config.json training_args.bin "
+    "original/consolidated.00.pth consolidated.safetensors openvino/openvino_model.bin"
+)
+
+
+def test_one_format_of_the_weights_and_the_side_files():
+    held = [*SIDE, *OTHER_FORMATS.split(), "model.safetensors", "pytorch_model.bin"]
+    files = needed_files(dict.fromkeys(held, 1), Mock(side_effect=AssertionError))
+    assert files == (*sorted(set(SIDE) - {".gitattributes"}), "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_the_index_decides_which_shards(name):
+    stem, _, ending = name.partition(".")
+    index = {"weight_map": {"a": f"{stem}-1.{ending}", "b": f"{stem}-2.{ending}", "c": f"{stem}-1.{ending}"}}
+    held = [*SIDE, f"{name}.index.json", *(f"{stem}-{number}.{ending}" for number in (1, 2, 3))]
+    files = needed_files(dict.fromkeys(held, 1), {f"{name}.index.json": index}.__getitem__)
+    assert files[-3:] == (f"{name}.index.json", f"{stem}-1.{ending}", f"{stem}-2.{ending}")
+    assert f"{stem}-3.{ending}" not in files
+
+
+def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path):
+    (tmp_path / "all").mkdir()
+    directory = tiny_family(tmp_path / "all" / "model", "bert")
+    extra = ["images/a.txt", "checkpoint-5/a.json", "corpus.zip", "adapter_config.json", ".x/y"]
+    extra += OTHER_FORMATS.split()
+    for name in [*extra, "1_Dense/config.json", "1_Dense/pytorch_model.bin", "1_Dense/model.safetensors"]:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("x")
+    (directory / "modules.json").write_text('[{"path": "1_Dense"}]')
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    held = {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
+    fetched = needed_files(held, lambda name: json_of(directory / name))
+    with open_model(directory) as checkpoint:
+        carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
+    assert {"images/a.txt", "1_Dense/model.safetensors"} <= carried
+    assert set(fetched) == carried | {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("index", [[], {}, {"weight_map": 3}, {"weight_map": {"a": None}}])
+def test_what_is_wrong_with_an_index_is_left_to_the_reader(index):
+    assert weight_files(["model.safetensors.index.json"], lambda _name: index) == (
+        "model.safetensors.index.json",
+    )

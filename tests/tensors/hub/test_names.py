@@ -11,7 +11,6 @@ from prunecli.tensors.hub.names import (
     HubName,
     checkpoint_path,
     hub_name,
-    no_such_directory,
     origin,
     snapshot_in,
 )
@@ -62,15 +61,6 @@ def test_what_exists_here_is_a_path(folder):
     assert hub_name("org/name@v1") is None
     (folder / "org/broken@v1").symlink_to("nowhere")
     assert hub_name("org/broken@v1") is None
-
-
-def test_a_path_that_leads_nowhere_names_the_remedy(folder):
-    (folder / "models").mkdir()
-    error = no_such_directory(Path("models/nllb"))
-    assert error.message == "models/nllb: no such directory"
-    assert error.remedy is not None
-    assert "models/nllb@main" in error.remedy
-    assert "org/name" in str(no_such_directory(Path("gpt2")))
 
 
 def _cache(folder, commits, main=None):

@@ -77,7 +77,6 @@ def test_many_threads_read(file, hub):
         [Fault(status=500), Fault(status=503), Fault(status=429)],
         [Fault(status=408)],
     ],
-    ids=["cut", "cut twice", "statuses", "408"],
 )
 def test_what_passes_is_tried_again(file, hub, waits, faults):
     hub.faults = list(faults)

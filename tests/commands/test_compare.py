@@ -1,0 +1,350 @@
+import json
+import shutil
+import sys
+import tempfile
+from functools import partial
+from unittest.mock import Mock
+
+import pytest
+
+from prunecli import demo, results
+from prunecli.analysis import model_similarity as cka
+from prunecli.analysis.language_comparison import compare_by_language
+from prunecli.commands.compare import compare_heads, compare_languages, compare_models
+from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
+from prunecli.methods.options import LanguageOptions
+from prunecli.model.checkpoint import open_model
+from tests.commands.calls import both, names, raising
+from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
+from tests.commands.heads import scored
+from tests.families import tiny_family
+from tests.ffn_layouts import write_changed
+from tests.gates import changed
+from tests.pictures import pixels
+from tests.results.tables import rows
+from tests.tiny import change_config, json_of
+
+run, done = both(compare_heads)
+
+
+@pytest.fixture
+def files(tmp_path):
+    with open_model(demo.CHECKPOINT) as checkpoint:
+        for seed, name in enumerate(("a.json", "b.json")):
+            (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
+    return tmp_path
+
+
+def test_table_picture_and_file(files):
+    result = done("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
+    for text in ("a.json and b.json", "all", "48", "cross", "16"):
+        assert text in result.out, text
+    assert "Written to head-comparison.json, points.png" in result.err
+    pixels(files / "points.png")
+    comparison = results.read(files / "head-comparison.json")
+    assert len(comparison.frame("heads")) == 48
+    assert (files / "table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
+    assert json.loads(run("a.json", "b.json", "--json", "--force").out)["first"]["file"] == "a.json"
+    assert run("a.json", "b.json").status == 1  # the result exists
+
+
+def test_scores_of_two_models_are_said_to_be(files):
+    other = json_of(files / "b.json")
+    other["models"][0]["fingerprint"] = "sha256:11"
+    other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
+    other["values"] = {name: row[:-1] for name, row in other["values"].items()}
+    (files / "b.json").write_text(json.dumps(other))
+    shown = run("a.json", "b.json").out
+    assert "of two models" in shown
+    assert "left out: 12" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("a.json", "./a.json"), 2, "given twice"),
+        (("a.json", "c.json"), 1, "no such file"),
+        (("a.json", "b.json", "--plot", "points.jpg"), 2, "unknown kind of file"),
+    ],
+)
+def test_head_scores_that_are_refused(files, arguments, status, message):
+    result = run(*arguments)
+    assert result.status == status
+    assert message in result.err
+    assert not (files / "head-comparison.json").exists()
+
+
+# `prunecli compare-languages` on statistics whose answer is known beforehand.
+
+
+languages = partial(raising, compare_languages)
+
+
+def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
+    write_gates(tmp_path / "gates.json")
+    result = languages("--plot", "languages.png")
+    assert result.exit_code == 0
+    found = json_of(tmp_path / "languages.json")
+    assert found["format"] == "prunecli.languages/1"
+    assert found["balance"] == "1:1"
+    assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
+    # 75 % of 2 x 16 leaves 8, 4 a side: just the language's own. Sisters share 2 of 6, strangers none.
+    relations = found["similarity"]["relations"]
+    assert relations["encoder"]["same source"] == {"comparisons": 12, "mean": 1, "lowest": 1, "highest": 1}
+    assert relations["decoder"]["same target"]["lowest"] == 1
+    assert relations["decoder"]["same source"]["highest"] == pytest.approx(1 / 3, abs=1e-6)
+    assert relations["decoder"]["same source"]["lowest"] == 0
+    first, second = (found["pairs"].index(pair) for pair in ("qba-qka", "qbo-qka"))
+    assert found["similarity"]["encoder"][first][second] == pytest.approx(1 / 3, abs=1e-6)
+    assert found["similarity"]["decoder"][first][second] == 1
+    for side in ("encoder", "decoder"):
+        families = [set(cluster["members"]) for cluster in found["clustering"][side]["clusters"]["members"]]
+        assert sorted(map(sorted, families)) == [["qba", "qbo"], ["qka", "qko"]]
+    assert found["experts_per_layer"]["mean"] == [4, 4]
+    assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
+    pixels(tmp_path / "languages.png")
+    for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
+        assert text in result.stdout
+
+
+def test_statistics_by_language_give_trees_alone():
+    pairs = statistics().entries
+    entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
+    assert found.similarity is None
+    assert found.experts_per_layer is None
+    assert found.clustering.encoder.order == ["qba", "qka"]
+    assert found.clustering.decoder is None
+
+
+def test_one_pair_has_nothing_to_be_compared_with(tmp_path):
+    entries = {"qba-qka": statistics().entries["qba-qka"]}
+    found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
+    assert found.similarity.encoder == [[1.0]]
+    assert set(found.similarity.relations["encoder"].values()) == {None}
+    assert found.clustering.encoder is None
+
+
+def test_groups_families_and_another_metric_of_the_layers(tmp_path):
+    write_gates(tmp_path / "gates.json")
+    (tmp_path / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
+    (tmp_path / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
+    files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
+    shown = languages(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").stdout
+    found = json_of(tmp_path / "languages.json")
+    assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
+    assert found["families"]["qko"] == "k"
+    assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
+    assert "50% of the experts removed by top2" in shown
+    counts = found["experts_per_layer"]["by_pair"]
+    groups = found["experts_per_layer"]["by_group"]
+    assert [(group["source"], group["target"], group["pairs"]) for group in groups] == [
+        ("low", "low", 2), ("low", "high", 4), ("high", "low", 4), ("high", "high", 2),
+    ]  # fmt: skip
+    for group in groups:
+        ends = {pair: [found["groups"][end] for end in pair.split("-")] for pair in counts}
+        own = [row for pair, row in counts.items() if ends[pair] == [group["source"], group["target"]]]
+        assert group["encoder"] == pytest.approx(sum(row[0] for row in own) / len(own), abs=1e-4)
+        assert group["decoder"] == pytest.approx(sum(row[1] for row in own) / len(own), abs=1e-4)
+    assert rows("t.csv", "experts_by_group") == groups
+    pixels(tmp_path / "l.png")
+
+
+def test_texts_select_the_experts_known_beforehand(tmp_path):
+    write_text_gates(tmp_path / "gates.json")
+    (tmp_path / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
+    shown = languages("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").stdout
+    found = json_of(tmp_path / "texts.json")
+    assert found["format"] == "prunecli.texts/1"
+    assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
+    assert (found["metric"], found["texts"]) == ("reap", ["code", "shell", "novel"])
+    # 75 % of 16 leaves 4 a layer: a text's own. code and shell share 2 of 6 in each layer, novel none.
+    third = pytest.approx(1 / 3, abs=1e-6)
+    assert found["similarity"] == [[1, third, 0], [third, 1, 0], [0, 0, 1]]
+    assert set(found["clustering"]["clusters"]["members"][0]["members"]) == {"code", "shell"}
+    first = found["layers"][0]
+    assert (first["layer"], first["kept"], first["common"]) == (TEXT_LAYERS[0], 4, [])
+    assert first["own"] == {"code": [0, 1], "shell": [4, 5], "novel": [8, 9, 10, 11]}
+    assert first["jaccard"] == pytest.approx(1 / 9, abs=1e-6)
+    assert found["families"]["novel"] == "prose"
+    pixels(tmp_path / "t.png")
+    assert rows("t.csv", "layers")[1]["own_novel"] == 4
+    assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
+    for text in ("only shell", "├─ ", TEXT_LAYERS[1], "33"):
+        assert text in shown
+
+
+def test_texts_can_be_chosen(tmp_path):
+    write_text_gates(tmp_path / "gates.json")
+    found = json.loads(
+        languages("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").stdout
+    )
+    assert found["texts"] == ["novel", "code"]
+    assert found["metric"] == "frequency"
+    one = json.loads(languages("--for", "novel", "--json", "-o", "one.json").stdout)
+    assert one["similarity"] == [[1]]
+    assert one["layers"][0]["common"] == [8, 9, 10, 11]
+    assert one["layers"][0]["own"] == {"novel": []}
+    assert "clustering" not in one or one["clustering"] is None
+
+
+@pytest.mark.parametrize(
+    ("write", "arguments", "error", "message"),
+    [
+        (write_text_gates, ["--for", "cod"], StatisticsError, "no text 'cod'"),
+        (write_text_gates, ["--langs", "code"], UsageError, "--langs is for translation"),
+        (write_text_gates, ["--ratio", "0.95"], UsageError, "would be kept"),
+        (write_gates, ["--for", "code"], UsageError, "--for names texts"),
+        (write_gates, ["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
+        (write_gates, ["--ratio", "0.9"], UsageError, "4"),
+        (write_gates, ["--metric", "importence"], UsageError, "No metric 'importence'"),
+        (write_gates, ["-o", "gates.json"], OutputError, "gates.json"),
+    ],
+)
+def test_bad_input_about_languages_writes_nothing(tmp_path, write, arguments, error, message):
+    write(tmp_path / "gates.json")
+    before = (tmp_path / "gates.json").read_bytes()
+    with pytest.raises(error, match=message):
+        languages(*arguments)
+    assert names(tmp_path) == ["gates.json"]
+    assert (tmp_path / "gates.json").read_bytes() == before
+
+
+def test_without_gates_it_says_how_to_make_them():
+    with pytest.raises(StatisticsError) as caught:
+        languages()
+    assert "collect-gates" in str(caught.value)
+
+
+def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
+    write_gates(tmp_path / "gates.json")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(PruneError) as caught:
+        languages("--plot", "a.png")
+    assert "pip install altair" in str(caught.value)
+    assert not (tmp_path / "languages.json").exists()
+
+
+@pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
+def test_similarities_of_many_pairs_are_not_listed(tmp_path, monkeypatch, most, listed):
+    monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
+    write_gates(tmp_path / "gates.json")
+    assert languages("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
+    assert len(rows("t.csv", "similarity")) == listed
+    assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]
+
+
+SENTENCES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    for seed, name in enumerate(("full", "twin", "third")):
+        tiny_family(name, "m2m_100", seed=seed)
+        tiny_family(f"lm-{name}", "gpt2", seed=seed)
+    (tmp_path / "data").mkdir()
+    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
+        lines = [f"{line} {language[0]}" for line in SENTENCES]
+        (tmp_path / "data" / f"test.{language}").write_text("\n".join(lines) + "\n")
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES) + "\n")
+    return tmp_path
+
+
+def models(*arguments):
+    return raising(compare_models, *arguments, "--device", "cpu")
+
+
+PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+
+
+def test_two_models(folder):
+    result = models("full", "twin", *PAIR, "--plot", "map.png")
+    assert result.exit_code == 0
+    for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
+        assert text in result.stdout
+    assert "fewer sentences than the width of the outputs (30 < 32)" in result.stdout
+    assert "Written to similarity.json and map.png." in result.stderr
+    payload = json_of(folder / "similarity.json")
+    assert payload["format"] == "prunecli.similarity/1"
+    assert payload["checkpoints"] == ["full", "twin"]
+    assert [model["model_type"] for model in payload["models"]] == ["m2m_100"] * 2
+    assert payload["text"][0]["neighbours"] == 2  # 5 % of 30, to the nearest even number
+    assert set(payload["matrices"]) == {"cka", "lns"}
+    assert [len(payload["matrices"]["cka"][name]) for name in ("first", "second", "between")] == [12] * 3
+    first = payload["corresponding"][0]
+    assert first["first"] == "model.encoder.layers.0.self_attn"
+    assert first["cka"] == payload["matrices"]["cka"]["between"][0][0]
+    assert set(payload["mean"]) == {"encoder", "decoder"}
+    pixels(folder / "map.png")
+    assert not list((folder / "scratch").glob("prunecli-*"))
+
+
+def test_benchmarks_and_random_weights(folder):
+    bounds = ("--benchmarks", "third", "--random-baseline", "2")
+    result = models("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
+    payload = json.loads(result.stdout)
+    assert payload == json_of(folder / "similarity.json")
+    assert payload["benchmarks"] == ["third"]
+    assert list(payload["matrices"]) == ["cka"]
+    row = payload["corresponding"][3]
+    assert row["cka_normalised"] == pytest.approx(100 * row["cka"] / row["cka_benchmark"], abs=0.01)
+    assert payload["mean"]["decoder"]["cka_normalised"] > 0
+    assert payload["random_seeds"] == [0, 1]
+    assert payload["mean"]["decoder"]["cka_random"] > 0
+    shown = models("full", "twin", *bounds, *PAIR, "--force").stdout
+    assert "% of the benchmarks" in shown
+    assert "CKA, random" in shown
+
+
+def test_one_model(folder):
+    result = models("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
+    assert "full, decoder" in result.stdout
+    assert "CKA" not in result.stdout
+    payload = json_of(folder / "own.json")
+    assert payload["checkpoints"] == ["full"]
+    assert list(payload["matrices"]["lns"]) == ["first"]
+    assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0.ffn"]
+
+
+def test_several_pairs_and_removed_ffns(folder):
+    gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
+    write_changed(folder / "full", folder / "less", "m2m_100", gone)
+    result = models("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
+    assert "30 sentences of each of 2 pairs, averaged." in result.stdout
+    assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.stdout
+
+
+def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
+    shutil.copytree(demo.CHECKPOINT, folder / "mine.copy")
+    change_config(folder / "mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
+    (folder / "mine").symlink_to(folder / "mine.copy")
+    result = models("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
+    assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.stderr
+    assert json_of("similarity.json")["checkpoints"][0] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", "twin", *PAIR, "--max-sentences", "19"), DataError, "19 sentences are too few"),
+        (("full", "twin", *PAIR, "--neighbours", "0.01"), UsageError, "0 neighbours"),
+        (("full", "full", *PAIR), UsageError, "full is given twice"),
+        (("full", "--random-baseline", "1", *PAIR), UsageError, "--random-baseline goes with two models"),
+        (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "--text goes with models"),
+        (("full", "lm-full", *PAIR), UsageError, "lm-full: a model with one stack"),
+    ],
+)
+def test_models_that_are_refused(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        models(*arguments)
+    assert not (folder / "similarity.json").exists()
+    assert not list((folder / "scratch").glob("prunecli-*"))
+
+
+def test_an_interrupt_leaves_nothing(folder, monkeypatch):
+    monkeypatch.setattr(cka, "linear_cka", Mock(side_effect=KeyboardInterrupt))
+    assert models("full", "twin", *PAIR).exit_code == 130
+    assert not (folder / "similarity.json").exists()
+    assert not list((folder / "scratch").glob("prunecli-*"))

@@ -1,0 +1,205 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.commands.prune import prune_ffn
+from prunecli.commands.share import share_attention, share_ffn
+from prunecli.model.checkpoint import open_model
+from prunecli.model.opening import shim_classes
+from prunecli.pipeline import apply
+from prunecli.selection.cut import cut
+from tests.commands.calls import both, call, refused
+from tests.ffn_layouts import tiny
+from tests.selections import kept_heads
+
+ENCODER, DECODER = "model.encoder.layers.{}", "model.decoder.layers.{}"
+"""Of m2m_100: 3 and 2 layers of 4 heads, FFNs of 48 hidden units, d_model 32."""
+
+
+run, done = both(share_ffn)
+share, shared = both(share_attention)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    cases = ("m2m_100", "gpt2", "bert", "llama", "nllb-moe", "gemma2", "t5")
+    return {case: tiny(folder / case, case) for case in cases}
+
+
+@pytest.fixture
+def model(models):
+    return models["m2m_100"]
+
+
+def owners(directory: str, part: str) -> dict[str, str | None]:
+    """FFN or attention -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
+    with open_model(directory) as opened:
+        opened.check()
+        layers = getattr(opened.layout, part)
+        return {layer.name: None if layer.removed else layer.owner for layer in layers}
+
+
+def test_without_options_the_choices_are_said(model):
+    result = done(model)
+    assert "No --preset given: SharedEncNoDec." in result.err
+    assert "No --init given: a shared FFN is the mean" in result.err
+    assert "Written: shared-ffn (opens only where prunecli is installed: prunecli.load_model" in result.out
+    assert owners("shared-ffn", "ffns") == {
+        **{ENCODER.format(n): ENCODER.format(0) for n in range(3)},
+        **{DECODER.format(n): None for n in range(2)},
+    }
+    with open_model("shared-ffn") as made, open_model(model) as source:
+        assert shim_classes(made.config)
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncNoDec", "seed": 0}
+        assert made.structure.fingerprints() == (source.fingerprint,)
+
+
+def test_without_options_the_choices_for_attentions_are_said(model):
+    result = shared(model)
+    assert "No --preset given: SharedEncSharedDec." in result.err
+    assert "No --init given: a shared attention is the mean" in result.err
+    assert "Not a stock model: attentions are shared" in result.out
+    encoder, decoder = f"{ENCODER}.self_attn", f"{DECODER}.self_attn"
+    cross = f"{DECODER}.encoder_attn"
+    assert owners("shared-attention", "attentions") == {
+        **{encoder.format(n): encoder.format(0) for n in range(3)},
+        **{decoder.format(n): decoder.format(0) for n in range(2)},
+        **{cross.format(n): cross.format(n) for n in range(2)},
+    }
+    with open_model("shared-attention") as made:
+        assert shim_classes(made.config)
+        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
+
+
+def test_json_of_a_dry_run(model, tmp_path):
+    result = done(model, "--preset", "OneWide", "--dry-run", "--json")
+    summary = json.loads(result.out)
+    assert list(tmp_path.iterdir()) == []
+    (group,) = summary["groups"]
+    assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
+    assert group["parameters"] == 2 * 32 * 240 + 240 + 32
+    assert len(group["sources"]) == 3
+    assert summary["removed"] == [DECODER.format(0), DECODER.format(1)]
+    # As many hidden units as before; the biases of four outputs and two norms are gone.
+    assert summary["parameters_before"] - summary["parameters_after"] == 4 * 32 + 2 * 64
+    assert summary["output"] is None
+
+
+def test_json_of_a_dry_run_for_attentions(model, tmp_path):
+    """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
+    options = ("--encoder", "share", "--decoder", "drop", "--init", "last")
+    summary = json.loads(shared(model, *options, "--dry-run", "--json").out)
+    assert list(tmp_path.iterdir()) == []
+    members = [f"{ENCODER}.self_attn".format(n) for n in range(3)]
+    made = {"init": "last", "heads": [0, 1, 2, 3], "parameters": 4 * 32 * 32 + 4 * 32}
+    of = {"owner": members[0], "members": members, "sources": members[2:]}
+    assert summary["groups"][0] == {**of, **made}
+    assert summary["removed"] == [f"{DECODER}.self_attn".format(n) for n in range(2)]
+    saved = summary["parameters_before"] - summary["parameters_after"]
+    assert saved == 4 * (4 * 32 * 32 + 4 * 32) + 2 * 2 * 32
+    assert summary["output"] is None
+
+
+def test_layers_share_with_those_of_their_window(models):
+    result = shared(models["gemma2"], "-o", "out")
+    assert "layers of their own window alone (full_attention, sliding_attention)." in result.err
+    names = [f"model.layers.{n}.self_attn" for n in range(3)]
+    assert list(owners("out", "attentions").values()) == [names[0], names[1], names[0]]
+
+
+def test_the_table_says_what_is_made(model):
+    out = shared(model, "--preset", "SharedEncNoDec", "--dry-run").out
+    texts = ("encoder 0-2", "mean of 3", "cross 0-1", "as before, one each", "decoder 0-1", "none", "Dry run")
+    assert [text for text in texts if text not in out] == []
+
+
+def test_the_history_names_no_stack_that_the_model_lacks(models):
+    done(models["llama"], "--decoder", "share", "-o", "shared")
+    with open_model(Path("shared")) as made:
+        arguments = made.structure.history[-1]["arguments"]
+    assert arguments["decoder"] == "share"
+    assert "encoder" not in arguments
+
+
+def test_the_demo_without_any_argument(tmp_path):
+    result = done()
+    assert "using the bundled demo model" in result.err
+    assert "only its dense FFNs are changed (--dense-only)" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
+
+
+def test_a_reduced_checkpoint_is_reduced_further(model):
+    done(model, "--preset", "SharedEnc", "-o", "one")
+    assert "shared, as before" in done("one", "--preset", "NoDec", "-o", "two").out
+    refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share", 2)
+    shared(model, "--encoder", "drop", "-o", "none")
+    refused(share("none", "--encoder", "share"), "no encoder self-attention left to share", 2)
+    shared(model, "--encoder", "share", "-o", "alike")
+    said = "share one attention already and would be parted"
+    refused(share("alike", "--encoder", "share", "--groups", 3), said, 2)
+
+
+def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
+    """The FFN is merged, and then narrowed; activations are no means of its sources'."""
+    (tmp_path / "text").write_text("ab cd\nefg\n")
+    text = ("--width", 20, "--text", "text")
+    done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
+    done(models["gpt2"], "-o", "merged")
+    call(prune_ffn, "merged", *text, "--metric", "activation", "-o", "narrowed")
+    with open_model("at-once") as one, open_model("narrowed") as other:
+        assert list(one.tensors) == list(other.tensors)
+        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
+
+
+REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("gpt2", ("--preset", "NoEnc"), "with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec."),
+    ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
+    ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
+    ("m2m_100", ("--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),
+    ("m2m_100", ("--encoder", "share", "--groups", "4"), "more groups than layers"),
+    ("m2m_100", ("--preset", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
+    ("m2m_100", ("--preset", "NoDec", "--width", "8"), "--width is for shared FFNs"),
+    ("m2m_100", ("--preset", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
+    ("m2m_100", ("--preset", "SharedEnc", "--data", "."), "--data: no text is read here"),
+    ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
+    ("m2m_100", ("--keep-units", "activations", "--width", "8", "--text", __file__), "--text goes with"),
+]
+OF_ATTENTIONS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
+    ("gpt2", ("--cross", "share"), "--cross share: the model has no cross-attention"),
+    ("gpt2", ("--encoder", "drop"), "--encoder drop: the model has no encoder self-attention"),
+    ("m2m_100", ("--encoder", "share", "--groups", 2), "3 layers of encoder self-attention to share"),
+    ("m2m_100", ("--encoder", "share", "--groups", "x"), "--groups x: must be a valid integer"),
+    ("m2m_100", ("--encoder", "drop", "--init", "last"), "--init is for shared attentions"),
+    ("m2m_100", ("--preset", "OneWide"), "no such configuration"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "options", "message"),
+    [*((run, *one) for one in REFUSALS), *((share, *one) for one in OF_ATTENTIONS)],
+)
+def test_refusals(command, name, options, message, models, tmp_path):
+    refused(command(models[name], *options), message, 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
+    with open_model(source) as opened:
+        apply(opened, cut(opened, kept_heads(kept)), Path(output))
+    return output
+
+
+def test_numbers_of_heads_must_be_equal(model, models):
+    first, second = (f"{ENCODER}.self_attn".format(n) for n in range(2))
+    uneven = pruned(model, "uneven", {first: (0, 1), second: (2,)})
+    refused(share(uneven, "--encoder", "share"), "different numbers of heads (1, 2, 4)", 2)
+    name = "encoder.block.{}.layer.0.SelfAttention"
+    others = pruned(models["t5"], "others", {name.format(n): (n, 3) for n in range(3)})
+    refused(share(others, "--encoder", "share"), "positions of its own", 2)
+    shared(others, "--encoder", "share", "--init", "last", "-o", "last")
+    with open_model("last") as opened:
+        assert {layer.heads for layer in opened.layout.attentions if layer.kind == "encoder"} == {(2, 3)}

@@ -1,0 +1,107 @@
+"""Significance, means and correlations of scores, stated slowly."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+
+def paired_p_value(
+    metric: Any,
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    samples: int,
+    seed: int,
+) -> float:
+    """Share of the resamples whose centred difference exceeds the real one, with one added to both counts.
+
+    Every resample is scored as a corpus of its own: Koehn (2004), as in
+    Moses' bootstrap-hypothesis-difference-significance.pl.
+    """
+
+    def score(outputs: Sequence[str], chosen: Sequence[int]) -> float:
+        return metric.corpus_score([outputs[i] for i in chosen], [[references[i] for i in chosen]]).score
+
+    every = list(range(len(references)))
+    real = abs(score(baseline, every) - score(system, every))
+    draws = np.random.default_rng(seed).choice(len(references), size=(samples, len(references)), replace=True)
+    differences = np.array([abs(score(system, row) - score(baseline, row)) for row in draws.tolist()])
+    centred = differences - differences.mean()
+    return float((np.sum(centred > real) + 1) / (samples + 1))
+
+
+def mean_of(pairs: dict[str, dict[str, float]], score: str, source: set[str], target: set[str]) -> float:
+    """The mean of a score over the pairs from one of `source` to one of `target`.
+
+    Args:
+        pairs: "SOURCE-TARGET" -> score -> value.
+    """
+    values = []
+    for a in source:
+        for b in target:
+            if a != b and f"{a}-{b}" in pairs:
+                values.append(pairs[f"{a}-{b}"][score])
+    return fmean(values)
+
+
+def differences_of(first, second, score, source, target):
+    """Mean, standard deviation over all of them, lowest and highest of `second - first` of the pairs of `mean_of`."""
+    pairs = [f"{a}-{b}" for a in source for b in target if a != b and f"{a}-{b}" in first]
+    deltas = [second[pair][score] - first[pair][score] for pair in pairs]
+    mean = fmean(deltas)
+    std = math.sqrt(fmean([(delta - mean) ** 2 for delta in deltas]))
+    return {"mean": mean, "std": std, "lowest": min(deltas), "highest": max(deltas)}
+
+
+def matthews(labels, chosen):
+    """cov(X, Y) / sqrt(cov(X, X) cov(Y, Y)): X and Y have a row for each example, 1 at its class and 0 elsewhere, and a
+    covariance is the sum over the classes of those of the columns (Gorodkin 2004)."""
+    classes = sorted({*labels, *chosen})
+
+    def covariance(first, second):
+        total = 0.0
+        for name in classes:
+            x, y = ([float(value == name) for value in values] for values in (first, second))
+            mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+            total += sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+        return total
+
+    below = covariance(labels, labels) * covariance(chosen, chosen)
+    return covariance(labels, chosen) / math.sqrt(below) if below > 1e-12 else 0.0
+
+
+# Pearson's and Spearman's correlation restated slowly and obviously, with the p-value of Student's t.
+
+
+def pearson(first, second):
+    n = len(first)
+    sum_x, sum_y = sum(first), sum(second)
+    product = n * sum(x * y for x, y in zip(first, second, strict=True)) - sum_x * sum_y
+    spread_x = n * sum(x * x for x in first) - sum_x**2
+    spread_y = n * sum(y * y for y in second) - sum_y**2
+    return product / math.sqrt(spread_x * spread_y)
+
+
+def ranks(values):
+    """1 for the smallest; equal values share the mean of their ranks."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]
+
+
+def spearman(first, second):
+    return pearson(ranks(first), ranks(second))
+
+
+def p_value(r, n, steps=200_000):
+    """P(|T| >= |t|), t = r sqrt((n - 2) / (1 - r^2)), T of Student with n - 2 degrees: its density by trapezoids."""
+    degrees = n - 2
+    t = abs(r) * math.sqrt(degrees / (1 - r * r))
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
+    heights = [(1 + (t * i / steps) ** 2 / degrees) ** (-(degrees + 1) / 2) for i in range(steps + 1)]
+    inside = t / steps * (sum(heights) - (heights[0] + heights[-1]) / 2)
+    return 1 - 2 * scale * inside
