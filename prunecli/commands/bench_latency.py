@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, checkpoints_or_demo
 from prunecli.commands.command import command, plot_option, result_option
@@ -32,7 +33,6 @@ def bench_latency(options: BenchLatency) -> None:
     masked language models (--text) are timed by examples per second, language models (--text) by the tokens per
     second that they read of a prompt and generate after it.
     """
-    from prunecli.evaluation.latency import bench_latency as run
     from prunecli.results.latency import NOISY
 
     options.check_outputs()
@@ -45,7 +45,9 @@ def bench_latency(options: BenchLatency) -> None:
             "and peak memory, takes about a minute; --all measures everything."
         )
     options = options.with_text([TextFile(path) for path in options.files])
-    latency = run(labels, options, options, console.progress(), console.note, task=options.task)
+    latency = prunecli.bench_latency(
+        labels, options, options, console.progress(), console.note, task=options.task
+    )
 
     def show() -> None:
         console.show(*latency.shown)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -52,7 +53,6 @@ def collect_gates(options: CollectGates) -> None:
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.model.checkpoint import open_model
     from prunecli.text.plain import read_corpora
 
     ask_huge_pages()  # without --memory too: a model that does not fit runs layer by layer
@@ -64,10 +64,8 @@ def collect_gates(options: CollectGates) -> None:
             if process_group.is_main:  # before a model is fetched
                 options.check_outputs()
             opened = stack.enter_context(
-                open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
+                prunecli.open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
             )
-
-            from prunecli.methods.experts.collect import collect_gates as collect
 
             corpora = None
             if files:
@@ -78,7 +76,7 @@ def collect_gates(options: CollectGates) -> None:
                     max_tokens=options.max_tokens,
                     say=console.note,
                 )
-        collected = collect(
+        collected = prunecli.collect_gates(
             opened,
             corpora or choice,
             options,

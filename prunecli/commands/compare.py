@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
     CHECKPOINT,
@@ -56,7 +57,6 @@ def compare_models(options: CompareModels) -> None:
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
-    from prunecli import demo
     from prunecli.analysis.model_similarity import (
         compare,
         neighbours_of,
@@ -65,7 +65,6 @@ def compare_models(options: CompareModels) -> None:
         similarity_of,
     )
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
@@ -78,14 +77,14 @@ def compare_models(options: CompareModels) -> None:
     elif here := checkpoints_here():
         of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
         console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
-        compared = [demo.CHECKPOINT, here[0]]
+        compared = [prunecli.demo.CHECKPOINT, here[0]]
     else:
         compared = [checkpoint_or_demo(None)]
     for name in ("benchmarks", "random_baseline"):
         if getattr(options, name) and len(compared) == 1:
             raise UsageError(f"`{name}` goes with two models", "Name the checkpoint to compare with.")
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
-    opened = {label: open_model(path) for label, path in labels.items()}
+    opened = {label: prunecli.open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
     options = options.updated(dtype=dtype_name(dtype))
     choice = with_demo_text(options, compared)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo
@@ -65,8 +66,6 @@ def evaluate(options: Evaluate) -> None:
     if options.memory is not None:
         ask_huge_pages()  # before torch is imported
 
-    from prunecli.evaluation.evaluate import evaluate as run
-
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
     options = options.with_text(options.text).updated(
@@ -75,7 +74,7 @@ def evaluate(options: Evaluate) -> None:
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
     labels = labels_for(checkpoints_or_demo(named, options.demo_model))
-    result = run(
+    result = prunecli.evaluate(
         labels,
         options,
         options,
@@ -131,11 +130,10 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
 def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
     """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
     from prunecli.analysis.removed import kept_of_one_training, removed
-    from prunecli.model.checkpoint import open_model
     from prunecli.report.charts import Point
 
     results = evaluation.results
-    opened = [open_model(checkpoints[result.checkpoint]) for result in results]
+    opened = [prunecli.open_model(checkpoints[result.checkpoint]) for result in results]
     unit, lost = removed(opened)
     fractions = [one.fraction for one in lost]
     kept = kept_of_one_training(opened, fractions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import AS_JSON, command
 from prunecli.options import Options, argument
@@ -58,11 +59,12 @@ def explain(options: Explain) -> None:
         for answer in answers:
             console.out(answer.text)
         return
-    from prunecli import __version__
     from prunecli.results.decisions import Explanation
 
     asked = " ".join(options.what)
-    made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=asked, answers=answers)
+    made = Explanation(
+        format=Explanation.FORMAT, prunecli=prunecli.__version__, question=asked, answers=answers
+    )
     console.print_json(made.to_json())
 
 

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import check_plot, command, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from prunecli.methods.embeddings.factorize import Factors
-    from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.table import Table
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.define import DefineEmbedding
     from prunecli.results.rewriting import Factorization
 
@@ -46,15 +45,14 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import embedding_shapes, fit_embeddings, rewrite_embeddings
-    from prunecli.methods.embeddings.plan import plan_embeddings
+    from prunecli.methods.embeddings.factorize import embedding_shapes
 
     plot = options.plot
     if plot is not None:
         check_plot(plot, force=options.force or options.dry_run)
     with options.open() as opened:
         opened.require_architecture()
-        plan = plan_embeddings(opened, options, options.lines())
+        plan = prunecli.plan_embeddings(opened, options, options.lines())
         if plot is not None and plan.shape is None:
             raise UsageError(
                 "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
@@ -69,8 +67,8 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
                 "the result."
             )
         is_fitted = not (options.dry_run or options.config_only)
-        factors = fit_embeddings(opened, plan, console.progress()) if is_fitted else None
-        shown = options.apply(opened, rewrite_embeddings(opened, plan, factors))
+        factors = prunecli.fit_embeddings(opened, plan, console.progress()) if is_fitted else None
+        shown = options.apply(opened, prunecli.rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
             draw(opened, plan, factors, plot)
         options.show(
@@ -80,7 +78,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
 
 
 def _document(
-    shown: Shown, plan: EmbeddingPlan, factors: Factors | None, before: int, after: int
+    shown: Shown, plan: prunecli.EmbeddingPlan, factors: Factors | None, before: int, after: int
 ) -> Factorization:
     from prunecli.results.rewriting import Factorization, TableQuality, UnitFit
 
@@ -142,7 +140,7 @@ CHUNK_ROWS = 4096
 """Rows of the table that go through the unit at a time."""
 
 
-def draw(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path) -> None:
+def draw(checkpoint: prunecli.Checkpoint, plan: prunecli.EmbeddingPlan, factors: Factors, path: Path) -> None:
     """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; groups.
 
     What a layer gives is taken after its GELU.

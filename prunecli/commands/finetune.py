@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -35,7 +36,6 @@ from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions,
 if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
     from prunecli.results.rewriting import Training
-    from prunecli.training.finetune import Destination
 
 DEMO_STEPS = 100
 STEPS = 1000
@@ -165,9 +165,6 @@ def finetune(options: Finetune) -> None:
     torchrun -m prunecli finetune … trains in several processes.
     """
     from prunecli.tensors.hub.names import local_path
-    from prunecli.training.finetune import Destination
-    from prunecli.training.finetune import finetune as run
-    from prunecli.training.start import Start
 
     options.check_options()
     if options.stored_dtype is not None and "dtype" not in options.model_fields_set:
@@ -182,8 +179,8 @@ def finetune(options: Finetune) -> None:
         labelled=options.valid_labelled,
         max_sentences=options.max_valid,
     )
-    start = Start(options.checkpoint, options.from_scratch, options.tokenizer, options.seed)
-    destination = Destination(
+    start = prunecli.Start(options.checkpoint, options.from_scratch, options.tokenizer, options.seed)
+    destination = prunecli.Destination(
         options.output,
         options.stored_dtype,
         options.force,
@@ -203,7 +200,7 @@ def finetune(options: Finetune) -> None:
             raise UsageError(
                 f"`{name}` goes with models that have a head, not with `task={task}`", "Leave it out."
             )
-    result = run(
+    result = prunecli.finetune(
         start,
         choice,
         destination,
@@ -222,7 +219,7 @@ def finetune(options: Finetune) -> None:
     processes.leave()
 
 
-def _show(training: Training, support: StockSupport, destination: Destination) -> None:
+def _show(training: Training, support: StockSupport, destination: prunecli.Destination) -> None:
     from prunecli.evaluation.tasks import perplexity
 
     steps = training.validation

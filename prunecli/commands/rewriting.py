@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
@@ -18,12 +19,9 @@ from prunecli.options import CheckpointPath, Name, Options, compute_option, hidd
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
-    from prunecli.pipeline import Applied
     from prunecli.results.rewriting import QualityChange, Rewriting, Selected
     from prunecli.selection.selection import Selection
 
@@ -81,7 +79,6 @@ class RewritingOptions(WritingOptions):
 
     def open(self, demo: DemoName = "translation") -> Checkpoint:
         """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
-        from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
@@ -94,14 +91,12 @@ class RewritingOptions(WritingOptions):
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
         if self.stream:
-            from prunecli.model.streamed import stream_model
-
             if self.checkpoint is None:
                 raise UsageError(
                     "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
                 )
-            return stream_model(self.checkpoint, say=console.note, progress=console.progress())
-        return open_model(checkpoint_or_demo(self.checkpoint, demo))
+            return prunecli.stream_model(self.checkpoint, say=console.note, progress=console.progress())
+        return prunecli.open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
         self,
@@ -109,7 +104,7 @@ class RewritingOptions(WritingOptions):
         selection: Selection,
         seed: int | None,
         *,
-        rewrite: Rewrite | None = None,
+        rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
         running: RunOptions | None = None,
         table: Callable[[], None] = lambda: None,
@@ -121,9 +116,7 @@ class RewritingOptions(WritingOptions):
             scored, running: as in `apply`.
             table: prints what comes before the table of units.
         """
-        from prunecli.selection.cut import cut
-
-        shown = self.apply(source, rewrite or cut(source, selection), scored, running)
+        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored, running)
 
         def tables() -> None:
             table()
@@ -134,7 +127,7 @@ class RewritingOptions(WritingOptions):
     def apply(
         self,
         source: Checkpoint,
-        rewrite: Rewrite,
+        rewrite: prunecli.Rewrite,
         scored: TextChoice | None = None,
         running: RunOptions | None = None,
     ) -> Shown:
@@ -145,7 +138,6 @@ class RewritingOptions(WritingOptions):
             running: how the model runs on text.
         """
         from prunecli.model.opening import lacking
-        from prunecli.pipeline import apply
         from prunecli.tensors.side_files import in_one_line
 
         if left_out := source.side_files.left_out:
@@ -165,7 +157,7 @@ class RewritingOptions(WritingOptions):
                     "evaluate; if its scores fell too far, remove less or run prunecli finetune."
                 )
         check = self._quality_check(source, rewrite, scored, running)
-        result = apply(
+        result = prunecli.apply(
             source,
             rewrite,
             None if self.dry_run else self.output,
@@ -181,7 +173,11 @@ class RewritingOptions(WritingOptions):
         return Shown(result, not self.config_only, self.explain, quality)
 
     def _quality_check(
-        self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, running: RunOptions | None
+        self,
+        source: Checkpoint,
+        rewrite: prunecli.Rewrite,
+        scored: TextChoice | None,
+        running: RunOptions | None,
     ) -> Callable[[Path], QualityChange] | None:
         """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
         wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
@@ -199,7 +195,7 @@ class RewritingOptions(WritingOptions):
             return None
 
     def _compared(
-        self, check: Callable[[Path], QualityChange] | None, result: Applied
+        self, check: Callable[[Path], QualityChange] | None, result: prunecli.Applied
     ) -> QualityChange | None:
         """Print the loss before and after; a ruined result is reported with --quiet too."""
         if check is None or result.output is None:
@@ -261,7 +257,7 @@ class ScoredOptions(TextChoice, RunOptions):
         if self.first_given is not None:
             raise UsageError(f"{self.first_given}: {why}", "Leave it out.")
 
-    def text_run(self, how: RewritingOptions, *, measures: bool) -> TextRun:
+    def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
         Args:
@@ -271,7 +267,6 @@ class ScoredOptions(TextChoice, RunOptions):
             UsageError: scores are to be saved, and nothing is measured.
             OutputError: the file of scores cannot be written.
         """
-        from prunecli.methods.units import TextRun
         from prunecli.tensors.documents import refuse_unwritable
 
         save, path = None, self.save_scores
@@ -280,14 +275,14 @@ class ScoredOptions(TextChoice, RunOptions):
                 raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
             save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
-        return TextRun(self, self, save, console.progress(), console.note)
+        return prunecli.TextRun(self, self, save, console.progress(), console.note)
 
 
 @dataclass(frozen=True)
 class Shown:
     """Document and lines about a result that every rewriting command prints."""
 
-    result: Applied
+    result: prunecli.Applied
     weights: bool
     explain: bool
     quality: QualityChange | None

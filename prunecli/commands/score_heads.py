@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
     CHECKPOINT,
@@ -40,18 +41,14 @@ def score_heads(options: ScoreHeads) -> None:
 
     The gradient metric stores sums over examples, so that prune-heads can add up the files of several texts.
     """
-    from prunecli.model.checkpoint import open_model
-
     options.check_outputs()
     if options.memory is not None:
         ask_huge_pages()
     choice = with_demo_text(options, options.checkpoint)
-    with open_model(checkpoint_or_demo(options.checkpoint)) as opened:
+    with prunecli.open_model(checkpoint_or_demo(options.checkpoint)) as opened:
         layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
 
-        from prunecli.methods.heads.score import score_heads as run
-
-        scores = run(
+        scores = prunecli.score_heads(
             opened,
             choice,
             options,

@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
@@ -16,7 +17,6 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
     from prunecli.methods.sharing.arrange import Group, SharePlan
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Sharing
 
 
@@ -34,24 +34,20 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    from prunecli.pipeline import plan_ffn_on_text
-
     options.check_groups(2)
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        plan = plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
+        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse_text("no text is read here.")
         _share(opened, options, plan, scored, options)
 
 
-def _share(opened: Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
+def _share(opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
     """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
-    from prunecli.methods.sharing.plan import rewrite_shared
-
     console.note(*plan.reasons)
-    shown = options.apply(opened, rewrite_shared(opened, plan), *text)
+    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), *text)
     options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
 
 
@@ -161,9 +157,7 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.sharing.plan import plan_attention
-
     options.check_groups(3)
     with options.open() as opened:
-        plan = plan_attention(opened, options)
+        plan = prunecli.plan_attention(opened, options)
         _share(opened, options, plan)

@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
@@ -34,14 +35,13 @@ def shrink(options: Shrink) -> None:
     resumes an interrupted run.
     """
     from prunecli.shrinking.shrink import figures_path
-    from prunecli.shrinking.shrink import shrink as run
 
     options.check_target()
     options = with_demo_text(options, options.checkpoint)
     with options.open() as source:
         if all(getattr(options, name) is None for name in TARGETS):
             console.note("No target given: keeping 75% of the parameters (--params 0.75).")
-        result = run(
+        result = prunecli.shrink(
             source,
             options,
             options,
