@@ -1,7 +1,5 @@
 """`compare-languages`: compare the experts that language pairs or texts select, and importance vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal

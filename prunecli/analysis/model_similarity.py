@@ -1,7 +1,5 @@
 """Similarity of two models' components (2309.01826, sections 2.3 and 4.4): CKA and LNS of all of them."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

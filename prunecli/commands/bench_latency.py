@@ -1,7 +1,5 @@
 """`prunecli bench-latency`: speed and memory of checkpoints, side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import prunecli

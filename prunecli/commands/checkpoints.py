@@ -1,7 +1,5 @@
 """The checkpoints that an argument names, and what is taken where none does: the bundled demos, their text."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

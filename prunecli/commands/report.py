@@ -1,7 +1,5 @@
 """`prunecli report`: one page of everything that a directory holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """`prunecli run`: carry out a recipe."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

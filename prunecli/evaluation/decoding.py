@@ -1,7 +1,5 @@
 """Beam-search translation of many sentences, in length-bucketed batches."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Measure the quality of checkpoints on the same text, translation above all, and compare them with the first."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing

@@ -7,8 +7,6 @@ same operations on the same blocks of positions: a model does not diverge from i
 not take each last hidden state by itself, the whole model is kept and run again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ model that does not generate are Table 4 of 1905.10650.
 Load time and peak memory are measured in a separate process for each model: a process has one peak, which never falls.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

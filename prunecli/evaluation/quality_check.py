@@ -1,7 +1,5 @@
 """The quality of models on a little text: of a result beside its original, and of everything that `shrink` tries."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence

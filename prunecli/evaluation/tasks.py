@@ -1,7 +1,5 @@
 """The base of the tasks that `evaluate` measures; masked language modelling, classification and embedding."""
 
-from __future__ import annotations
-
 import gc
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Recipes: steps, each one command, resolved into what would run; all faults are reported at once."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence

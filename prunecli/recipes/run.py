@@ -1,7 +1,5 @@
 """Running the steps of a recipe, of which those are skipped that are up to date; and the page of all that they made."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

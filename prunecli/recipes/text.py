@@ -1,7 +1,5 @@
 """Recipe files: the ones that come with prunecli, YAML read strictly, every field known, and variables filled in."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

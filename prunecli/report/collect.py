@@ -3,8 +3,6 @@
 And what it states of each model: how it compares with the first of its evaluation, or with its original.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

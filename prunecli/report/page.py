@@ -1,7 +1,5 @@
 """The report page: its introduction, and a section for each kind of content that the directory has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

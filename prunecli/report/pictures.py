@@ -1,7 +1,5 @@
 """The pictures of each kind of result, for the report page and for `--plot`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch

@@ -3,8 +3,6 @@
 The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b64decode

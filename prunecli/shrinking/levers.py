@@ -1,7 +1,5 @@
 """The kinds of units that `shrink` removes: which shares of each can go, and which units these are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Options of `shrink`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The cheapest mixture of removals that reaches a target: curves of single kinds, then whole mixtures."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """`shrink`: from a model, a text and a target to the smaller model that is best on the text."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Mapping

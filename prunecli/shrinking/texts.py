@@ -1,7 +1,5 @@
 """The text of `shrink`, in three parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
