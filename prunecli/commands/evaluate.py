@@ -142,7 +142,7 @@ def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]
         if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
             continue
         # The first checkpoint has no divergence.
-        scores = [float((result.scores or result.mean).get(name, 0.0)) for result in results]
+        scores = [float(result.main.get(name, 0.0)) for result in results]
         if kept is not None:
             caption = f"{title} through the training"
             pictures.append(draw.training_curves(caption, scores, fractions, kept, (unit, title)))

@@ -234,7 +234,7 @@ class CausalLanguageModel(ModelTask):
         continued = (
             self._continue(label, model, tokenizer, windows) if is_compared and options.continuations else {}
         )
-        batches = window_examples(windows, *filling(model, tokenizer)).batches(options.decoding.batch_tokens)
+        batches = window_examples(windows, *filling(model, tokenizer)).batches(options.batch_tokens)
         what = f"{label}: reading"
         if is_compared:
             self.reference = self.reference or Reference(batches, options.spill_directory)

@@ -165,7 +165,7 @@ class EvaluationOptions(RunOptions):
         """One line for each limit that a checkpoint does not keep, or whose score was not measured."""
         from prunecli.results.evaluation import LOWER_IS_BETTER  # imports numpy
 
-        scores = {result.checkpoint: result.mean or result.scores for result in evaluation.results}
+        scores = {result.checkpoint: result.main for result in evaluation.results}
         for word, name, limit in self.limits:
             found = {label: own[name] for label, own in scores.items() if name in own}
             if not found:
