@@ -245,7 +245,7 @@ class Row:
     @property
     def scores(self) -> dict[str, float]:
         """Name -> mean score."""
-        return numbers(self.result.main)
+        return numbers(self.result.scores or self.result.mean)
 
     @property
     def size(self) -> tuple[int | None, int | None]:

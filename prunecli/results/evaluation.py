@@ -189,7 +189,7 @@ class Evaluation(Document):
         """One line for each checkpoint whose outputs are of a wrong length, or whose perplexity is far worse."""
         first, lines = self.results[0], []
         for result in self.results:
-            found, base = numbers(result.main), numbers(first.scores)
+            found, base = numbers({**result.mean, **result.scores}), numbers(first.scores)
             over, length = found.get("over_generated", 0.0), found.get("length_ratio", 1.0)
             # Next tokens are compared if the tokens are the same ones; perplexities are then too.
             comparable = "kl_divergence" in found and base.get("perplexity")
