@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import prunecli
 from prunecli import processes
@@ -17,7 +16,6 @@ from prunecli.options import option
 from prunecli.text.choice import NAMED_TEXT, NamedText
 
 if TYPE_CHECKING:
-    from prunecli.report.charts import Picture
     from prunecli.results.evaluation import Evaluation
 
 ABOUT_A_MINUTE = 2400
@@ -29,18 +27,6 @@ PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
 LONGEST_EXAMPLE = 200
 """Letters of an example; the rest is left out."""
-DRAWN = {
-    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
-    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
-    "mlm": {"loss": "loss of the hidden tokens, nats"},
-    "classification": {"accuracy": "accuracy"},
-    "embedding": {
-        "cosine": "cosine to the first",
-        "spearman": "Spearman's correlation",
-        "retrieval": "retrieved",
-    },
-}
-"""Task -> score -> the title of its panel."""
 
 
 class Evaluate(ModelsOptions, EvaluationOptions):
@@ -90,7 +76,7 @@ def evaluate(options: Evaluate) -> None:
     options.finish(
         result,
         lambda: _show(result, options.all_pairs),
-        lambda draw: [_pictures(draw, result, labels)],
+        lambda draw: [draw.evaluation_pictures(result, labels)],
         is_written=True,
     )
     if missed := list(options.missed(result)):
@@ -125,33 +111,3 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
         rows.append({"": "", "text": ""})
     title = "Where the outputs differ most" if len(evaluation.results) > 1 else "The worst outputs"
     console.table(title, rows[:-1], text_columns=2)
-
-
-def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
-    """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
-    from prunecli.analysis.removed import kept_of_one_training, removed
-    from prunecli.report.charts import Point
-
-    results = evaluation.results
-    opened = [prunecli.open_model(checkpoints[result.checkpoint]) for result in results]
-    unit, lost = removed(opened)
-    fractions = [one.fraction for one in lost]
-    kept = kept_of_one_training(opened, fractions)
-    pictures = []
-    for name, title in DRAWN[evaluation.task].items():
-        if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
-            continue
-        # The first checkpoint has no divergence.
-        scores = [float(result.main.get(name, 0.0)) for result in results]
-        if kept is not None:
-            caption = f"{title} through the training"
-            pictures.append(draw.training_curves(caption, scores, fractions, kept, (unit, title)))
-            continue
-        models = [
-            (Point(100 * one.fraction, score, result.checkpoint), one)
-            for one, score, result in zip(lost, scores, results, strict=True)
-        ]
-        wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
-        axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
-        pictures.append(draw.reduction_curves(caption, models, axes, references=wholes))
-    return pictures

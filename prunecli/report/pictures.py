@@ -3,16 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prunecli.analysis.removed import Kept, Removed
+from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, removed
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
+from prunecli.model.checkpoint import open_model
 from prunecli.model.decision import Floats
 from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.report.charts import (
@@ -26,6 +28,7 @@ from prunecli.report.charts import (
     heat_map,
     histogram,
 )
+from prunecli.results.evaluation import Evaluation
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
@@ -44,6 +47,18 @@ MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""
 MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
+DRAWN = {
+    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
+    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
+    "mlm": {"loss": "loss of the hidden tokens, nats"},
+    "classification": {"accuracy": "accuracy"},
+    "embedding": {
+        "cosine": "cosine to the first",
+        "spearman": "Spearman's correlation",
+        "retrieval": "retrieved",
+    },
+}
+"""Task -> score -> the title of its panel."""
 Rows = list[list[Picture]]
 """Rows of pictures, for the page and for `--plot`."""
 
@@ -124,6 +139,33 @@ def training_curves(
         x_ticks=sorted({one.updates for one in kept}),
         y_from_zero=True,
     )
+
+
+def evaluation_pictures(evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
+    """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
+    results = evaluation.results
+    opened = [open_model(checkpoints[result.checkpoint]) for result in results]
+    unit, lost = removed(opened)
+    fractions = [one.fraction for one in lost]
+    kept = kept_of_one_training(opened, fractions)
+    pictures = []
+    for name, title in DRAWN[evaluation.task].items():
+        if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
+            continue
+        # The first checkpoint has no divergence.
+        scores = [float(result.main.get(name, 0.0)) for result in results]
+        if kept is not None:
+            caption = f"{title} through the training"
+            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+            continue
+        models = [
+            (Point(100 * one.fraction, score, result.checkpoint), one)
+            for one, score, result in zip(lost, scores, results, strict=True)
+        ]
+        wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
+        axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
+        pictures.append(reduction_curves(caption, models, axes, references=wholes))
+    return pictures
 
 
 @singledispatch
