@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,12 +11,10 @@ from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import CheckpointPath, Size, advanced_option, option
-from prunecli.tensors.quantities import counted, option_size
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
-    from prunecli.results.inspection import Fit, Way
 
 
 class Inspect(OutputOptions, LoadOptions):
@@ -74,10 +70,10 @@ def inspect(options: Inspect) -> None:
             return
         _show(opened, inventory)
         if answer is not None:
-            quantised = bool(inventory.quantisation)
-            words = ["prune-experts", str(options.checkpoint or opened.path)]
-            show_fits(answer, is_stock=opened.runs_stock, quantised=quantised)
-            for line in next_steps(answer, words, stored_as, quantised=quantised):
+            quantised, named = bool(inventory.quantisation), str(options.checkpoint or opened.path)
+            console.show(answer.shown(quantised=quantised))
+            next_steps = answer.next_steps(named, stored_as, quantised=quantised)
+            for line in (*answer.assumed(is_stock=opened.runs_stock), *next_steps):
                 console.out(line)
         if table is not None:
             console.note(f"Written to {table}.")
@@ -207,115 +203,3 @@ def _share(size: int, inventory: Inventory) -> dict[str, str]:
 
 def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
-
-
-def show_fits(fits: Fit, *, is_stock: bool, quantised: bool) -> None:
-    """Print the table, then what it assumes.
-
-    Args:
-        is_stock: whether the model runs in its stock class.
-        quantised: whether its weights are stored as codes.
-    """
-    named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
-    named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
-    rows = [
-        {
-            **vars(way),
-            "way": name,
-            "besides": way.needed_bytes - way.weight_bytes,
-            "is": ("no", "yes")[way.fits],
-        }
-        for name, way in named
-    ]
-    columns = {
-        "way": "{way}",
-        "weights": "{weight_bytes!b}",
-        "besides": "{besides!b}",
-        "together": "{needed_bytes!b}",
-        "fits": "{is}",
-    }
-    console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows, columns)
-    for line in _assumed(fits, is_stock=is_stock):
-        console.out(line)
-
-
-def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantised: bool) -> Iterator[str]:
-    """Yield whether the model fits, and else what makes it fit: `command` with the smallest ratio, or shrink.
-
-    Args:
-        dtype: the type asked for; None: any will do.
-        quantised: as stored and decoded are two things to run then, and said apart.
-    """
-    from prunecli.tensors.dtypes import config_dtype
-
-    if quantised:
-        for way in fits.whole:
-            same = [one for one in fits.pruned if one.dtype == way.dtype]
-            how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
-            yield f"{how}, {'it fits as it is.' if way.fits else _next(same, command, lambda _way: False)}"
-        return
-    asked = None if dtype is None else config_dtype(dtype)
-    whole, pruned = (
-        [way for way in ways if asked in (None, way.dtype)] for ways in (fits.whole, fits.pruned)
-    )
-    fitting = [way for way in whole if way.fits]
-    if fits.whole[0].fits:
-        yield "It fits as it is."
-    elif fitting:
-        yield f"It fits in {fitting[0].dtype}."
-    elif fits.pruned:
-        line = _next(pruned, command, lambda way: bool(asked) or not way.as_stored)
-        yield line[0].upper() + line[1:]
-    else:
-        smallest, budget = min(fits.whole, key=lambda way: way.needed_bytes), fits.budget_bytes or 0
-        yield f"It needs {console.bytes_text(smallest.needed_bytes - budget)} more, in {smallest.dtype}."
-        words = ["shrink", command[1], "--fit", option_size(budget)]
-        yield f"Next, with text of your own: prunecli {shlex.join(words)} --text FILE"
-
-
-def _next(pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
-    """The ratio of `pruned` that keeps most and fits, with its type if it is `cast`."""
-    ratios = [way for way in pruned if way.fits]
-    if not ratios:
-        return "it does not fit, and no ratio of its experts makes it."
-    least = min(ratios, key=lambda way: way.ratio or 0)
-    words = [*command, "--ratio", f"{least.ratio:g}"]
-    words += ["--dtype", least.dtype] if cast(least) else []
-    return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
-
-
-def _name(way: Way, *, quantised: bool) -> str:
-    stored = ", as stored" if way.as_stored else ", decoded" if quantised else ""
-    name = "whole" if way.ratio is None else f"ratio {way.ratio:g}"
-    return f"{name}, {way.dtype}{stored}"
-
-
-def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
-    texts = counted(fits.batch or 1, "text")
-    yield f"Whole: {texts} decoding, beam {fits.beam}, {fits.length:,} tokens, and 10% of the memory free."
-    if is_stock:
-        first = fits.whole[0]
-        cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0
-        yield (
-            f"Besides: {console.bytes_text(cache)} of keys, values and states, "
-            f"{console.bytes_text(decoding - cache)} of activations."
-        )
-    yield from fits.unknown
-    if pruned := {way.keep: way for way in fits.pruned}:
-        yield (
-            "; ".join(
-                f"ratio {way.ratio:g} keeps {way.keep:,} of {way.held:,} experts" for way in pruned.values()
-            ).capitalize()
-            + "."
-        )
-    if not fits.by_layer.ways:
-        return
-    batch = f"batches of {fits.by_layer.batch_tokens:,} tokens, {fits.by_layer.batch_length:,}"
-    if is_stock:
-        yield f"Layer by layer (collect-gates --memory): {batch} a window."
-    else:
-        yield f"Layer by layer (--memory): {batch} a sentence."
-    if tokens := [
-        f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
-    ]:
-        yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
