@@ -47,14 +47,13 @@ def bench_latency(options: BenchLatency) -> None:
         labels, options, options, console.progress(), console.note, task=options.task
     )
 
-    def show() -> None:
-        console.show(*latency.shown)
-        console.out(latency.about)
-        noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
-        if noisy:
-            console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")
-            console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
-        if not latency.interleaved:
-            console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
-
-    options.finish(latency, show)
+    blocks = [*latency.shown, latency.about]
+    noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
+    if noisy:
+        blocks += [
+            f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.",
+            f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.",
+        ]
+    if not latency.interleaved:
+        blocks.append("Not enough memory for all at once: the checkpoints were timed one after the other.")
+    options.finish(latency, blocks)

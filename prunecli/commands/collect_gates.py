@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def collect_gates(options: CollectGates) -> None:
     def document() -> dict[str, Any]:
         return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
-    options.show(document, lambda: _show(statistics))
+    options.show(document, _blocks(statistics))
 
 
 def _check(options: CollectGates, *, is_text: bool) -> None:
@@ -120,7 +121,7 @@ def _check(options: CollectGates, *, is_text: bool) -> None:
         raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
 
 
-def _show(statistics: GateStatistics) -> None:
+def _blocks(statistics: GateStatistics) -> Iterator[Any]:
     """Per entry: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
     import numpy as np
 
@@ -142,9 +143,9 @@ def _show(statistics: GateStatistics) -> None:
         }
         idle = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}" if is_text else None
         rows.append({**tokens, **shares, "experts without a token": idle})
-    console.table("Gate statistics", rows)
+    yield console.table("Gate statistics", rows)
     hidden = len(statistics.entries) - len(rows)
     more = f"{hidden} more {'text' if is_text else 'pair'}s in the file. " if hidden else ""
-    console.out(
+    yield (
         f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -212,7 +212,7 @@ class OutputOptions(Options):
     def finish(
         self,
         result: Document,
-        show: Callable[[], None],
+        blocks: Iterable[Any],
         pictures: Callable[[Any], Any] | None = None,
         *,
         title: str = "",
@@ -222,7 +222,7 @@ class OutputOptions(Options):
         """Write a result, its tables and its plot, and print the result.
 
         Args:
-            show: prints the result as tables.
+            blocks: tables and lines that show the result.
             pictures: from the module `report.pictures` to rows of pictures. If None, those of `pictures_of`.
             title: title of the plot.
             leave_out: names of tables that are not written.
@@ -239,11 +239,11 @@ class OutputOptions(Options):
             if not any(rows):
                 raise PruneError("There is nothing to draw.")
             save_pictures(rows, self.plot, title)
-        self.show(result.to_json, show)
+        self.show(result.to_json, blocks)
 
-    def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
+    def show(self, document: Callable[[], Any], blocks: Iterable[Any]) -> None:
         """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
-        console.result(document, tables, as_json=self.as_json)
+        console.result(document, blocks, as_json=self.as_json)
         if not self.as_json:
             names = [str(path) for path in (self.output, self.plot, self.table) if path is not None]
             console.note(f"Written to {console.listed(names, 'and')}.")

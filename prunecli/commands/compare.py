@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import prunecli
 from prunecli.commands import console
@@ -25,7 +25,6 @@ from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
     from prunecli.results.languages import Languages, Texts
-    from prunecli.results.similarity import Similarity
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -118,31 +117,26 @@ def compare_models(options: CompareModels) -> None:
         ],
     )
 
-    def show() -> None:
-        show_comparison(result)
+    def blocks() -> Iterator[Any]:
+        if result.pairs:
+            yield from result.shown
+        else:
+            yield "The models have no component in common: only the matrices are written."
+        for name, left_out in zip(result.checkpoints, result.left_out.values(), strict=False):
+            for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
+                if parts := left_out[what]:
+                    shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
+                    yield f"Left out of {name}, {why}: {shown}."
         least, width = min(map(len, portions)), main.width
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].split
-        console.out(f"{least:,} sentences of {many}.")
+        yield f"{least:,} sentences of {many}."
         if "cka" in main.similarities and least < width:
-            console.out(
+            yield (
                 f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: "
                 "give more, or --benchmarks to compare with."
             )
 
-    options.finish(result, show, leave_out=("matrices",))
-
-
-def show_comparison(result: Similarity) -> None:
-    """Print the similarities, their means, and the components that are left out."""
-    if result.pairs:
-        console.show(*result.shown)
-    else:
-        console.out("The models have no component in common: only the matrices are written.")
-    for name, left_out in zip(result.checkpoints, result.left_out.values(), strict=False):
-        for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
-            if parts := left_out[what]:
-                shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
-                console.out(f"Left out of {name}, {why}: {shown}.")
+    options.finish(result, blocks(), leave_out=("matrices",))
 
 
 class CompareHeads(OutputOptions):
@@ -173,14 +167,12 @@ def compare_heads(options: CompareHeads) -> None:
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
 
-    def show() -> None:
-        console.show(*comparison.shown)
-        if comparison.left_out:
-            console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
-        if len({model.fingerprint for model in comparison.models}) > 1:
-            console.out("The scores are of two models: heads are compared by name and original number.")
-
-    options.finish(comparison, show)
+    blocks: list[Any] = [*comparison.shown]
+    if comparison.left_out:
+        blocks.append(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
+    if len({model.fingerprint for model in comparison.models}) > 1:
+        blocks.append("The scores are of two models: heads are compared by name and original number.")
+    options.finish(comparison, blocks)
 
 
 class CompareLanguages(OutputOptions, LanguageOptions):
@@ -232,7 +224,7 @@ def compare_languages(options: CompareLanguages) -> None:
                     "`texts` chooses among the texts.",
                 )
         result = compare_by_text(statistics, options, names)
-        show = partial(show_texts, result)
+        blocks = _texts(result)
     else:
         if options.texts:
             raise UsageError(
@@ -240,21 +232,21 @@ def compare_languages(options: CompareLanguages) -> None:
                 "Name languages with `langs`.",
             )
         result = compare_by_language(statistics, options, names)
-        show = partial(show_languages, result)
+        blocks = _languages(result)
         if len(result.pairs) > TABLE_PAIRS:
             leave_out = ("similarity",)
-    options.finish(result, show, leave_out=leave_out)
+    options.finish(result, blocks, leave_out=leave_out)
 
 
 TABLE_PAIRS = 12
 """With more pairs than this, their similarities are summed up in the terminal, not listed."""
 
 
-def show_languages(languages: Languages) -> None:
-    """Print similarities, trees, and experts of each layer."""
+def _languages(languages: Languages) -> Iterator[Any]:
+    """Yield similarities, trees, and experts of each layer."""
     similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
     first = int(similarity is not None)
-    console.show(*languages.shown[:first])
+    yield from languages.shown[:first]
     if similarity is not None and len(pairs) <= TABLE_PAIRS:
         # Table 4: the encoder below the diagonal, the decoder above.
         sides = similarity.encoder or [], similarity.decoder or []
@@ -271,18 +263,18 @@ def show_languages(languages: Languages) -> None:
             for row, pair in enumerate(pairs)
         ]
         title = "Jaccard similarity in %, encoder below the diagonal and decoder above"
-        console.table(title, rows)
+        yield console.table(title, rows)
     elif similarity is not None:
-        console.out(f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
+        yield f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n"
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
-            console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
-            console.out("\n".join(tree.lines) + "\n")
-    console.show(*languages.shown[first:])
+            yield f"Clusters of languages, {side} ({clusters.linkage} linkage)"
+            yield "\n".join(tree.lines) + "\n"
+    yield from languages.shown[first:]
 
 
-def show_texts(texts: Texts) -> None:
-    """Jaccard similarities, the tree, and experts by layer."""
+def _texts(texts: Texts) -> Iterator[Any]:
+    """Yield Jaccard similarities, the tree, and experts by layer."""
     removed = f"{texts.ratio:.0%} of the experts removed by {texts.metric}"
     rows = [
         {
@@ -294,8 +286,8 @@ def show_texts(texts: Texts) -> None:
         }
         for text, row in zip(texts.texts, texts.similarity, strict=True)
     ]
-    console.table(f"Jaccard similarity of the selected experts in % ({removed})", rows)
+    yield console.table(f"Jaccard similarity of the selected experts in % ({removed})", rows)
     if texts.clustering is not None:
-        console.out(f"Clusters of texts ({texts.linkage} linkage)")
-        console.out("\n".join(texts.clustering.lines) + "\n")
-    console.show(*texts.shown)
+        yield f"Clusters of texts ({texts.linkage} linkage)"
+        yield "\n".join(texts.clustering.lines) + "\n"
+    yield from texts.shown

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import prunecli
 from prunecli import processes
@@ -75,7 +76,7 @@ def evaluate(options: Evaluate) -> None:
         return
     options.finish(
         result,
-        lambda: _show(result, options.all_pairs),
+        _blocks(result, options.all_pairs),
         lambda draw: [draw.evaluation_pictures(result, labels)],
         is_written=True,
     )
@@ -83,21 +84,20 @@ def evaluate(options: Evaluate) -> None:
         raise PruneError("\n".join(missed))
 
 
-def _show(evaluation: Evaluation, all_pairs: bool) -> None:
-    """Print the tables, what is wrong with the outputs, and examples if there is little to read."""
+def _blocks(evaluation: Evaluation, all_pairs: bool) -> Iterator[Any]:
+    """Yield the tables, what is wrong with the outputs, and examples if there is little to read."""
     from prunecli.results.evaluation import WIDE
 
     evaluation, few = evaluation.tested
-    console.show(*evaluation.shown(None if all_pairs else PAIRS_SHOWN))
+    yield from evaluation.shown(None if all_pairs else PAIRS_SHOWN)
     if few:
         console.warn(few)
     if (test := evaluation.significance) is not None:
         samples = f", {test['samples']:,} resamples" if "samples" in test else ""
-        console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}{samples}).")
+        yield f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}{samples})."
     if len(evaluation.pairs) > PAIRS_SHOWN and not all_pairs:
-        console.out(f"Means over {len(evaluation.pairs)} pairs; --all-pairs shows each.")
-    for line in evaluation.ruined:
-        console.out(line)
+        yield f"Means over {len(evaluation.pairs)} pairs; --all-pairs shows each."
+    yield from evaluation.ruined
     if not evaluation.examples or len(evaluation.results) > WIDE:
         return
     rows: list[dict[str, str | None]] = []
@@ -110,4 +110,4 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
             rows.append({"": label, "text": shown})
         rows.append({"": "", "text": ""})
     title = "Where the outputs differ most" if len(evaluation.results) > 1 else "The worst outputs"
-    console.table(title, rows[:-1], text_columns=2)
+    yield console.table(title, rows[:-1], text_columns=2)

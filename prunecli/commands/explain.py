@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import prunecli
 from prunecli.commands import console
@@ -44,20 +45,19 @@ def explain(options: Explain) -> None:
 
         decisions = document(explained.decisions)
 
-        def overview() -> None:
+        def overview() -> Iterator[Any]:
             for step, entry in enumerate(explained.structure.history):
-                console.out(f"Step {step + 1}, {entry['command']}:")
+                yield f"Step {step + 1}, {entry['command']}:"
                 if step in explained.decisions:
-                    show_cuts(explained.decisions[step])
+                    yield from cut_blocks(explained.decisions[step])
                 else:
-                    console.out(explained.untold(step))
+                    yield explained.untold(step)
 
-        console.result(decisions.to_json, overview, as_json=options.as_json)
+        console.result(decisions.to_json, overview(), as_json=options.as_json)
         return
     answers = explained.answers(question)
     if not options.as_json:
-        for answer in answers:
-            console.out(answer.text)
+        console.show(answer.text for answer in answers)
         return
     from prunecli.results.decisions import Explanation
 
@@ -72,22 +72,21 @@ EITHER_SIDE = 4
 """Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
 
 
-def show_cuts(decision: Decision) -> None:
-    """Print the metric and the text, and a row for each axis."""
+def cut_blocks(decision: Decision) -> Iterator[Any]:
+    """Yield the metric and the text, and a row for each axis."""
     from prunecli.analysis.explanation import cuts, summary
 
-    for line in summary(decision):
-        console.out(line)
+    yield from summary(decision)
     if decision.metric is not None:
-        console.show(cuts(decision))
+        yield cuts(decision)
 
 
-def show_decision(decision: Decision | None) -> None:
-    """Print the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
+def decision_blocks(decision: Decision | None) -> Iterator[Any]:
+    """Yield the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
     if decision is None:
-        console.out("Nothing was chosen by a value, or among parts: the options say it all.")
+        yield "Nothing was chosen by a value, or among parts: the options say it all."
         return
-    show_cuts(decision)
+    yield from cut_blocks(decision)
     if decision.metric is None:
         return
     from prunecli.analysis.explanation import nearest, place_name
@@ -117,4 +116,4 @@ def show_decision(decision: Decision | None) -> None:
                 }
             )
     title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
-    console.table(title, rows)
+    yield console.table(title, rows)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import prunecli
 from prunecli.commands import console
@@ -73,7 +73,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
             draw(opened, plan, factors, plot)
         options.show(
             lambda: _document(shown, plan, factors, before, after),
-            lambda: _show(shown, factors, change(before, after)),
+            _blocks(shown, factors, change(before, after)),
         )
 
 
@@ -104,9 +104,9 @@ def _document(
     )
 
 
-def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None:
-    """Print the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
-    console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
+def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
+    yield console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []
     if factors is not None and (fit := factors.fit) is not None:
         shape = fit.unit.shape
@@ -132,8 +132,8 @@ def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None
         "mean cosine": "{mean_cosine:.4f}",
         "parameters": "{parameters:,}",
     }
-    console.table("How near the rows come", rows, columns)
-    shown.show_place(dry="nothing is fitted or written")
+    yield console.table("How near the rows come", rows, columns)
+    yield from shown.place_blocks(dry="nothing is fitted or written")
 
 
 CHUNK_ROWS = 4096

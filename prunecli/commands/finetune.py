@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,12 +214,11 @@ def finetune(options: Finetune) -> None:
     )
     if result is not None:
         training, support = result
-        tables = partial(_show, training, support, destination)
-        console.result(training.to_json, tables, as_json=options.as_json)
+        console.result(training.to_json, _blocks(training, support, destination), as_json=options.as_json)
     processes.leave()
 
 
-def _show(training: Training, support: StockSupport, destination: prunecli.Destination) -> None:
+def _blocks(training: Training, support: StockSupport, destination: prunecli.Destination) -> Iterator[Any]:
     from prunecli.evaluation.tasks import perplexity
 
     steps = training.validation
@@ -233,10 +232,10 @@ def _show(training: Training, support: StockSupport, destination: prunecli.Desti
     if training.arguments["task"] != "lm":
         del columns["perplexity"]
     rows = [{**vars(step), "perplexity": perplexity(step.loss)} for step in (*steps[:1], *steps[1:][-SHOWN:])]
-    console.table("Validation", rows, columns)
+    yield console.table("Validation", rows, columns)
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
-    console.out(f"{training.steps:,} updates, {speed}{chosen}")
-    console.out(support.line)
-    console.out(f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}")
+    yield f"{training.steps:,} updates, {speed}{chosen}"
+    yield support.line
+    yield f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
@@ -68,18 +69,17 @@ def inspect(options: Inspect) -> None:
         if options.as_json:
             console.print_json(inspection.to_json())
             return
-        _show(opened, inventory)
+        console.show(_blocks(opened, inventory))
         if answer is not None:
             quantised, named = bool(inventory.quantisation), str(options.checkpoint or opened.path)
-            console.show(answer.shown(quantised=quantised))
+            assumed = answer.assumed(is_stock=opened.runs_stock)
             next_steps = answer.next_steps(named, stored_as, quantised=quantised)
-            for line in (*answer.assumed(is_stock=opened.runs_stock), *next_steps):
-                console.out(line)
+            console.show([answer.shown(quantised=quantised), *assumed, *next_steps])
         if table is not None:
             console.note(f"Written to {table}.")
 
 
-def _show(opened: Checkpoint, inventory: Inventory) -> None:
+def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
@@ -96,10 +96,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    console.out(
-        f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}"
-    )
-    console.table("Parameters", rows)
+    yield f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}"
+    yield console.table("Parameters", rows)
     experts = [
         {
             "sparse layer": layer.name,
@@ -108,20 +106,20 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         }
         for layer in inventory.layers
     ]
-    console.table("Experts", experts)
-    console.table("Heads", _heads(inventory))
+    yield console.table("Experts", experts)
+    yield console.table("Heads", _heads(inventory))
     for stack in inventory.stacks:
         if len(stack.layers) < stack.original_layers:
             numbers = ranges(stack.layers)
-            console.out(f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}")
+            yield f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}"
     if changed := describe_parts(inventory.attentions, {}):
-        console.out(f"Attention: {changed}")
+        yield f"Attention: {changed}"
     if changed := describe_parts(inventory.ffns, opened.structure.widths):
-        console.out(f"FFN: {changed}")
+        yield f"FFN: {changed}"
     if changed := describe_embeddings(inventory.tables):
-        console.out(f"Embeddings: {changed}")
+        yield f"Embeddings: {changed}"
     if inventory.quantisation is not None:
-        _show_quantisation(inventory.quantisation)
+        yield _quantised(inventory.quantisation)
     modules = [
         {
             "module": module,
@@ -130,23 +128,23 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         }
         for module, names in inventory.modules.items()
     ]
-    console.table("Other, by name of module", modules)
+    yield console.table("Other, by name of module", modules)
     if opened.architecture is None:
         _show_found(opened, inventory)
     if opened.structure.history:
         from prunecli.report.history import step_text
 
-        console.out("History:")
+        yield "History:"
     for step in opened.structure.history:
         source = step.get("source", {}).get("path")
-        console.out(f"  {step_text(step, *([f'from {source}'] if source else []))}")
+        yield f"  {step_text(step, *([f'from {source}'] if source else []))}"
 
 
-def _show_quantisation(found: Quantisation) -> None:
+def _quantised(found: Quantisation) -> str:
     ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in found.schemes.items())
     held = f"{ways}; " if ways else ""
     method = found.method or "method not named"
-    console.out(f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all")
+    return f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all"
 
 
 def _show_found(opened: Checkpoint, inventory: Inventory) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -78,7 +78,7 @@ def prune_experts(options: PruneExperts) -> None:
             plan,
             options.seed,
             rewrite=rewrite,
-            table=lambda: None if fit is None else console.out("\n".join(explain(fit))),
+            before=() if fit is None else explain(fit),
         )
 
 
@@ -262,19 +262,19 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             console.note(
                 f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
             )
-        options.prune(opened, plan, None, table=lambda: _show_tokens(plan.details))
+        options.prune(opened, plan, None, before=_tokens(plan.details))
 
 
-def _show_tokens(details: Mapping[str, Any]) -> None:
-    """Print why tokens stay, and whether the text falls into the same tokens."""
+def _tokens(details: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield why tokens stay, and whether the text falls into the same tokens."""
     rows = [{"why": name, "tokens": f"{count:,}"} for name, count in details["parts"].items()]
-    console.table("Kept tokens", rows)
+    yield console.table("Kept tokens", rows)
     found = details["compared"]
     if found["changed"]:
-        console.out(
+        yield (
             f"{details['text']['share_kept']:.2%} of the running tokens are kept; {found['changed']:,} of "
             f"{found['sentences']:,} different texts fall into other tokens "
             f"({found['running_before']:,} -> {found['running_after']:,} in all)."
         )
     else:
-        console.out(f"All {found['sentences']:,} different texts fall into the same tokens as before.")
+        yield f"All {found['sentences']:,} different texts fall into the same tokens as before."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,9 +74,9 @@ class RewritingOptions(WritingOptions):
         recorded=False,
     )
 
-    def show(self, document: Callable[[], Rewriting], tables: Callable[[], None]) -> None:
-        """Print the result as JSON or as tables; see `console.result`."""
-        console.result(lambda: document().to_json(), tables, as_json=self.as_json)
+    def show(self, document: Callable[[], Rewriting], blocks: Iterable[Any]) -> None:
+        """Print the result as JSON or as tables and lines; see `console.result`."""
+        console.result(lambda: document().to_json(), blocks, as_json=self.as_json)
 
     def open(self, demo: DemoName = "translation") -> Checkpoint:
         """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
@@ -107,22 +108,18 @@ class RewritingOptions(WritingOptions):
         rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
         running: RunOptions | None = None,
-        table: Callable[[], None] = lambda: None,
+        before: Iterable[Any] = (),
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
         Args:
             rewrite: how the units are removed; None: by `cut`.
             scored, running: as in `apply`.
-            table: prints what comes before the table of units.
+            before: tables and lines before the table of units.
         """
         shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored, running)
-
-        def tables() -> None:
-            table()
-            shown.show_selected(selection)
-
-        self.show(lambda: shown.selected(selection, seed), tables)
+        blocks = chain(before, shown.selected_blocks(selection))
+        self.show(lambda: shown.selected(selection, seed), blocks)
 
     def apply(
         self,
@@ -316,8 +313,8 @@ class Shown:
             kept={name: sorted(selection.kept[name]) for name in held},
         )
 
-    def show_selected(self, selection: Selection) -> None:
-        """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
+    def selected_blocks(self, selection: Selection) -> Iterator[Any]:
+        """Yield how many units of each axis stay, of axes of one form together, and of all; the sizes and the place."""
         from prunecli.model.parts import ranges
         from prunecli.selection.select import HOLDERS
 
@@ -348,11 +345,11 @@ class Shown:
             }
             for row in shown
         ]
-        console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
+        yield console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
         for name, axis in axes.items() if kind == "layer" else ():
             gone = [number for number in axis.ids if number not in selection.kept[name]]
-            console.out(f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}")
-        self.show_sizes_and_place()
+            yield f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}"
+        yield from self.end_blocks()
 
     def rows(self) -> list[dict[str, str]]:
         """Parameters and bytes, before and after, for a table."""
@@ -362,25 +359,25 @@ class Shown:
             {"": "bytes", **change(of.bytes_before, of.bytes_after, console.bytes_text)},
         ]
 
-    def show_sizes_and_place(self) -> None:
-        """Print the rows of `rows` as a line, then what `show_place` prints."""
-        console.out(", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows()))
-        self.show_place()
+    def end_blocks(self) -> Iterator[Any]:
+        """Yield the rows of `rows` as a line, then `place_blocks`."""
+        yield ", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows())
+        yield from self.place_blocks()
 
-    def show_place(self, dry: str = "nothing is written") -> None:
-        """Whether it is a stock model, where it is, and what opens it."""
+    def place_blocks(self, dry: str = "nothing is written") -> Iterator[Any]:
+        """Yield whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:
-            from prunecli.commands.explain import show_decision
+            from prunecli.commands.explain import decision_blocks
 
-            show_decision(self.result.rewrite.decision)
+            yield from decision_blocks(self.result.rewrite.decision)
         if self.quality is not None:
             from prunecli.evaluation.quality_check import change_line
 
-            console.out(change_line(self.quality))
-        console.out(support.line)
+            yield change_line(self.quality)
+        yield support.line
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
-        console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")
+        yield f"Dry run: {dry}." if output is None else f"Written: {output} ({what})"
 
 
 def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ def score_heads(options: ScoreHeads) -> None:
     changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
     options.finish(
         scores,
-        lambda: show(scores, layers),
+        _blocks(scores, layers),
         lambda draw: [draw.head_maps(scores, _shown(scores), changes)],
         title=_title(scores),
         is_written=True,
@@ -76,8 +76,8 @@ def head_table(
     values: Mapping[str, Sequence[float]],
     layers: Sequence[AttentionLayer],
     title: str,
-) -> None:
-    """Print one row for each attention, one column for each head of the original model; pruned heads have no value.
+) -> Any:
+    """Return one row for each attention, one column for each head of the original model; pruned heads have no value.
 
     Args:
         values: attention's name -> a value for each head that it holds.
@@ -93,7 +93,7 @@ def head_table(
                 for head in range(layer.original_heads)
             }
             rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
-    console.table(title, rows, keys=2)
+    return console.table(title, rows, keys=2)
 
 
 def _shown(scores: Scores) -> Mapping[str, Any]:
@@ -120,37 +120,37 @@ def _metric(scores: Scores) -> str:
     return str(scores.metric) if known is None else known.title
 
 
-def show(scores: Scores, layers: Any) -> None:
-    """The table, and what it says in words."""
+def _blocks(scores: Scores, layers: Any) -> Iterator[Any]:
+    """Yield the table, and what it says in words."""
     import numpy as np
 
     from prunecli.model.axes import module_of
     from prunecli.results.evaluation import too_few
 
     values = {module_of(name): own.tolist() for name, own in _shown(scores).items()}
-    head_table(values, layers, _title(scores))
+    yield head_table(values, layers, _title(scores))
     if scores.method == "gradient":
         what = "the tokens of " if scores.per == "token" else ""
-        console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
+        yield f"Mean over {what}{scores.examples:,} examples of {scores.task}."
         return
-    console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
+    yield f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples."
     reported = scores if scores.reported is None else scores.reported
     few = too_few(reported.examples, "examples")
     if scores.method != "ablation":
-        _show_best(scores, tested=few is None)
+        yield from _best(scores, tested=few is None)
     elif few is None:
         gains = scores.sign * np.concatenate([*scores.changes().values()])
         sure = np.concatenate([*scores.p_values.values()]) < LEVEL
         worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
-        console.out(
+        yield (
             f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
         )
     if few:
         console.warn(few)
 
 
-def _show_best(scores: Scores, *, tested: bool) -> None:
-    """Print the best single head of each layer; if `tested`, with a mark for significant changes."""
+def _best(scores: Scores, *, tested: bool) -> Iterator[Any]:
+    """Yield the best single head of each layer; if `tested`, with a mark for significant changes."""
     metric, rows = _metric(scores), []
     for best in scores.tables()["best"]:
         mark = "*" if tested and best["p_value"] < LEVEL else ""
@@ -163,6 +163,6 @@ def _show_best(scores: Scores, *, tested: bool) -> None:
             }
         )
     where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
-    console.table(f"The best single head of each layer, {where}", rows)
+    yield console.table(f"The best single head of each layer, {where}", rows)
     if tested:
-        console.out(f"* differs from the whole model with p < {LEVEL}.")
+        yield f"* differs from the whole model with p < {LEVEL}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -48,7 +48,7 @@ def _share(opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePl
     """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
     console.note(*plan.reasons)
     shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), *text)
-    options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
+    options.show(lambda: share_document(shown, plan), share_blocks(shown, plan))
 
 
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
@@ -79,8 +79,8 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
     return shown.document(kind, plan.seed, groups=groups, removed=plan.removed, **more)
 
 
-def show_shared(shown: Shown, plan: SharePlan) -> None:
-    """Print layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
+def share_blocks(shown: Shown, plan: SharePlan) -> Iterator[Any]:
+    """Yield layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
     from prunecli.model.parts import ranges
 
     parameters = _parameters(shown, plan)
@@ -113,8 +113,8 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
         add(plan.sparse, "experts, as before", None, None)
     if plan.removed:
         add(plan.removed, "none", 0, 0)
-    console.table(title, rows, text_columns=2)
-    shown.show_sizes_and_place()
+    yield console.table(title, rows, text_columns=2)
+    yield from shown.end_blocks()
 
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:

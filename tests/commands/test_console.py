@@ -22,9 +22,13 @@ class _Terminal(io.StringIO):
         return True
 
 
+def table(*arguments, **options):
+    console.show([console.table(*arguments, **options)])
+
+
 def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
     title = "Experts that each layer keeps under a threshold"
-    console.table(title, [{"layer": "0", "n": "12"}])
+    table(title, [{"layer": "0", "n": "12"}])
     assert capsys.readouterr().out.split("\n")[0] == title
 
 
@@ -33,7 +37,7 @@ def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    console.table("word " * 12, [{"layer": "0", "n": "12"}])
+    table("word " * 12, [{"layer": "0", "n": "12"}])
     lines = terminal.getvalue().splitlines()
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
@@ -44,7 +48,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     console.note(line)
     console.verbatim(line)
-    console.table("", [{"checkpoint": "x" * 40}])
+    table("", [{"checkpoint": "x" * 40}])
     out, err = capsys.readouterr()
     wrapped = ["  a note of words that does", "  not fit,", "  not/even/this/path/of/one/word"]
     assert err.splitlines() == [line, *wrapped]
@@ -54,7 +58,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
-    console.table(f"of {name}", [{"checkpoint": name, name: "1"}])
+    table(f"of {name}", [{"checkpoint": name, name: "1"}])
     assert capsys.readouterr().out.count(name) == 3
 
 
@@ -258,7 +262,7 @@ def printed(
 ) -> list[str]:
     """Lines of a table at a width; none is longer."""
     monkeypatch.setenv("COLUMNS", str(width))
-    console.table("Speed", rows, **more)
+    table("Speed", rows, **more)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     return lines
@@ -292,9 +296,9 @@ def test_what_fits_is_one_table_with_whole_headings(monkeypatch, capsys):
 
 
 def test_no_rows_and_a_value_wider_than_the_terminal(monkeypatch, capsys):
-    console.table("nothing", [])
+    table("nothing", [])
     assert not capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "60")
-    console.table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
+    table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
     shown = capsys.readouterr().out
     assert (shown.count("x"), shown.count("y")) == (90, 90)

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from prunecli.architectures import FAMILIES
+from prunecli.commands import console
 from prunecli.commands.score_heads import head_table, score_heads
 from prunecli.errors import UsageError
 from prunecli.model.axes import module_of
@@ -183,7 +184,7 @@ VALUES = {"encoder.0": [1.0, 2.0, 3.0], "encoder.1": [], "encoder.2": [5.0, 4.0]
 
 
 def test_pruned_heads_have_no_value(capsys):
-    head_table(VALUES, LAYERS, "Importance")
+    console.show([head_table(VALUES, LAYERS, "Importance")])
     lines = capsys.readouterr().out.splitlines()
     title, columns, _, *rows = [line.split() for line in lines if line.strip()]
     assert title == ["Importance"]
