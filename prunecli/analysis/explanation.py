@@ -462,7 +462,7 @@ def origin_text(origin: Origin, tokens: int | None, before: str = "") -> str:
 def summary(decision: Decision) -> Sequence[str]:
     """Lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
-    chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
+    chosen += f"{sum(place.count for place in decision.places):,} {decision.part}s kept"
     by = (
         f": {decision.how}; no values"
         if decision.metric is None

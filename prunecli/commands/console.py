@@ -93,11 +93,6 @@ def say(text: str) -> None:
     print(wrapped(plain(_spelling.get()(text)), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def out(text: str) -> None:
-    """Print plain text on stdout, wrapped at the width of a terminal."""
-    _print(wrapped(plain(text), sys.stdout))
-
-
 def verbatim(text: str) -> None:
     """Print plain text on stdout whose lines stay whole: commands and files, to be copied."""
     _print(printable(text))
@@ -152,10 +147,10 @@ def table(
 
 
 def show(blocks: Iterable[Shown | str]) -> None:
-    """Print tables and lines on stdout."""
+    """Print tables and lines on stdout; lines are wrapped at the width of a terminal."""
     for block in blocks:
         if isinstance(block, str):
-            out(block)
+            _print(wrapped(plain(block), sys.stdout))
         elif block.rows:
             _show_table(block)
 

@@ -14,7 +14,7 @@ import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
-from prunecli.errors import MemoryShortError, PruneError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
@@ -146,14 +146,20 @@ class RewritingOptions(WritingOptions):
             )
         decision = rewrite.decision
         if decision is not None and decision.part != "token":
-            count = sum(place.kept.size for place in decision.places)
-            removed = 1 - sum(int(place.kept.sum()) for place in decision.places) / count
+            count = sum(place.count for place in decision.places)
+            removed = 1 - sum(place.num_kept for place in decision.places) / count
             if removed > 0.5:
                 console.warn(
                     f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli "
                     "evaluate; if its scores fell too far, remove less or run prunecli finetune."
                 )
-        check = self._quality_check(source, rewrite, scored, running)
+        quality = compare = None
+        wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
+        if wanted and not (self.dry_run or self.config_only):
+            from prunecli.evaluation.quality_check import quality_check
+
+            steps, progress = rewrite.structure.history, console.progress()
+            compare = quality_check(source, self.check_text, scored, steps, running, progress, console.note)
         result = prunecli.apply(
             source,
             rewrite,
@@ -166,51 +172,12 @@ class RewritingOptions(WritingOptions):
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
             console.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
-        quality = self._compared(check, result)
-        return Shown(result, not self.config_only, self.explain, quality)
-
-    def _quality_check(
-        self,
-        source: Checkpoint,
-        rewrite: prunecli.Rewrite,
-        scored: TextChoice | None,
-        running: RunOptions | None,
-    ) -> Callable[[Path], QualityChange] | None:
-        """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
-        wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
-        if self.dry_run or self.config_only or not wanted:
-            return None
-        from prunecli.evaluation.quality_check import quality_check
-
-        steps = rewrite.structure.history
-        try:
-            return quality_check(source, self.check_text, scored, steps, running, console.progress())
-        except PruneError as error:
-            if self.check_text is not None and not isinstance(error, MemoryShortError):
-                raise
-            self._unmeasured(error)
-            return None
-
-    def _compared(
-        self, check: Callable[[Path], QualityChange] | None, result: prunecli.Applied
-    ) -> QualityChange | None:
-        """Print the loss before and after; a ruined result is reported with --quiet too."""
-        if check is None or result.output is None:
-            return None
-        try:
-            change = check(result.output)
-        except PruneError as error:  # the result is there, and right
-            self._unmeasured(error)
-            return None
-        if change.ruined:
+        if compare is not None and (quality := compare(self.output)) is not None and quality.ruined:
             console.warn(
                 "Warning: the result is ruined. Remove less, choose by another score, or train it: prunecli finetune "
-                f"{result.output} --teacher {result.source.path}"
+                f"{self.output} --teacher {source.path}"
             )
-        return change
-
-    def _unmeasured(self, error: PruneError) -> None:
-        console.note(f"The quality of the result is not measured: {error.message}")
+        return Shown(result, not self.config_only, self.explain, quality)
 
 
 class WordsOptions(TextChoice):
