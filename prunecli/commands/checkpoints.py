@@ -31,7 +31,7 @@ DEMO = text_option(
     recorded=False,
 )
 """Field `demo_model` of commands for both kinds of model."""
-TASK = option(None, "Task. Default: that of the model.", recorded=False)
+TASK = option(None, "Task. Default: that of the model.")
 """Field `task`."""
 
 
@@ -41,12 +41,10 @@ class ModelsOptions(OutputOptions, TextChoice):
     checkpoints: tuple[CheckpointPath, ...] = argument(
         (), "Directories or hub models (org/name), baseline first.", "CHECKPOINT", role="checkpoint"
     )
-    split: str = text_option("test", "Split of --data.", recorded=False)
+    split: str = text_option("test", "Split of --data.")
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
-    everything: bool = text_option(
-        False, "Without checkpoints: read all of the demo's text.", flag="--all", recorded=False
-    )
+    everything: bool = text_option(False, "Without checkpoints: read all of the demo's text.", flag="--all")
 
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""

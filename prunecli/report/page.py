@@ -246,13 +246,13 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             if key in seen or decision.metric is None:
                 continue
             if not seen:
-                yield Text(
+                yield (
                     "A stroke marks what was removed. If the gap over the spread is near 0, another text might lead to "
                     "another choice."
                 )
             seen.add(key)
             yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step]['command']}")
-            yield Text(" ".join(summary(decision)))
+            yield " ".join(summary(decision))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield [_decision_map(decision)]
             yield cuts(decision)
@@ -290,7 +290,7 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
             continue  # of other units than heads
         yield Heading(name)
         if result.about:
-            yield Text(result.about)
+            yield result.about
         yield from rows
         yield from getattr(result, "shown", ())
 
@@ -299,7 +299,7 @@ def experts_section(data: ReportData) -> Iterator[Block]:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
     reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
     if kept := [entry for entry in reduced if entry.inventory.layers]:
-        yield Text(
+        yield (
             "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
     for entry in kept:
@@ -318,7 +318,7 @@ def heads_section(data: ReportData) -> Iterator[Block]:
     reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("head")]
     if kept := [entry for entry in reduced if entry.inventory.attentions]:
         yield Heading("Heads that are left")
-        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
+        yield "Layers by heads of the original model; kept heads stand out, removed ones are faint."
     for entry in kept:
         drawn = []
         for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):

@@ -42,7 +42,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or bullet points if `items` are given; with the style "steps" numbered command lines."""
+    """A paragraph with a style, or bullet points if `items` are given; with "steps" numbered command lines."""
 
     text: str = ""
     style: str = ""
@@ -57,8 +57,8 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | list[Picture] | Tree
-"""A block of a page; pictures of a list are beside one another, as far as the page is wide enough."""
+Block = Heading | Text | Shown | list[Picture] | Tree | str
+"""A block of a page: a text is a paragraph; pictures of a list are beside one another, if the page is wide enough."""
 
 
 def save_pictures(rows: Sequence[list[Picture]], path: Path, title: str) -> None:

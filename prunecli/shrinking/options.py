@@ -85,7 +85,6 @@ class ShrinkOptions(RunOptions):
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
         role="output",
-        recorded=False,
     )
     minutes: Minutes | None = selection_option(
         None,
