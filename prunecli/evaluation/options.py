@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import DEVICE, BatchOptions, RunOptions
+from prunecli.evaluation.on_text import DEVICE, BatchOptions, DecodingOptions, RunOptions
 from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
@@ -27,7 +27,6 @@ from prunecli.options import (
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
 RATED = {
@@ -124,8 +123,6 @@ class EvaluationOptions(RunOptions):
     @property
     def decoding(self) -> DecodingOptions:
         """How translations are searched for."""
-        from prunecli.evaluation.decoding import DecodingOptions  # imports torch
-
         return DecodingOptions(self.beam, self.batch_tokens, self.max_new_tokens)
 
     @property
