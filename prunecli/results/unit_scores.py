@@ -13,6 +13,7 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats, Origin
+from prunecli.model.parts import AttentionLayer
 from prunecli.results.document import (
     Count,
     Document,
@@ -21,12 +22,13 @@ from prunecli.results.document import (
     Number,
     Record,
     Row,
+    Shown,
     Tables,
     Total,
     first_fault,
     merged_text,
 )
-from prunecli.results.evaluation import LOWER_IS_BETTER
+from prunecli.results.evaluation import LOWER_IS_BETTER, SCORES, too_few
 from prunecli.selection.select import HOLDERS
 from prunecli.tensors.quantities import counted
 
@@ -80,6 +82,14 @@ ABOUT = {
     "all-but-one": "The score with this head alone in its layer",
 }
 """Method of scoring heads -> in words."""
+TITLES = {
+    "gradient": "Importance (I_h of eq. 2{per}, not normalised)",
+    "ablation": "Change of {metric} without the head",
+    "all-but-one": "Change of {metric} with the head alone in its layer",
+}
+"""Method of scoring heads -> title of their table."""
+LEVEL = 0.01
+"""A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
 FIELDS_OF_FIRST = {
@@ -344,6 +354,69 @@ class Scores(Document):
         where = {number: place for place, number in enumerate(self.ids[axis.name])}
         return [where[number] for number in axis.ids]
 
+    @property
+    def shown_values(self) -> dict[str, Array]:
+        """Axis -> the shown value of every head: I_h, or the difference of the score from the whole model's."""
+        return self.means() if self.method == "gradient" else self.changes()
+
+    @property
+    def metric_title(self) -> str:
+        """Name of the metric as tables show it."""
+        known = SCORES["translation"].get(str(self.metric))
+        return str(self.metric) if known is None else known.title
+
+    @property
+    def title(self) -> str:
+        """Title of the table of heads."""
+        per = ", per token" if self.per == "token" else ""
+        return TITLES[self.method].format(per=per, metric=self.metric_title)
+
+    @property
+    def few(self) -> str | None:
+        """The message that replaces tests on too few examples. None if there are enough, or if nothing is tested."""
+        return None if self.method == "gradient" else too_few((self.reported or self).examples, "examples")
+
+    def head_blocks(self, layers: Sequence[AttentionLayer]) -> Iterator[Shown | str]:
+        """Yield the table of heads, and what it says in words.
+
+        Args:
+            layers: the attentions of the model, in the order of the rows.
+        """
+        values = {module_of(name): own.tolist() for name, own in self.shown_values.items()}
+        yield head_table(values, layers, self.title)
+        if self.method == "gradient":
+            what = "the tokens of " if self.per == "token" else ""
+            yield f"Mean over {what}{self.examples:,} examples of {self.task}."
+            return
+        yield f"{self.metric_title} of the whole model: {self.base:.4g}, on {self.examples:,} examples."
+        if self.method != "ablation":
+            yield from self._best_blocks()
+        elif self.few is None:
+            gains = self.sign * np.concatenate([*self.changes().values()])
+            sure = np.concatenate([*self.p_values.values()]) < LEVEL
+            worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
+            yield (
+                f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
+            )
+
+    def _best_blocks(self) -> Iterator[Shown | str]:
+        """Yield the best single head of each layer; if changes are tested, with a mark for significant ones."""
+        rows = []
+        for best in self._best_rows():
+            mark = "*" if self.few is None and best["p_value"] < LEVEL else ""
+            rows.append(
+                {
+                    "attention": best["attention"],
+                    "head": str(best["head"]),
+                    self.metric_title: f"{best['only']:.4g}",
+                    "change": f"{best['change']:+.4g}{mark}",
+                }
+            )
+        where = "chosen on other text" if self.reported is not None else "chosen on the same text"
+        yield Shown(f"The best single head of each layer, {where}", rows)
+        if self.few is None:
+            yield f"* differs from the whole model with p < {LEVEL}."
+
     def _tables(self) -> Tables:
         """A row for each unit, of ablation and all-but-one for each metric; `best`: the best head of each layer."""
         if self.method in EFFECTS:
@@ -386,6 +459,26 @@ class Scores(Document):
                 row["change"] = other.only[name] - other.base
             found.append(row)
         return found
+
+
+def head_table(values: Mapping[str, Sequence[float]], layers: Sequence[AttentionLayer], title: str) -> Shown:
+    """Return a row for each attention, a column for each head of the original model; pruned heads have no value.
+
+    Args:
+        values: attention's name -> a value for each head that it holds.
+        layers: the attentions, in the order of the rows; those without values are left out.
+        title: above the table.
+    """
+    rows = []
+    for layer in layers:
+        if layer.name in values:
+            by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+            cells = {
+                str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
+                for head in range(layer.original_heads)
+            }
+            rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
+    return Shown(title, rows, keys=2)
 
 
 def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:

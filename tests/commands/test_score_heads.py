@@ -8,10 +8,11 @@ from transformers import AutoTokenizer
 
 from prunecli.architectures import FAMILIES
 from prunecli.commands import console
-from prunecli.commands.score_heads import head_table, score_heads
+from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UsageError
 from prunecli.model.axes import module_of
 from prunecli.model.parts import AttentionKind, AttentionLayer
+from prunecli.results.unit_scores import head_table
 from tests.commands.calls import call, done, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
