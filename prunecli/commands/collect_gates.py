@@ -1,11 +1,8 @@
 """`prunecli collect-gates`: what the experts of a model do, per language pair or per text."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import prunecli
 from prunecli import processes
@@ -26,11 +23,6 @@ from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.scoring import CollectOptions
 from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
-
-if TYPE_CHECKING:
-    from prunecli.results.gates import GateStatistics
-
-ROWS_SHOWN = 12
 
 
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
@@ -100,7 +92,7 @@ def collect_gates(options: CollectGates) -> None:
     def document() -> dict[str, Any]:
         return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
-    options.show(document, _blocks(statistics))
+    options.show(document, statistics.blocks)
 
 
 def _check(options: CollectGates, *, is_text: bool) -> None:
@@ -119,33 +111,3 @@ def _check(options: CollectGates, *, is_text: bool) -> None:
                 f"`{name}` goes with models that translate, `text` with language models", "Give one."
             )
         raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
-
-
-def _blocks(statistics: GateStatistics) -> Iterator[Any]:
-    """Per entry: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
-    import numpy as np
-
-    from prunecli.results.gates import side_of
-
-    is_text = statistics.mode == "text"
-    sides = np.array([side_of(layer) for layer in statistics.layers])
-    rows: list[dict[str, str | None]] = []
-    for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
-        busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
-        first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
-        tokens = {"text": name, "tokens": first}
-        if not is_text:
-            tokens = {"pair": name, "encoder tokens": first, "decoder tokens": last}
-        shares = {
-            f"busy experts, {side}": f"{busy[sides == side].mean():.1f}" if side in sides else None
-            for side in ("encoder", "decoder")
-        }
-        idle = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}" if is_text else None
-        rows.append({**tokens, **shares, "experts without a token": idle})
-    yield console.table("Gate statistics", rows)
-    hidden = len(statistics.entries) - len(rows)
-    more = f"{hidden} more {'text' if is_text else 'pair'}s in the file. " if hidden else ""
-    yield (
-        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
-    )
