@@ -1,10 +1,8 @@
 """`prunecli compare-models`, `compare-heads` and `compare-languages`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import prunecli
 from prunecli.commands import console
@@ -22,9 +20,6 @@ from prunecli.methods.options import LanguageOptions
 from prunecli.options import CheckpointPath, advanced_option, argument, option, text_option
 from prunecli.progress import unsaid
 from prunecli.text.choice import TextChoice
-
-if TYPE_CHECKING:
-    from prunecli.results.languages import Languages, Texts
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -214,8 +209,6 @@ def compare_languages(options: CompareLanguages) -> None:
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
-    result: Languages | Texts
-    leave_out: tuple[str, ...] = ()
     if is_text:
         for name in ("strategy", "balance", "langs", "layer_metric", "groups"):
             if name in options.changed and getattr(options, name) != "per-layer":
@@ -223,71 +216,10 @@ def compare_languages(options: CompareLanguages) -> None:
                     f"`{name}` is for translation; these statistics are of texts.",
                     "`texts` chooses among the texts.",
                 )
-        result = compare_by_text(statistics, options, names)
-        blocks = _texts(result)
-    else:
-        if options.texts:
-            raise UsageError(
-                "`texts` names texts of language models; these statistics are by pairs of languages.",
-                "Name languages with `langs`.",
-            )
-        result = compare_by_language(statistics, options, names)
-        blocks = _languages(result)
-        if len(result.pairs) > TABLE_PAIRS:
-            leave_out = ("similarity",)
-    options.finish(result, blocks, leave_out=leave_out)
-
-
-TABLE_PAIRS = 12
-"""With more pairs than this, their similarities are summed up in the terminal, not listed."""
-
-
-def _languages(languages: Languages) -> Iterator[Any]:
-    """Yield similarities, trees, and experts of each layer."""
-    similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
-    first = int(similarity is not None)
-    yield from languages.shown[:first]
-    if similarity is not None and len(pairs) <= TABLE_PAIRS:
-        # Table 4: the encoder below the diagonal, the decoder above.
-        sides = similarity.encoder or [], similarity.decoder or []
-        rows = [
-            {
-                "pair": f"{row + 1} {pair}",
-                **{
-                    str(column + 1): None
-                    if row == column
-                    else f"{100 * sides[column > row][row][column]:.0f}"
-                    for column in range(len(pairs))
-                },
-            }
-            for row, pair in enumerate(pairs)
-        ]
-        title = "Jaccard similarity in %, encoder below the diagonal and decoder above"
-        yield console.table(title, rows)
-    elif similarity is not None:
-        yield f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n"
-    for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
-        if tree is not None:
-            yield f"Clusters of languages, {side} ({clusters.linkage} linkage)"
-            yield "\n".join(tree.lines) + "\n"
-    yield from languages.shown[first:]
-
-
-def _texts(texts: Texts) -> Iterator[Any]:
-    """Yield Jaccard similarities, the tree, and experts by layer."""
-    removed = f"{texts.ratio:.0%} of the experts removed by {texts.metric}"
-    rows = [
-        {
-            "text": text,
-            **{
-                other: None if other == text else f"{100 * value:.0f}"
-                for other, value in zip(texts.texts, row, strict=True)
-            },
-        }
-        for text, row in zip(texts.texts, texts.similarity, strict=True)
-    ]
-    yield console.table(f"Jaccard similarity of the selected experts in % ({removed})", rows)
-    if texts.clustering is not None:
-        yield f"Clusters of texts ({texts.linkage} linkage)"
-        yield "\n".join(texts.clustering.lines) + "\n"
-    yield from texts.shown
+    elif options.texts:
+        raise UsageError(
+            "`texts` names texts of language models; these statistics are by pairs of languages.",
+            "Name languages with `langs`.",
+        )
+    result = (compare_by_text if is_text else compare_by_language)(statistics, options, names)
+    options.finish(result, result.blocks, leave_out=result.summed_up)

@@ -5,6 +5,7 @@ languages.json also has the experts that each layer keeps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations, zip_longest
 
 from pydantic import Field, model_validator
@@ -24,6 +25,8 @@ from prunecli.results.document import (
 from prunecli.tensors.quantities import counted
 
 SIDES = ("encoder", "decoder")
+TABLE_PAIRS = 12
+"""With more pairs than this, their similarities are summed up, not listed."""
 
 
 class Tree(Record):
@@ -59,10 +62,10 @@ class Tree(Record):
             raise ValueError("a negative distance")
         return self
 
-    @property
-    def lines(self) -> list[str]:
-        """The tree as lines of text; see `text_tree`."""
-        return text_tree(self.clusters)
+    def blocks(self, title: str) -> Iterator[str]:
+        """Yield a title and the tree as text; see `text_tree`."""
+        yield title
+        yield "\n".join(text_tree(self.clusters)) + "\n"
 
     def rows(self) -> list[Row]:
         """Each two clusters that join, by the leaves in them."""
@@ -221,6 +224,40 @@ class Languages(Document):
             tables.append(Shown.of(title, rows["experts_by_group"], group, 2))
         return [table for table in tables if table.rows]
 
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """Names of the tables that are too long to be listed."""
+        return ("similarity",) if len(self.pairs) > TABLE_PAIRS else ()
+
+    @property
+    def blocks(self) -> Iterator[Shown | str]:
+        """Similarities, trees, and experts of each layer."""
+        similarity, pairs, clusters = self.similarity, self.pairs, self.clustering
+        first = int(similarity is not None)
+        yield from self.shown[:first]
+        if similarity is not None and self.summed_up:
+            yield f"{len(pairs)} pairs; `langs=A,B,C` lists those between a few languages.\n"
+        elif similarity is not None:
+            # Table 4: the encoder below the diagonal, the decoder above.
+            sides = similarity.encoder or [], similarity.decoder or []
+            rows = [
+                {
+                    "pair": f"{row + 1} {pair}",
+                    **{
+                        str(column + 1): None
+                        if row == column
+                        else f"{100 * sides[column > row][row][column]:.0f}"
+                        for column in range(len(pairs))
+                    },
+                }
+                for row, pair in enumerate(pairs)
+            ]
+            yield Shown("Jaccard similarity in %, encoder below the diagonal and decoder above", rows)
+        for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
+            if tree is not None:
+                yield from tree.blocks(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
+        yield from self.shown[first:]
+
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
         found = self.similarity or Similarities(relations={})
@@ -328,6 +365,30 @@ class Texts(Document):
             for row in self.layers
         ]
         return [Shown("Experts of each layer that texts select", rows)]
+
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """See `Languages`."""
+        return ()
+
+    @property
+    def blocks(self) -> Iterator[Shown | str]:
+        """Jaccard similarities, the tree, and experts by layer."""
+        removed = f"{self.ratio:.0%} of the experts removed by {self.metric}"
+        rows = [
+            {
+                "text": text,
+                **{
+                    other: None if other == text else f"{100 * value:.0f}"
+                    for other, value in zip(self.texts, row, strict=True)
+                },
+            }
+            for text, row in zip(self.texts, self.similarity, strict=True)
+        ]
+        yield Shown(f"Jaccard similarity of the selected experts in % ({removed})", rows)
+        if self.clustering is not None:
+            yield from self.clustering.blocks(f"Clusters of texts ({self.linkage} linkage)")
+        yield from self.shown
 
     def _tables(self) -> Tables:
         """`similarity` (each two texts once), `clusters` (as they join), `layers`."""

@@ -44,7 +44,7 @@ def test_tree_of_four_points_on_a_line():
     # a and b join at 1, with c at mean(4, 3) = 3.5, with far at mean(10, 9, 6) = 8.333.
     found = cluster(LINE, "average")
     assert found is not None
-    assert found.lines == [
+    assert list(found.blocks(""))[1].splitlines() == [
         "8.333",
         "├─ 3.500",
         "│  ├─ 1.000",
