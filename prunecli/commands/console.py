@@ -150,7 +150,7 @@ def show(blocks: Iterable[Shown | str]) -> None:
     """Print tables and lines on stdout; lines are wrapped at the width of a terminal."""
     for block in blocks:
         if isinstance(block, str):
-            _print(wrapped(plain(_spelling.get()(block)), sys.stdout))
+            _print(wrapped(plain(block), sys.stdout))
         elif block.rows:
             _show_table(block)
 

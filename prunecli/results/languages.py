@@ -236,7 +236,7 @@ class Languages(Document):
         first = int(similarity is not None)
         yield from self.shown[:first]
         if similarity is not None and self.summed_up:
-            yield f"{len(pairs)} pairs; `langs=A,B,C` lists those between a few languages.\n"
+            yield f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n"
         elif similarity is not None:
             # Table 4: the encoder below the diagonal, the decoder above.
             sides = similarity.encoder or [], similarity.decoder or []
