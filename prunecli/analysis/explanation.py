@@ -459,8 +459,8 @@ def origin_text(origin: Origin, tokens: int | None, before: str = "") -> str:
     return f"{before}{said}" if said else ""
 
 
-def summary(decision: Decision) -> Sequence[str]:
-    """Lines: how many units stay, by which metric and budget, measured on which text."""
+def summary(decision: Decision) -> Iterator[str]:
+    """Yield lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
     chosen += f"{sum(place.count for place in decision.places):,} {decision.part}s kept"
     by = (
@@ -468,15 +468,60 @@ def summary(decision: Decision) -> Sequence[str]:
         if decision.metric is None
         else f" by {decision.metric}; {decision.how}"
     )
-    lines = [f"{chosen}{by}."]
+    yield f"{chosen}{by}."
     if decision.least:
-        lines.append(f"But {decision.least}.")
+        yield f"But {decision.least}."
     if decision.thresholds:
         named = ", ".join(f"{side} {theta:.4f}" for side, theta in decision.thresholds.items())
-        lines.append(f"Threshold theta: {named}.")
+        yield f"Threshold theta: {named}."
     tokens = [place.tokens for place in decision.places if place.tokens is not None]
     found = origin_text(decision.origin, max(tokens, default=None))
     if found or decision.metric is not None:
         most = "at most " if len(set(tokens)) > 1 else ""
-        lines.append(f"Measured on {most}{found}." if found else "Of the weights alone.")
-    return lines
+        yield f"Measured on {most}{found}." if found else "Of the weights alone."
+
+
+EITHER_SIDE = 4
+"""Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
+
+
+def cut_blocks(decision: Decision) -> Iterator[Shown | str]:
+    """Yield the metric and the text, and a row for each axis."""
+    yield from summary(decision)
+    if decision.metric is not None:
+        yield cuts(decision)
+
+
+def decision_blocks(decision: Decision | None) -> Iterator[Shown | str]:
+    """Yield the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
+    if decision is None:
+        yield "Nothing was chosen by a value, or among parts: the options say it all."
+        return
+    yield from cut_blocks(decision)
+    if decision.metric is None:
+        return
+    rows, is_cut = [], False
+    for place in decision.places:
+        ranks, margins = place.ranks, place.margins
+        if place.values is None or ranks is None:
+            continue
+        chosen = [*range(place.count)]
+        if len(chosen) > 2 * EITHER_SIDE:
+            kept, dropped = nearest(place, EITHER_SIDE)
+            chosen, is_cut = [*kept, *dropped], True
+        for at in sorted(chosen, key=ranks.__getitem__):
+            name = str(place.ids[at])
+            if place.labels is not None:
+                name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
+            rows.append(
+                {
+                    "place": place_name(decision, place),
+                    decision.part: name,
+                    "value": number_text(float(place.values[at])),
+                    "rank": f"{ranks[at]:,}",
+                    "margin": None if margins is None else number_text(float(margins[at])),
+                    "": "kept" if place.kept[at] else "removed",
+                }
+            )
+    title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
+    yield Shown(title, rows)

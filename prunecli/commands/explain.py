@@ -1,18 +1,13 @@
 """`prunecli explain`: why an expert, head, hidden unit, layer or token of a result was kept or dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import AS_JSON, command
 from prunecli.options import Options, argument
-
-if TYPE_CHECKING:
-    from prunecli.model.decision import Decision
 
 
 class Explain(Options):
@@ -36,7 +31,7 @@ def explain(options: Explain) -> None:
     Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
     not be there.
     """
-    from prunecli.analysis.explanation import Explained, parse_question
+    from prunecli.analysis.explanation import Explained, cut_blocks, parse_question
 
     question = parse_question(options.what) if options.what else None
     explained = Explained.open(options.directory)
@@ -66,54 +61,3 @@ def explain(options: Explain) -> None:
         format=Explanation.FORMAT, prunecli=prunecli.__version__, question=asked, answers=answers
     )
     console.print_json(made.to_json())
-
-
-EITHER_SIDE = 4
-"""Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
-
-
-def cut_blocks(decision: Decision) -> Iterator[Any]:
-    """Yield the metric and the text, and a row for each axis."""
-    from prunecli.analysis.explanation import cuts, summary
-
-    yield from summary(decision)
-    if decision.metric is not None:
-        yield cuts(decision)
-
-
-def decision_blocks(decision: Decision | None) -> Iterator[Any]:
-    """Yield the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
-    if decision is None:
-        yield "Nothing was chosen by a value, or among parts: the options say it all."
-        return
-    yield from cut_blocks(decision)
-    if decision.metric is None:
-        return
-    from prunecli.analysis.explanation import nearest, place_name
-    from prunecli.results.document import number_text
-
-    rows, is_cut = [], False
-    for place in decision.places:
-        ranks, margins = place.ranks, place.margins
-        if place.values is None or ranks is None:
-            continue
-        chosen = [*range(place.count)]
-        if len(chosen) > 2 * EITHER_SIDE:
-            kept, dropped = nearest(place, EITHER_SIDE)
-            chosen, is_cut = [*kept, *dropped], True
-        for at in sorted(chosen, key=ranks.__getitem__):
-            name = str(place.ids[at])
-            if place.labels is not None:
-                name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
-            rows.append(
-                {
-                    "place": place_name(decision, place),
-                    decision.part: name,
-                    "value": number_text(float(place.values[at])),
-                    "rank": f"{ranks[at]:,}",
-                    "margin": None if margins is None else number_text(float(margins[at])),
-                    "": "kept" if place.kept[at] else "removed",
-                }
-            )
-    title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
-    yield console.table(title, rows)

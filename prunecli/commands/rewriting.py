@@ -335,7 +335,7 @@ class Shown:
         """Yield whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:
-            from prunecli.commands.explain import decision_blocks
+            from prunecli.analysis.explanation import decision_blocks
 
             yield from decision_blocks(self.result.rewrite.decision)
         if self.quality is not None:

@@ -126,21 +126,19 @@ class EvaluationOptions(RunOptions):
         return DecodingOptions(self.beam, self.batch_tokens, self.max_new_tokens)
 
     @property
-    def limits(self) -> list[tuple[str, str, float]]:
-        """Each limit: "least" or "most", the score in lower case, as in evaluation.json, and the value.
+    def limits(self) -> Iterator[tuple[str, str, float]]:
+        """Yield each limit: "least" or "most", the score in lower case, as in evaluation.json, and the value.
 
         Raises:
             UsageError: a limit without a number.
         """
-        found = []
         for name in ("least", "most"):
             for text in getattr(self, name):
                 score, _, value = text.rpartition("=")
                 try:
-                    found.append((name, score.strip().lower(), float(value)))
+                    yield name, score.strip().lower(), float(value)
                 except ValueError as error:
                     raise UsageError(f"`{name}={text}`: no number", f"Write `{name}=chrF++=50`.") from error
-        return found
 
     def check_limits(self, task: str, checkpoints: int) -> None:
         """Refuse limits that say nothing about `task` or about so many checkpoints.

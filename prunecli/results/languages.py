@@ -78,15 +78,16 @@ class Tree(Record):
         return rows
 
 
-def text_tree(root: Json | str) -> list[str]:
-    """Nested clusters as lines of text; a number is the distance at which the branches below it join."""
+def text_tree(root: Json | str) -> Iterator[str]:
+    """Yield nested clusters as lines of text; a number is the distance at which the branches below it join."""
     if isinstance(root, str):
-        return [root]
-    lines = [f"{root['distance']:.3f}"]
+        yield root
+        return
+    yield f"{root['distance']:.3f}"
     for member, (branch, below) in zip(root["members"], (("├─ ", "│  "), ("└─ ", "   ")), strict=True):
         first, *rest = text_tree(member)
-        lines += [branch + first, *(below + line for line in rest)]
-    return lines
+        yield branch + first
+        yield from (below + line for line in rest)
 
 
 class Relation(Record):
@@ -183,8 +184,8 @@ class Languages(Document):
         )
 
     @property
-    def shown(self) -> list[Shown]:
-        """Similarities by what pairs have in common, and the experts that each layer keeps."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield similarities by what pairs have in common, and the experts that each layer keeps."""
         rows = self._tables()
         relation = {
             "experts of the": "{side}",
@@ -195,7 +196,7 @@ class Languages(Document):
         }
         removed = f"{self.ratio:.0%} of the experts removed by {self.metric}, {self.strategy}"
         title = f"Jaccard similarity of the selected experts ({removed})"
-        tables = [Shown.of(title, rows["relations"], relation, 2)]
+        yield Shown.of(title, rows["relations"], relation, 2)
         if (kept := self.experts_per_layer) is not None:
             layers = rows["experts_per_layer"]
             sides = [
@@ -212,7 +213,7 @@ class Languages(Document):
             }
             by = f"({self.ratio:.0%} of the experts removed by {kept.metric}), mean over {len(self.pairs)} pairs"
             title = f"Experts per layer under the global threshold {by}"
-            tables.append(Shown.of(title, [*layers, *sides], layer))
+            yield Shown.of(title, [*layers, *sides], layer)
             group = {
                 "from": "{source}",
                 "to": "{target}",
@@ -221,8 +222,7 @@ class Languages(Document):
                 "decoder": "{decoder:.1f}",
             }
             title = "The same by group of languages: experts of a side"
-            tables.append(Shown.of(title, rows["experts_by_group"], group, 2))
-        return [table for table in tables if table.rows]
+            yield Shown.of(title, rows["experts_by_group"], group, 2)
 
     @property
     def summed_up(self) -> tuple[str, ...]:
@@ -233,8 +233,8 @@ class Languages(Document):
     def blocks(self) -> Iterator[Shown | str]:
         """Similarities, trees, and experts of each layer."""
         similarity, pairs, clusters = self.similarity, self.pairs, self.clustering
-        first = int(similarity is not None)
-        yield from self.shown[:first]
+        first, *others = self.shown
+        yield first
         if similarity is not None and self.summed_up:
             yield f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n"
         elif similarity is not None:
@@ -256,7 +256,7 @@ class Languages(Document):
         for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
             if tree is not None:
                 yield from tree.blocks(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
-        yield from self.shown[first:]
+        yield from others
 
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
@@ -352,8 +352,8 @@ class Texts(Document):
         )
 
     @property
-    def shown(self) -> list[Shown]:
-        """The experts of each layer that texts select."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield the experts of each layer that texts select."""
         rows = [
             {
                 "layer": row.layer,
@@ -364,7 +364,7 @@ class Texts(Document):
             }
             for row in self.layers
         ]
-        return [Shown("Experts of each layer that texts select", rows)]
+        yield Shown("Experts of each layer that texts select", rows)
 
     @property
     def summed_up(self) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def test_experts_of_one_layer():
             "gap / spread": "0.000",
         }
     ]
-    assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
+    assert next(summary(decision)) == "3 of 5 experts kept by importance; per-layer."
 
 
 def test_a_head_that_its_layer_needs_says_so():
