@@ -235,7 +235,7 @@ class OutputOptions(Options):
             from prunecli.report import pictures as draw
             from prunecli.report.render import save_pictures
 
-            rows = draw.pictures_of(result) if pictures is None else pictures(draw)
+            rows = [*(draw.pictures_of(result) if pictures is None else pictures(draw))]
             if not any(rows):
                 raise PruneError("There is nothing to draw.")
             save_pictures(rows, self.plot, title)

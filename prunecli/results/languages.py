@@ -67,15 +67,13 @@ class Tree(Record):
         yield title
         yield "\n".join(text_tree(self.clusters)) + "\n"
 
-    def rows(self) -> list[Row]:
-        """Each two clusters that join, by the leaves in them."""
+    def rows(self) -> Iterator[Row]:
+        """Yield each two clusters that join, by the leaves in them."""
         members = [[leaf] for leaf in self.leaves]
-        rows = []
         for first, second, distance, _ in self.matrix:
             one, other = members[int(first)], members[int(second)]
-            rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})
+            yield {"first": " ".join(one), "second": " ".join(other), "distance": distance}
             members.append([*one, *other])
-        return rows
 
 
 def text_tree(root: Json | str) -> Iterator[str]:
@@ -397,7 +395,7 @@ class Texts(Document):
                 {"first": first, "second": second, "jaccard": self.similarity[one][other]}
                 for (one, first), (other, second) in combinations(enumerate(self.texts), 2)
             ],
-            "clusters": [] if self.clustering is None else self.clustering.rows(),
+            "clusters": [] if self.clustering is None else [*self.clustering.rows()],
             "layers": [
                 {
                     "layer": layer.layer,
