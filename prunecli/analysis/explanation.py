@@ -18,7 +18,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
-from prunecli.results.document import Shown, number_text
+from prunecli.results.document import Blocks, Shown, number_text
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -485,14 +485,14 @@ EITHER_SIDE = 4
 """Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
 
 
-def cut_blocks(decision: Decision) -> Iterator[Shown | str]:
+def cut_blocks(decision: Decision) -> Blocks:
     """Yield the metric and the text, and a row for each axis."""
     yield from summary(decision)
     if decision.metric is not None:
         yield cuts(decision)
 
 
-def decision_blocks(decision: Decision | None) -> Iterator[Shown | str]:
+def decision_blocks(decision: Decision | None) -> Blocks:
     """Yield the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
     if decision is None:
         yield "Nothing was chosen by a value, or among parts: the options say it all."

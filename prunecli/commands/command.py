@@ -36,16 +36,18 @@ TOGETHER = {"compare": "compare", "prune": "prune", "share": "share", "trim": "p
 """First word of commands that are in one file -> that file: `prune-heads` is in `commands/prune.py`."""
 
 Given = TypeVar("Given", bound=Options)
+Function = Callable[..., None]
+"""A command, which takes its options one by one."""
 
 
-def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Function]:
     """Return a decorator that makes a command of a function of these options.
 
     The command takes the options one by one, as text or as Python values. Errors and notes show fields as the command
     line spells them.
     """
 
-    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
+    def decorate(function: Callable[[Given], None]) -> Function:
         @wraps(function)
         def run(**given: Any) -> None:
             own = options.list_options()
@@ -115,22 +117,22 @@ def refuse_absent(options: Options) -> None:
                 raise DataError(f"{path}: no such {kind}", f"Name a {kind} that exists with `{name}`.")
 
 
-def functions() -> Iterator[tuple[str, Callable[..., None]]]:
+def functions() -> Iterator[tuple[str, Function]]:
     """Name and function of each command."""
     for names in COMMANDS.values():
         for name in names:
             yield name, function_of(name)
 
 
-def function_of(name: str) -> Callable[..., None]:
+def function_of(name: str) -> Function:
     """Return the function of a command."""
     function = name.replace("-", "_")
     module = import_module(f"prunecli.commands.{TOGETHER.get(name.partition('-')[0], function)}")
-    found: Callable[..., None] = getattr(module, function)
+    found: Function = getattr(module, function)
     return found
 
 
-def options_of(function: Callable[..., None]) -> type[Options]:
+def options_of(function: Function) -> type[Options]:
     """Return the class of the options of a command's function."""
     found: type[Options] = vars(function)["options"]
     return found

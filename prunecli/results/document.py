@@ -7,7 +7,7 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -131,6 +131,10 @@ class Shown:
         """Number of the shown columns that hold text."""
         names = [*dict.fromkeys(chain(*self.rows))]
         return sum(name in self.columns for name in names[: self.text_columns])
+
+
+Blocks = Iterator[Shown | str]
+"""The tables and lines that the terminal shows."""
 
 
 class _Cells(Formatter):

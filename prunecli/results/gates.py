@@ -10,7 +10,7 @@ sums over one token; several are averaged (`combine`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,7 +23,17 @@ from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.decision import Floats
-from prunecli.results.document import Cells, Count, Document, Record, Shown, Tables, array_of, merged_text
+from prunecli.results.document import (
+    Blocks,
+    Cells,
+    Count,
+    Document,
+    Record,
+    Shown,
+    Tables,
+    array_of,
+    merged_text,
+)
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
@@ -231,7 +241,7 @@ class GateStatistics(Document):
         return f"{counted(len(self.entries), 'pair')}, collected with {self.mode} decoding."
 
     @property
-    def blocks(self) -> Iterator[Shown | str]:
+    def blocks(self) -> Blocks:
         """Tokens of each entry, and how many of a layer's experts rank first for nine tokens in ten."""
         is_text = self.mode == "text"
         sides = np.array([side_of(layer) for layer in self.layers])

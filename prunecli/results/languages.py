@@ -11,6 +11,7 @@ from itertools import combinations, zip_longest
 from pydantic import Field, model_validator
 
 from prunecli.results.document import (
+    Blocks,
     Count,
     Document,
     Json,
@@ -228,7 +229,7 @@ class Languages(Document):
         return ("similarity",) if len(self.pairs) > TABLE_PAIRS else ()
 
     @property
-    def blocks(self) -> Iterator[Shown | str]:
+    def blocks(self) -> Blocks:
         """Similarities, trees, and experts of each layer."""
         similarity, pairs, clusters = self.similarity, self.pairs, self.clustering
         first, *others = self.shown
@@ -370,7 +371,7 @@ class Texts(Document):
         return ()
 
     @property
-    def blocks(self) -> Iterator[Shown | str]:
+    def blocks(self) -> Blocks:
         """Jaccard similarities, the tree, and experts by layer."""
         removed = f"{self.ratio:.0%} of the experts removed by {self.metric}"
         rows = [

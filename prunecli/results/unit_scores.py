@@ -15,6 +15,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats, Origin
 from prunecli.model.parts import AttentionLayer
 from prunecli.results.document import (
+    Blocks,
     Count,
     Document,
     Json,
@@ -34,6 +35,8 @@ from prunecli.tensors.quantities import counted
 
 AGAIN = "Measure the scores again."
 Array = Floats
+Arrays = dict[str, Array]
+"""Name of an axis -> `[units]`."""
 Kind = str
 """Kind of units: "head", "unit", "layer", or any other one."""
 Method = Literal["gradient", "ablation", "all-but-one"]
@@ -312,16 +315,16 @@ class Scores(Document):
         """The method that scored the units."""
         return MEASURES.get(self.method, Measure())
 
-    def means(self) -> dict[str, Array]:
+    def means(self) -> Arrays:
         """Name of an axis -> `[units]`: the sums divided by their counts; other values as they are."""
         counts = self.counts if self.measure.additive else dict.fromkeys(self.values, 1)
         return {name: np.array(own) / counts[name] for name, own in self.values.items()}
 
-    def changes(self) -> dict[str, Array]:
+    def changes(self) -> Arrays:
         """ablation, all-but-one: name of an axis -> `[heads]`: difference of the metric from the whole model's."""
         return {name: np.array(own) - (self.base or 0.0) for name, own in self.values.items()}
 
-    def importance(self) -> dict[str, Array]:
+    def importance(self) -> Arrays:
         """Name of an axis -> `[units]`: what the units are ranked by; the lowest go first.
 
         Heads: the mean of the gradient's sums (1905.10650, eq. 2), or what the metric loses without the head,
@@ -340,7 +343,7 @@ class Scores(Document):
             return {name: -self.sign * change for name, change in self.changes().items()}
         return {name: self.measure.importance(own) for name, own in self.means().items()}
 
-    def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> Arrays:
         """Name of each of `axes` -> `[units]`: the values of its units, in the order of `Axis.ids`.
 
         Args:
@@ -355,7 +358,7 @@ class Scores(Document):
         return [where[number] for number in axis.ids]
 
     @property
-    def shown_values(self) -> dict[str, Array]:
+    def shown_values(self) -> Arrays:
         """Axis -> the shown value of every head: I_h, or the difference of the score from the whole model's."""
         return self.means() if self.method == "gradient" else self.changes()
 
@@ -376,7 +379,7 @@ class Scores(Document):
         """The message that replaces tests on too few examples. None if there are enough, or if nothing is tested."""
         return None if self.method == "gradient" else too_few((self.reported or self).examples, "examples")
 
-    def head_blocks(self, layers: Sequence[AttentionLayer]) -> Iterator[Shown | str]:
+    def head_blocks(self, layers: Sequence[AttentionLayer]) -> Blocks:
         """Yield the table of heads, and what it says in words.
 
         Args:
@@ -399,7 +402,7 @@ class Scores(Document):
                 f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
             )
 
-    def _best_blocks(self) -> Iterator[Shown | str]:
+    def _best_blocks(self) -> Blocks:
         """Yield the best single head of each layer; if changes are tested, with a mark for significant ones."""
         rows = []
         for best in self._best_rows():

@@ -18,6 +18,10 @@ from prunecli.shrinking.levers import Lever
 
 Shares = dict[str, float]
 """Kind of units -> fraction of its units that is removed."""
+Metrics = Mapping[str, str]
+"""Kind of units -> metric that its units are ranked by."""
+Size = Callable[[Shares, Metrics], float]
+"""From a mixture to its size."""
 POINTS = (0.25, 0.5, 1.0)
 """Places of a curve's points, as fractions of the share at which the kind alone reaches the target."""
 GRID = 16
@@ -34,9 +38,7 @@ AGAIN = 3
 """Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
 
 
-def sizes_of(
-    checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool
-) -> Callable[[Shares, Mapping[str, str]], float]:
+def sizes_of(checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool) -> Size:
     """The function from a mixture's shares and metrics to its parameters or bytes.
 
     Of each tensor the parts of the units that stay are counted: those of layers and heads that a metric takes, of other
@@ -68,7 +70,7 @@ def sizes_of(
             fractions[tensors] *= stay
         return fractions
 
-    def size(shares: Shares, metrics: Mapping[str, str]) -> float:
+    def size(shares: Shares, metrics: Metrics) -> float:
         stay = sizes
         for name, share in shares.items():
             stay = stay * left(name, share, metrics[name])
@@ -107,7 +109,7 @@ class Search:
     """
 
     levers: Mapping[str, Lever]
-    size: Callable[[Shares, Mapping[str, str]], float]
+    size: Size
     value: Callable[[Tried], float]
     most: float
     base: float
@@ -191,7 +193,7 @@ class Search:
             costs = {share: costs.get(share, costs[known] * (share / known) ** 2) for share in shares}
         return {0.0: 0.0} | {share: cost for share, cost in costs.items() if cost < inf}
 
-    def _measured_size(self) -> Callable[[Shares, Mapping[str, str]], float]:
+    def _measured_size(self) -> Size:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""
 
         points = {name: {0.0: 1.0} for name in self.levers}

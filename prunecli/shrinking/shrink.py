@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
 from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
-from prunecli.shrinking.search import Search, Shares, sizes_of
+from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
@@ -129,7 +128,7 @@ class Shrinking:
         else:
             most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-        def predicted(shares: Shares, metrics: Mapping[str, str]) -> float:
+        def predicted(shares: Shares, metrics: Metrics) -> float:
             return size(shares, metrics) / (whole if options.speed is not None else 1)
 
         def measured(one: Tried) -> float:
@@ -159,7 +158,7 @@ class Shrinking:
             raise UsageError(f"`fit={options.fit}`: decoding alone needs more memory.", "Give more memory.")
         return left
 
-    def selection(self, shares: Shares, metrics: Mapping[str, str]) -> Selection:
+    def selection(self, shares: Shares, metrics: Metrics) -> Selection:
         """The units that stay after these shares are removed."""
         own = [
             named(self._levers[name].select(shares[name], metrics[name]), self.options.target)
@@ -168,7 +167,7 @@ class Shrinking:
         ]
         return together(own)
 
-    def rewrite(self, shares: Shares, metrics: Mapping[str, str]) -> Rewrite:
+    def rewrite(self, shares: Shares, metrics: Metrics) -> Rewrite:
         """How these shares are removed; layers leave linear maps, if that is asked for and possible."""
         selection = self.selection(shares, metrics)
         if self._replaces and "layers" in shares:
