@@ -160,11 +160,17 @@ class Explained:
             raise self._refusal(question)
         return found
 
-    def untold(self, step: int) -> str:
-        """Why there is no decision for a step."""
-        if self.structure.history[step]["command"] not in CHOOSING:
-            return "This step ranks nothing: its options say what it did."
-        return f"Nothing tells by what it chose: {_LOST}"
+    @property
+    def overview(self) -> Blocks:
+        """Yield the decision of each step, or why there is none."""
+        for step, entry in enumerate(self.structure.history):
+            yield f"Step {step + 1}, {entry['command']}:"
+            if step in self.decisions:
+                yield from cut_blocks(self.decisions[step])
+            elif entry["command"] in CHOOSING:
+                yield f"Nothing tells by what it chose: {_LOST}"
+            else:
+                yield "This step ranks nothing: its options say what it did."
 
     def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:
         """The decision of a step on a unit."""

@@ -1,8 +1,6 @@
 """`prunecli explain`: why an expert, head, hidden unit, layer or token of a result was kept or dropped."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import prunecli
 from prunecli.commands import console
@@ -31,33 +29,19 @@ def explain(options: Explain) -> None:
     Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
     not be there.
     """
-    from prunecli.analysis.explanation import Explained, cut_blocks, parse_question
+    from prunecli.analysis.explanation import Explained, parse_question
+    from prunecli.results.decisions import Explanation, document
 
     question = parse_question(options.what) if options.what else None
     explained = Explained.open(options.directory)
     if question is None:
-        from prunecli.results.decisions import document
-
-        decisions = document(explained.decisions)
-
-        def overview() -> Iterator[Any]:
-            for step, entry in enumerate(explained.structure.history):
-                yield f"Step {step + 1}, {entry['command']}:"
-                if step in explained.decisions:
-                    yield from cut_blocks(explained.decisions[step])
-                else:
-                    yield explained.untold(step)
-
-        console.result(decisions.to_json, overview(), as_json=options.as_json)
-        return
-    answers = explained.answers(question)
-    if not options.as_json:
-        console.show(answer.text for answer in answers)
-        return
-    from prunecli.results.decisions import Explanation
-
-    asked = " ".join(options.what)
-    made = Explanation(
-        format=Explanation.FORMAT, prunecli=prunecli.__version__, question=asked, answers=answers
-    )
-    console.print_json(made.to_json())
+        console.result(document(explained.decisions).to_json, explained.overview, as_json=options.as_json)
+    else:
+        answers = explained.answers(question)
+        made = Explanation(
+            format=Explanation.FORMAT,
+            prunecli=prunecli.__version__,
+            question=" ".join(options.what),
+            answers=answers,
+        )
+        console.result(made.to_json, (answer.text for answer in answers), as_json=options.as_json)
