@@ -20,7 +20,7 @@ from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
 from prunecli.results import kind_of
 from prunecli.results.decisions import FILE, Decisions, read_decisions
-from prunecli.results.document import Document, numbers, with_fingerprints
+from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency, Timed
@@ -261,14 +261,20 @@ def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
     """A row for each result, with the checkpoint and the speed that have its fingerprint."""
     return [
         Row(result, own, data.known(result.checkpoint, own), _timed(data, result.checkpoint, own))
-        for result, own in with_fingerprints(evaluation, evaluation.results)
+        for result, own in _with_fingerprints(evaluation, evaluation.results)
     ]
+
+
+def _with_fingerprints(document: Document, results: Sequence[T]) -> list[tuple[T, str]]:
+    """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
+    stated = [model.fingerprint or "" for model in document.models]
+    return list(zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True))
 
 
 def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
     """The first speed of this checkpoint; among several with its fingerprint the one with its name."""
     for _, latency in data.of(Latency):
-        both = with_fingerprints(latency, latency.results)
+        both = _with_fingerprints(latency, latency.results)
         same = [result for result, own in both if fingerprint and own == fingerprint]
         if same:
             return min(same, key=lambda result: result.checkpoint != label)

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -416,15 +416,6 @@ class Document(Record):
             for name, value in fields.items()
             if isinstance(value, list) and all(isinstance(record, Record) for record in value)
         }
-
-
-Result = TypeVar("Result")
-
-
-def with_fingerprints(document: Document, results: Sequence[Result]) -> list[tuple[Result, str]]:
-    """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
-    stated = [model.fingerprint or "" for model in document.models]
-    return list(zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True))
 
 
 def first_fault(error: ValidationError) -> str:
