@@ -80,8 +80,7 @@ def collect_gates(options: CollectGates) -> None:
             memory=options.memory,
             spill_directory=options.spill_directory,
             process_group=process_group,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
     if collected.report is not None:
         console.note(collected.report.line())

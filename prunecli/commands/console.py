@@ -212,6 +212,11 @@ def progress(*, has_bars: bool = False) -> Progress:
     return silent if has_bars else _bars
 
 
+def listeners() -> dict[str, Any]:
+    """Return the arguments of a function that shows how far it is and says what it chooses."""
+    return {"progress": progress(), "say": note}
+
+
 @contextmanager
 def _bars(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Advance]:
     from rich.console import Console

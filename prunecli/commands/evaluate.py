@@ -68,9 +68,8 @@ def evaluate(options: Evaluate) -> None:
         options.output,
         task=options.task,
         force=options.force,
-        progress=console.progress(),
-        say=console.note,
         warn=console.warn,
+        **console.listeners(),
     )
     if result is None:  # one of several processes: the first goes on
         return

@@ -209,8 +209,7 @@ def finetune(options: Finetune) -> None:
         task=task,
         resume=options.resume == "auto",
         dry_run=options.dry_run,
-        progress=console.progress(),
-        say=console.note,
+        **console.listeners(),
     )
     if result is not None:
         training, support = result

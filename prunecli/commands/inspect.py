@@ -54,7 +54,7 @@ def inspect(options: Inspect) -> None:
     options.check_table()
     # For a hub model that is not here, what config.json and headers say.
     checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
-    with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
+    with describe_checkpoint(checkpoint, **console.listeners()) as opened:
         inventory = take_inventory(opened)
         if options.fit is not None:
             from prunecli.evaluation.capacity import what_fits

@@ -96,7 +96,7 @@ class RewritingOptions(WritingOptions):
                 raise UsageError(
                     "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
                 )
-            return prunecli.stream_model(self.checkpoint, say=console.note, progress=console.progress())
+            return prunecli.stream_model(self.checkpoint, **console.listeners())
         return prunecli.open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
@@ -166,8 +166,7 @@ class RewritingOptions(WritingOptions):
             None if self.dry_run else self.output,
             force=self.force,
             weights=not self.config_only,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)

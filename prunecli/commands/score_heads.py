@@ -49,8 +49,7 @@ def score_heads(options: ScoreHeads) -> None:
             options.output,
             task=options.task,
             force=options.force,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
 
     def blocks() -> Iterator[Any]:

@@ -48,8 +48,7 @@ def shrink(options: Shrink) -> None:
             options,
             None if options.dry_run else options.output,
             force=options.force,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
     options.show(lambda: result, _blocks(result))
     if result.output is not None and not options.as_json:
