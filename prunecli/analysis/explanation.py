@@ -18,7 +18,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
-from prunecli.results.document import Blocks, Shown, number_text
+from prunecli.results.document import Blocks, Shown, known, number_text
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -75,7 +75,7 @@ def parse_question(words: Sequence[str]) -> Question:
         return Question("token", text=rest, words=text)
     asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
     for found in _WORD.finditer(asked):
-        new = {name: value for name, value in found.groupdict().items() if value is not None}
+        new = known(found.groupdict())
         if fields.keys() & new.keys() or ("expert" in new and fields.get("part") != "unit"):
             raise UsageError(f"{text!r}: two of one kind", f"Ask for one part: {FORMS}.")
         fields |= new

@@ -143,7 +143,7 @@ class _Cells(Formatter):
     def fill(self, form: str, row: Mapping[str, Any]) -> str | None:
         """The form with values of a row; None if one is missing or None."""
         try:
-            return self.vformat(form, (), {name: value for name, value in row.items() if value is not None})
+            return self.vformat(form, (), known(row))
         except KeyError:
             return None
 
@@ -168,6 +168,11 @@ def millions(parameters: int) -> str:
 def number_text(value: float) -> str:
     """A value with four digits; a whole number with all of them."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def known(values: Mapping[str, Any]) -> Row:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def scalars(values: Json) -> Row:
