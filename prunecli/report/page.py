@@ -48,11 +48,13 @@ from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import bytes_text, counted
 
+Content = Iterator[Block]
+"""Content of a section."""
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 """Scores by pair are listed for at most so many."""
 
 
-def quality_section(data: ReportData) -> Iterator[Block]:
+def quality_section(data: ReportData) -> Content:
     """Yield charts and tables of each evaluation.json."""
     for name, stored in data.of(Evaluation):
         evaluation, _ = stored.tested
@@ -163,7 +165,7 @@ MAPPED = ("expert", "head", "layer")
 """Kinds of units that are few enough for a map."""
 
 
-def sizes_section(data: ReportData) -> Iterator[Block]:
+def sizes_section(data: ReportData) -> Content:
     """Yield tables and a chart of the checkpoints' sizes; checkpoints outside the directory come first."""
     entries = [*data.elsewhere, *data.checkpoints]
     if not entries:
@@ -213,7 +215,7 @@ def _overview(entry: CheckpointEntry) -> Cells:
     }
 
 
-def history_section(data: ReportData) -> Iterator[Block]:
+def history_section(data: ReportData) -> Content:
     """Yield the tree of all checkpoints that prunecli made, then the steps of each."""
     derived = [entry for entry in data.checkpoints if entry.history]
     if not derived:
@@ -236,7 +238,7 @@ def history_section(data: ReportData) -> Iterator[Block]:
             yield Text(f"Statistics: {', '.join(files)}.", "soft")
 
 
-def decisions_section(data: ReportData) -> Iterator[Block]:
+def decisions_section(data: ReportData) -> Content:
     """Yield the values by which each step chose what to keep, at the first checkpoint with that step."""
     seen: set[tuple[str, int, str]] = set()
     for entry in data.checkpoints:
@@ -282,7 +284,7 @@ def _decision_map(decision: Decision) -> Picture:
     )
 
 
-def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
+def results_section(kind: type[Document], data: ReportData) -> Content:
     """Yield a line, the pictures and the tables of each result of a kind."""
     for name, result in data.of(kind):
         rows = [row for row in pictures_of(result) if row]
@@ -295,7 +297,7 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
         yield from getattr(result, "shown", ())
 
 
-def experts_section(data: ReportData) -> Iterator[Block]:
+def experts_section(data: ReportData) -> Content:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
     reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
     if kept := [entry for entry in reduced if entry.inventory.layers]:
@@ -311,7 +313,7 @@ def experts_section(data: ReportData) -> Iterator[Block]:
     yield from results_section(GateStatistics, data)
 
 
-def heads_section(data: ReportData) -> Iterator[Block]:
+def heads_section(data: ReportData) -> Content:
     """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
     yield from results_section(Scores, data)
     yield from results_section(HeadComparison, data)
@@ -330,7 +332,7 @@ def heads_section(data: ReportData) -> Iterator[Block]:
         yield drawn
 
 
-def training_section(data: ReportData) -> Iterator[Block]:
+def training_section(data: ReportData) -> Content:
     """Yield a table of all trainings and curves of each OUTPUT.finetune.json."""
     rows = []
     for name, training in data.of(Training):
@@ -354,14 +356,14 @@ def training_section(data: ReportData) -> Iterator[Block]:
     yield from results_section(Training, data)
 
 
-def unreadable_section(data: ReportData) -> Iterator[Block]:
+def unreadable_section(data: ReportData) -> Content:
     """Yield a table of damaged files and checkpoints."""
     if data.unreadable:
         rows = [{"file": name, "what is wrong": reason} for name, reason in data.unreadable.items()]
         yield Shown("Left out of this page", rows, text_columns=2)
 
 
-SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {
+SECTIONS: Mapping[str, Callable[[ReportData], Content]] = {
     "Unreadable files": unreadable_section,
     "Quality, size and speed": quality_section,
     "Checkpoints": sizes_section,
