@@ -312,7 +312,7 @@ class Finding:
 def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
     """(what they are compared with, a finding for each model): for each evaluation, else for the checkpoints."""
     found = [
-        (f"against {evaluation.results[0].checkpoint}, {name}", _of_evaluation(evaluation, data))
+        (f"against {evaluation.results[0].checkpoint}, {name}", [*_of_evaluation(evaluation, data)])
         for name, evaluation in data.of(Evaluation)
         if len(evaluation.results) > 1
     ]
@@ -339,10 +339,9 @@ def best(found: Sequence[Finding]) -> list[Finding]:
     return sorted(front, key=lambda one: one.smaller or 0.0)[-MOST_FINDINGS:]
 
 
-def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
+def _of_evaluation(evaluation: Evaluation, data: ReportData) -> Iterator[Finding]:
     first, *others = rows_of(evaluation, data)
     shown = {name: one for name, one in evaluation.shown_scores.items() if not one.form.endswith("d")}
-    made = []
     for row in others:
         size, whole = row.size[0], first.size[0]
         smaller = 1 - size / whole if size is not None and whole else None
@@ -354,8 +353,7 @@ def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
             better = sign * (row.scores[name] - first.scores[name])
         label = row.result.checkpoint
         bad = next((line for line in evaluation.ruined if line.startswith(f"{label}: ")), "")
-        made.append(Finding(label, smaller, difference, better, _speedup(row.timed), bad))
-    return made
+        yield Finding(label, smaller, difference, better, _speedup(row.timed), bad)
 
 
 def _speedup(timed: Timed | None) -> str | None:

@@ -178,7 +178,7 @@ PAIR = ("eng_Latn", "fra_Latn")
 class Subject:
     def __init__(self, path: Path, case: str) -> None:
         self.case = case
-        self.components = components(open_model(path))
+        self.components = [*components(open_model(path))]
         self.model = load_model(path, device="cpu", dtype="float32")
         self.tokenizer = load_tokenizer(path)
 
@@ -268,7 +268,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case, tmp_path):
 
 
 def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path):
-    found = components(open_model(tiny(tmp_path / "model", "m2m_100")))
+    found = [*components(open_model(tiny(tmp_path / "model", "m2m_100")))]
     assert [part.label for part in found] == [
         *(f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")),
         *(f"{layer}.{kind}" for layer in range(2) for kind in ("sa", "ca", "ffn")),
