@@ -262,9 +262,9 @@ class SimilarityOptions(BatchOptions):
         return MEASURES if self.measure == "both" else (self.measure,)
 
     @property
-    def seeds(self) -> tuple[int, ...]:
+    def seeds(self) -> range:
         """Seeds of the random weights that are compared too."""
-        return tuple(range(self.random_baseline or 0))
+        return range(self.random_baseline or 0)
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:

@@ -257,11 +257,12 @@ def resolve_variables(
     return resolved
 
 
-def references(value: Any) -> list[str]:
-    """The variables that a value names, in order."""
-    texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
-    names = [match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None]
-    return list(dict.fromkeys(names))
+def references(value: Any) -> Iterator[str]:
+    """Yield the variables that a value names, in order."""
+    for item in value if isinstance(value, list) else [value]:
+        for match in _REFERENCE.finditer(item) if isinstance(item, str) else ():
+            if match[2] is not None:
+                yield match[2]
 
 
 def expand(

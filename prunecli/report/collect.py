@@ -265,10 +265,10 @@ def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
     ]
 
 
-def _with_fingerprints(document: Document, results: Sequence[T]) -> list[tuple[T, str]]:
+def _with_fingerprints(document: Document, results: Sequence[T]) -> Iterator[tuple[T, str]]:
     """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
     stated = [model.fingerprint or "" for model in document.models]
-    return list(zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True))
+    return zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True)
 
 
 def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
