@@ -105,7 +105,7 @@ def _about(
         if name in kind.model_fields and (path := getattr(options, name)) is not None
     }
     return {
-        **kind.header([], None),
+        **kind.header([]),
         "models": [Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)],
         "statistics": list(files),
         "ratio": options.ratio,

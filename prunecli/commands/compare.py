@@ -94,7 +94,7 @@ def compare_models(options: CompareModels) -> None:
         main,
         [found[name] for name in benchmarks],
         [found[random_label(seed)] for seed in options.seeds],
-        **Similarity.header(list(opened.values()), None),
+        **Similarity.header(opened.values()),
         checkpoints=names,
         benchmarks=benchmarks,
         **({"random_seeds": list(options.seeds)} if options.seeds else {}),

@@ -371,7 +371,7 @@ def evaluate(
             if not group.is_main:
                 return None
             seed = options.seed if task in ("translation", "mlm") else None
-            head = Evaluation.header([*opened.values()], seed)
+            head = Evaluation.header(opened.values(), seed)
             evaluation = Evaluation(**head, task=task, **measured.fields())
             measured.save(evaluation)
             return evaluation

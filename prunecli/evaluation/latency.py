@@ -157,7 +157,7 @@ def bench_latency(
             about["new_tokens"] = options.new_tokens
         return Latency.model_validate(
             {
-                **Latency.header(list(opened.values()), None),
+                **Latency.header(opened.values()),
                 **about,
                 "sentences": len(work[first]),
                 "runs": options.runs,

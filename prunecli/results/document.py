@@ -7,7 +7,7 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -323,7 +323,7 @@ class Document(Record):
     seed: int | None = None
 
     @classmethod
-    def header(cls, checkpoints: Sequence[Checkpoint], seed: int | None) -> Json:
+    def header(cls, checkpoints: Iterable[Checkpoint], seed: int | None = None) -> Json:
         """The fields that every document begins with.
 
         Args:

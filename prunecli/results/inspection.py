@@ -226,7 +226,7 @@ class Inspection(Document):
         ]
         return cls.model_validate(
             {
-                **cls.header([checkpoint], None),
+                **cls.header([checkpoint]),
                 **found,
                 "embedding": {} if tables is None else tables.change.to_json(),
                 "files": files,

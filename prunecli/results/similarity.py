@@ -282,7 +282,7 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
         for file, one in zip(files, scores, strict=True)
     ]
     return HeadComparison(
-        **HeadComparison.header([], None) | {"models": models},
+        **HeadComparison.header([]) | {"models": models},
         first=compared[0],
         second=compared[1],
         correlations=[correlation("all", heads), *(correlation(kind, own) for kind, own in by_kind(heads))],

@@ -352,7 +352,7 @@ def shrink(
     else:
         applied, stages = run.carry_out(best, path, force=force)
     document = Shrunk(
-        **Shrunk.header([source], None),
+        **Shrunk.header([source]),
         left_out=[*applied.left_out],
         output=None if path is None else str(path),
         stock=applied.stock_support.to_json(),
