@@ -133,17 +133,11 @@ def print_json(payload: Mapping[str, Any]) -> None:
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def table(
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, str] | None = None,
-    text_columns: int = 1,
-    keys: int = 1,
-) -> Shown:
-    """Return one table; see `Shown.of`. Without `columns`, the rows hold the texts of the cells."""
+def table(*arguments: Any, **options: Any) -> Shown:
+    """Return one table; see `Shown.of`."""
     from prunecli.results.document import Shown
 
-    return Shown.of(title, rows, columns, text_columns, keys)
+    return Shown.of(*arguments, **options)
 
 
 def show(blocks: Iterable[Shown | str]) -> None:

@@ -101,7 +101,7 @@ class Shown:
         cls,
         title: str,
         rows: Sequence[Mapping[str, Any]],
-        columns: Mapping[str, str] | None,
+        columns: Mapping[str, str] | None = None,
         text_columns: int = 1,
         keys: int = 1,
     ) -> Shown:
