@@ -46,7 +46,6 @@ def bench_latency(options: BenchLatency) -> None:
     latency = prunecli.bench_latency(
         labels, options, options, console.progress(), console.note, task=options.task
     )
-
     blocks = [*latency.shown, latency.about]
     noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
     if noisy:
