@@ -18,7 +18,7 @@ from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.parts import KIND_NAMES
 from prunecli.model.structure import KEY, Structure
 from prunecli.results.decisions import FILE, SHARE_FFN, Answer, read_decisions
-from prunecli.results.document import Shown, number_text
+from prunecli.results.document import Blocks, Shown, known, number_text
 from prunecli.tensors.directory import read_config
 
 CHOOSING = ("prune-experts", "prune-heads", "prune-ffn", PRUNE_LAYERS, "trim-vocabulary")
@@ -75,7 +75,7 @@ def parse_question(words: Sequence[str]) -> Question:
         return Question("token", text=rest, words=text)
     asked, fields = re.sub("[,:]", " ", text.lower()), dict[str, Any]()
     for found in _WORD.finditer(asked):
-        new = {name: value for name, value in found.groupdict().items() if value is not None}
+        new = known(found.groupdict())
         if fields.keys() & new.keys() or ("expert" in new and fields.get("part") != "unit"):
             raise UsageError(f"{text!r}: two of one kind", f"Ask for one part: {FORMS}.")
         fields |= new
@@ -160,11 +160,17 @@ class Explained:
             raise self._refusal(question)
         return found
 
-    def untold(self, step: int) -> str:
-        """Why there is no decision for a step."""
-        if self.structure.history[step]["command"] not in CHOOSING:
-            return "This step ranks nothing: its options say what it did."
-        return f"Nothing tells by what it chose: {_LOST}"
+    @property
+    def overview(self) -> Blocks:
+        """Yield the decision of each step, or why there is none."""
+        for step, entry in enumerate(self.structure.history):
+            yield f"Step {step + 1}, {entry['command']}:"
+            if step in self.decisions:
+                yield from cut_blocks(self.decisions[step])
+            elif entry["command"] in CHOOSING:
+                yield f"Nothing tells by what it chose: {_LOST}"
+            else:
+                yield "This step ranks nothing: its options say what it did."
 
     def _told(self, decision: Decision, place: Ranked, at: int) -> Answer:
         """The decision of a step on a unit."""
@@ -459,24 +465,69 @@ def origin_text(origin: Origin, tokens: int | None, before: str = "") -> str:
     return f"{before}{said}" if said else ""
 
 
-def summary(decision: Decision) -> Sequence[str]:
-    """Lines: how many units stay, by which metric and budget, measured on which text."""
+def summary(decision: Decision) -> Iterator[str]:
+    """Yield lines: how many units stay, by which metric and budget, measured on which text."""
     chosen = f"{sum(place.num_kept for place in decision.places):,} of "
-    chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
+    chosen += f"{sum(place.count for place in decision.places):,} {decision.part}s kept"
     by = (
         f": {decision.how}; no values"
         if decision.metric is None
         else f" by {decision.metric}; {decision.how}"
     )
-    lines = [f"{chosen}{by}."]
+    yield f"{chosen}{by}."
     if decision.least:
-        lines.append(f"But {decision.least}.")
+        yield f"But {decision.least}."
     if decision.thresholds:
         named = ", ".join(f"{side} {theta:.4f}" for side, theta in decision.thresholds.items())
-        lines.append(f"Threshold theta: {named}.")
+        yield f"Threshold theta: {named}."
     tokens = [place.tokens for place in decision.places if place.tokens is not None]
     found = origin_text(decision.origin, max(tokens, default=None))
     if found or decision.metric is not None:
         most = "at most " if len(set(tokens)) > 1 else ""
-        lines.append(f"Measured on {most}{found}." if found else "Of the weights alone.")
-    return lines
+        yield f"Measured on {most}{found}." if found else "Of the weights alone."
+
+
+EITHER_SIDE = 4
+"""Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
+
+
+def cut_blocks(decision: Decision) -> Blocks:
+    """Yield the metric and the text, and a row for each axis."""
+    yield from summary(decision)
+    if decision.metric is not None:
+        yield cuts(decision)
+
+
+def decision_blocks(decision: Decision | None) -> Blocks:
+    """Yield the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
+    if decision is None:
+        yield "Nothing was chosen by a value, or among parts: the options say it all."
+        return
+    yield from cut_blocks(decision)
+    if decision.metric is None:
+        return
+    rows, is_cut = [], False
+    for place in decision.places:
+        ranks, margins = place.ranks, place.margins
+        if place.values is None or ranks is None:
+            continue
+        chosen = [*range(place.count)]
+        if len(chosen) > 2 * EITHER_SIDE:
+            kept, dropped = nearest(place, EITHER_SIDE)
+            chosen, is_cut = [*kept, *dropped], True
+        for at in sorted(chosen, key=ranks.__getitem__):
+            name = str(place.ids[at])
+            if place.labels is not None:
+                name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
+            rows.append(
+                {
+                    "place": place_name(decision, place),
+                    decision.part: name,
+                    "value": number_text(float(place.values[at])),
+                    "rank": f"{ranks[at]:,}",
+                    "margin": None if margins is None else number_text(float(margins[at])),
+                    "": "kept" if place.kept[at] else "removed",
+                }
+            )
+    title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
+    yield Shown(title, rows)

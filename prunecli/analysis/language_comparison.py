@@ -1,7 +1,5 @@
 """`compare-languages`: compare the experts that language pairs or texts select, and importance vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
@@ -107,7 +105,7 @@ def _about(
         if name in kind.model_fields and (path := getattr(options, name)) is not None
     }
     return {
-        **kind.header([], None),
+        **kind.header([]),
         "models": [Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)],
         "statistics": list(files),
         "ratio": options.ratio,

@@ -1,7 +1,5 @@
 """How alike representations are (2309.01826, section 2.3): linear CKA, and local neighbourhood similarity (LNS)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

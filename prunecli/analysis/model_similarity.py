@@ -1,14 +1,12 @@
 """Similarity of two models' components (2309.01826, sections 2.3 and 4.4): CKA and LNS of all of them."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -82,33 +80,31 @@ class Component:
         return f"{self.layer}.{SHORT[self.kind]}"
 
 
-def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
-    """Every component, the encoder's first, in the order in which a token goes through them.
+def components(checkpoint: Checkpoint) -> Iterator[Component]:
+    """Yield every component, the encoder's first, in the order in which a token goes through them.
 
     Raises:
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
     """
-    found = []
     for layer in checkpoint.layout.layers:
         block, ffn, spec = layer.name, layer.ffn, layer.ffn.stack.ffn
         where = layer.side, layer.number
         for one in layer.attentions:
             output = f"{block}.{one.spec.residual or one.spec.output}"
-            found.append(Component(one.name, *where, one.spec.kind, block, output, one.removed))
+            yield Component(one.name, *where, one.spec.kind, block, output, one.removed)
         if not (spec.name or spec.tensors):
             continue  # of a found family whose FFN no key sizes
         # Where an FFN is no module, its last linear layer makes its output.
         last = "" if spec.name else f".{spec.tensors[-1].name.rpartition('.')[0]}"
         inner = spec.residual or spec.module
         output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
-        found.append(Component(ffn.own_name, *where, "ffn", block, output, ffn.removed))
-    return tuple(found)
+        yield Component(ffn.own_name, *where, "ffn", block, output, ffn.removed)
 
 
 def represent(
     runner: InMemory,
-    components: Sequence[Component],
+    components: Iterable[Component],
     batches: Sequence[Batch],
     directory: Path,
     advance: Advance = ignored,

@@ -1,7 +1,5 @@
 """The `prunecli` command: its subcommands, and how it ends."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import io

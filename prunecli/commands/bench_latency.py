@@ -1,9 +1,8 @@
 """`prunecli bench-latency`: speed and memory of checkpoints, side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, checkpoints_or_demo
 from prunecli.commands.command import command, plot_option, result_option
@@ -32,7 +31,6 @@ def bench_latency(options: BenchLatency) -> None:
     masked language models (--text) are timed by examples per second, language models (--text) by the tokens per
     second that they read of a prompt and generate after it.
     """
-    from prunecli.evaluation.latency import bench_latency as run
     from prunecli.results.latency import NOISY
 
     options.check_outputs()
@@ -45,16 +43,16 @@ def bench_latency(options: BenchLatency) -> None:
             "and peak memory, takes about a minute; --all measures everything."
         )
     options = options.with_text([TextFile(path) for path in options.files])
-    latency = run(labels, options, options, console.progress(), console.note, task=options.task)
-
-    def show() -> None:
-        console.show(*latency.shown)
-        console.out(latency.about)
-        noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
-        if noisy:
-            console.out(f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.")
-            console.out(f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.")
-        if not latency.interleaved:
-            console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
-
-    options.finish(latency, show)
+    latency = prunecli.bench_latency(
+        labels, options, options, console.progress(), console.note, task=options.task
+    )
+    blocks = [*latency.shown, latency.about]
+    noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
+    if noisy:
+        blocks += [
+            f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.",
+            f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.",
+        ]
+    if not latency.interleaved:
+        blocks.append("Not enough memory for all at once: the checkpoints were timed one after the other.")
+    options.finish(latency, blocks)

@@ -1,7 +1,5 @@
 """The checkpoints that an argument names, and what is taken where none does: the bundled demos, their text."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +31,7 @@ DEMO = text_option(
     recorded=False,
 )
 """Field `demo_model` of commands for both kinds of model."""
-TASK = option(None, "Task. Default: that of the model.", recorded=False)
+TASK = option(None, "Task. Default: that of the model.")
 """Field `task`."""
 
 
@@ -43,12 +41,10 @@ class ModelsOptions(OutputOptions, TextChoice):
     checkpoints: tuple[CheckpointPath, ...] = argument(
         (), "Directories or hub models (org/name), baseline first.", "CHECKPOINT", role="checkpoint"
     )
-    split: str = text_option("test", "Split of --data.", recorded=False)
+    split: str = text_option("test", "Split of --data.")
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
-    everything: bool = text_option(
-        False, "Without checkpoints: read all of the demo's text.", flag="--all", recorded=False
-    )
+    everything: bool = text_option(False, "Without checkpoints: read all of the demo's text.", flag="--all")
 
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""

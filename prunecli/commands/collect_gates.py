@@ -1,11 +1,10 @@
 """`prunecli collect-gates`: what the experts of a model do, per language pair or per text."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -24,11 +23,6 @@ from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.scoring import CollectOptions
 from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
 from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
-
-if TYPE_CHECKING:
-    from prunecli.results.gates import GateStatistics
-
-ROWS_SHOWN = 12
 
 
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
@@ -52,7 +46,6 @@ def collect_gates(options: CollectGates) -> None:
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.model.checkpoint import open_model
     from prunecli.text.plain import read_corpora
 
     ask_huge_pages()  # without --memory too: a model that does not fit runs layer by layer
@@ -64,10 +57,8 @@ def collect_gates(options: CollectGates) -> None:
             if process_group.is_main:  # before a model is fetched
                 options.check_outputs()
             opened = stack.enter_context(
-                open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
+                prunecli.open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
             )
-
-            from prunecli.methods.experts.collect import collect_gates as collect
 
             corpora = None
             if files:
@@ -78,7 +69,7 @@ def collect_gates(options: CollectGates) -> None:
                     max_tokens=options.max_tokens,
                     say=console.note,
                 )
-        collected = collect(
+        collected = prunecli.collect_gates(
             opened,
             corpora or choice,
             options,
@@ -89,8 +80,7 @@ def collect_gates(options: CollectGates) -> None:
             memory=options.memory,
             spill_directory=options.spill_directory,
             process_group=process_group,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
     if collected.report is not None:
         console.note(collected.report.line())
@@ -101,7 +91,7 @@ def collect_gates(options: CollectGates) -> None:
     def document() -> dict[str, Any]:
         return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
-    options.show(document, lambda: _show(statistics))
+    options.show(document, statistics.blocks)
 
 
 def _check(options: CollectGates, *, is_text: bool) -> None:
@@ -120,33 +110,3 @@ def _check(options: CollectGates, *, is_text: bool) -> None:
                 f"`{name}` goes with models that translate, `text` with language models", "Give one."
             )
         raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
-
-
-def _show(statistics: GateStatistics) -> None:
-    """Per entry: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
-    import numpy as np
-
-    from prunecli.results.gates import side_of
-
-    is_text = statistics.mode == "text"
-    sides = np.array([side_of(layer) for layer in statistics.layers])
-    rows: list[dict[str, str | None]] = []
-    for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
-        running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
-        busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
-        first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
-        tokens = {"text": name, "tokens": first}
-        if not is_text:
-            tokens = {"pair": name, "encoder tokens": first, "decoder tokens": last}
-        shares = {
-            f"busy experts, {side}": f"{busy[sides == side].mean():.1f}" if side in sides else None
-            for side in ("encoder", "decoder")
-        }
-        idle = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}" if is_text else None
-        rows.append({**tokens, **shares, "experts without a token": idle})
-    console.table("Gate statistics", rows)
-    hidden = len(statistics.entries) - len(rows)
-    more = f"{hidden} more {'text' if is_text else 'pair'}s in the file. " if hidden else ""
-    console.out(
-        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -36,16 +36,18 @@ TOGETHER = {"compare": "compare", "prune": "prune", "share": "share", "trim": "p
 """First word of commands that are in one file -> that file: `prune-heads` is in `commands/prune.py`."""
 
 Given = TypeVar("Given", bound=Options)
+Function = Callable[..., None]
+"""A command, which takes its options one by one."""
 
 
-def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Function]:
     """Return a decorator that makes a command of a function of these options.
 
     The command takes the options one by one, as text or as Python values. Errors and notes show fields as the command
     line spells them.
     """
 
-    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
+    def decorate(function: Callable[[Given], None]) -> Function:
         @wraps(function)
         def run(**given: Any) -> None:
             own = options.list_options()
@@ -115,22 +117,22 @@ def refuse_absent(options: Options) -> None:
                 raise DataError(f"{path}: no such {kind}", f"Name a {kind} that exists with `{name}`.")
 
 
-def functions() -> Iterator[tuple[str, Callable[..., None]]]:
+def functions() -> Iterator[tuple[str, Function]]:
     """Name and function of each command."""
     for names in COMMANDS.values():
         for name in names:
             yield name, function_of(name)
 
 
-def function_of(name: str) -> Callable[..., None]:
+def function_of(name: str) -> Function:
     """Return the function of a command."""
     function = name.replace("-", "_")
     module = import_module(f"prunecli.commands.{TOGETHER.get(name.partition('-')[0], function)}")
-    found: Callable[..., None] = getattr(module, function)
+    found: Function = getattr(module, function)
     return found
 
 
-def options_of(function: Callable[..., None]) -> type[Options]:
+def options_of(function: Function) -> type[Options]:
     """Return the class of the options of a command's function."""
     found: type[Options] = vars(function)["options"]
     return found
@@ -212,7 +214,7 @@ class OutputOptions(Options):
     def finish(
         self,
         result: Document,
-        show: Callable[[], None],
+        blocks: Iterable[Any],
         pictures: Callable[[Any], Any] | None = None,
         *,
         title: str = "",
@@ -222,7 +224,7 @@ class OutputOptions(Options):
         """Write a result, its tables and its plot, and print the result.
 
         Args:
-            show: prints the result as tables.
+            blocks: tables and lines that show the result.
             pictures: from the module `report.pictures` to rows of pictures. If None, those of `pictures_of`.
             title: title of the plot.
             leave_out: names of tables that are not written.
@@ -235,15 +237,15 @@ class OutputOptions(Options):
             from prunecli.report import pictures as draw
             from prunecli.report.render import save_pictures
 
-            rows = draw.pictures_of(result) if pictures is None else pictures(draw)
+            rows = [*(draw.pictures_of(result) if pictures is None else pictures(draw))]
             if not any(rows):
                 raise PruneError("There is nothing to draw.")
             save_pictures(rows, self.plot, title)
-        self.show(result.to_json, show)
+        self.show(result.to_json, blocks)
 
-    def show(self, document: Callable[[], Any], tables: Callable[[], None]) -> None:
+    def show(self, document: Callable[[], Any], blocks: Iterable[Any]) -> None:
         """Print the result as JSON, or as tables with the names of its files; nothing with --quiet alone."""
-        console.result(document, tables, as_json=self.as_json)
+        console.result(document, blocks, as_json=self.as_json)
         if not self.as_json:
             names = [str(path) for path in (self.output, self.plot, self.table) if path is not None]
             console.note(f"Written to {console.listed(names, 'and')}.")

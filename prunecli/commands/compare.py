@@ -1,11 +1,10 @@
 """`prunecli compare-models`, `compare-heads` and `compare-languages`."""
 
-from __future__ import annotations
-
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
     CHECKPOINT,
@@ -21,10 +20,6 @@ from prunecli.methods.options import LanguageOptions
 from prunecli.options import CheckpointPath, advanced_option, argument, option, text_option
 from prunecli.progress import unsaid
 from prunecli.text.choice import TextChoice
-
-if TYPE_CHECKING:
-    from prunecli.results.languages import Languages, Texts
-    from prunecli.results.similarity import Similarity
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -56,7 +51,6 @@ def compare_models(options: CompareModels) -> None:
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
-    from prunecli import demo
     from prunecli.analysis.model_similarity import (
         compare,
         neighbours_of,
@@ -65,7 +59,6 @@ def compare_models(options: CompareModels) -> None:
         similarity_of,
     )
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.model.checkpoint import open_model
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
@@ -78,14 +71,14 @@ def compare_models(options: CompareModels) -> None:
     elif here := checkpoints_here():
         of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
         console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
-        compared = [demo.CHECKPOINT, here[0]]
+        compared = [prunecli.demo.CHECKPOINT, here[0]]
     else:
         compared = [checkpoint_or_demo(None)]
     for name in ("benchmarks", "random_baseline"):
         if getattr(options, name) and len(compared) == 1:
             raise UsageError(f"`{name}` goes with two models", "Name the checkpoint to compare with.")
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
-    opened = {label: open_model(path) for label, path in labels.items()}
+    opened = {label: prunecli.open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
     options = options.updated(dtype=dtype_name(dtype))
     choice = with_demo_text(options, compared)
@@ -101,7 +94,7 @@ def compare_models(options: CompareModels) -> None:
         main,
         [found[name] for name in benchmarks],
         [found[random_label(seed)] for seed in options.seeds],
-        **Similarity.header(list(opened.values()), None),
+        **Similarity.header(opened.values()),
         checkpoints=names,
         benchmarks=benchmarks,
         **({"random_seeds": list(options.seeds)} if options.seeds else {}),
@@ -119,31 +112,26 @@ def compare_models(options: CompareModels) -> None:
         ],
     )
 
-    def show() -> None:
-        show_comparison(result)
+    def blocks() -> Iterator[Any]:
+        if result.pairs:
+            yield from result.shown
+        else:
+            yield "The models have no component in common: only the matrices are written."
+        for name, left_out in zip(result.checkpoints, result.left_out.values(), strict=False):
+            for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
+                if parts := left_out[what]:
+                    shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
+                    yield f"Left out of {name}, {why}: {shown}."
         least, width = min(map(len, portions)), main.width
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].split
-        console.out(f"{least:,} sentences of {many}.")
+        yield f"{least:,} sentences of {many}."
         if "cka" in main.similarities and least < width:
-            console.out(
+            yield (
                 f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: "
                 "give more, or --benchmarks to compare with."
             )
 
-    options.finish(result, show, leave_out=("matrices",))
-
-
-def show_comparison(result: Similarity) -> None:
-    """Print the similarities, their means, and the components that are left out."""
-    if result.pairs:
-        console.show(*result.shown)
-    else:
-        console.out("The models have no component in common: only the matrices are written.")
-    for name, left_out in zip(result.checkpoints, result.left_out.values(), strict=False):
-        for what, why in (("removed", "removed"), ("constant", "the same output for every sentence")):
-            if parts := left_out[what]:
-                shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
-                console.out(f"Left out of {name}, {why}: {shown}.")
+    options.finish(result, blocks(), leave_out=("matrices",))
 
 
 class CompareHeads(OutputOptions):
@@ -174,14 +162,12 @@ def compare_heads(options: CompareHeads) -> None:
     same_name = first.name == second.name
     comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
 
-    def show() -> None:
-        console.show(*comparison.shown)
-        if comparison.left_out:
-            console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
-        if len({model.fingerprint for model in comparison.models}) > 1:
-            console.out("The scores are of two models: heads are compared by name and original number.")
-
-    options.finish(comparison, show)
+    blocks: list[Any] = [*comparison.shown]
+    if comparison.left_out:
+        blocks.append(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
+    if len({model.fingerprint for model in comparison.models}) > 1:
+        blocks.append("The scores are of two models: heads are compared by name and original number.")
+    options.finish(comparison, blocks)
 
 
 class CompareLanguages(OutputOptions, LanguageOptions):
@@ -223,8 +209,6 @@ def compare_languages(options: CompareLanguages) -> None:
     names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
-    result: Languages | Texts
-    leave_out: tuple[str, ...] = ()
     if is_text:
         for name in ("strategy", "balance", "langs", "layer_metric", "groups"):
             if name in options.changed and getattr(options, name) != "per-layer":
@@ -232,71 +216,10 @@ def compare_languages(options: CompareLanguages) -> None:
                     f"`{name}` is for translation; these statistics are of texts.",
                     "`texts` chooses among the texts.",
                 )
-        result = compare_by_text(statistics, options, names)
-        show = partial(show_texts, result)
-    else:
-        if options.texts:
-            raise UsageError(
-                "`texts` names texts of language models; these statistics are by pairs of languages.",
-                "Name languages with `langs`.",
-            )
-        result = compare_by_language(statistics, options, names)
-        show = partial(show_languages, result)
-        if len(result.pairs) > TABLE_PAIRS:
-            leave_out = ("similarity",)
-    options.finish(result, show, leave_out=leave_out)
-
-
-TABLE_PAIRS = 12
-"""With more pairs than this, their similarities are summed up in the terminal, not listed."""
-
-
-def show_languages(languages: Languages) -> None:
-    """Print similarities, trees, and experts of each layer."""
-    similarity, pairs, clusters = languages.similarity, languages.pairs, languages.clustering
-    first = int(similarity is not None)
-    console.show(*languages.shown[:first])
-    if similarity is not None and len(pairs) <= TABLE_PAIRS:
-        # Table 4: the encoder below the diagonal, the decoder above.
-        sides = similarity.encoder or [], similarity.decoder or []
-        rows = [
-            {
-                "pair": f"{row + 1} {pair}",
-                **{
-                    str(column + 1): None
-                    if row == column
-                    else f"{100 * sides[column > row][row][column]:.0f}"
-                    for column in range(len(pairs))
-                },
-            }
-            for row, pair in enumerate(pairs)
-        ]
-        title = "Jaccard similarity in %, encoder below the diagonal and decoder above"
-        console.table(title, rows)
-    elif similarity is not None:
-        console.out(f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
-    for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
-        if tree is not None:
-            console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
-            console.out("\n".join(tree.lines) + "\n")
-    console.show(*languages.shown[first:])
-
-
-def show_texts(texts: Texts) -> None:
-    """Jaccard similarities, the tree, and experts by layer."""
-    removed = f"{texts.ratio:.0%} of the experts removed by {texts.metric}"
-    rows = [
-        {
-            "text": text,
-            **{
-                other: None if other == text else f"{100 * value:.0f}"
-                for other, value in zip(texts.texts, row, strict=True)
-            },
-        }
-        for text, row in zip(texts.texts, texts.similarity, strict=True)
-    ]
-    console.table(f"Jaccard similarity of the selected experts in % ({removed})", rows)
-    if texts.clustering is not None:
-        console.out(f"Clusters of texts ({texts.linkage} linkage)")
-        console.out("\n".join(texts.clustering.lines) + "\n")
-    console.show(*texts.shown)
+    elif options.texts:
+        raise UsageError(
+            "`texts` names texts of language models; these statistics are by pairs of languages.",
+            "Name languages with `langs`.",
+        )
+    result = (compare_by_text if is_text else compare_by_language)(statistics, options, names)
+    options.finish(result, result.blocks, leave_out=result.summed_up)

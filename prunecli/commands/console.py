@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TextIO
@@ -93,11 +93,6 @@ def say(text: str) -> None:
     print(wrapped(plain(_spelling.get()(text)), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
-def out(text: str) -> None:
-    """Print plain text on stdout, wrapped at the width of a terminal."""
-    _print(wrapped(plain(text), sys.stdout))
-
-
 def verbatim(text: str) -> None:
     """Print plain text on stdout whose lines stay whole: commands and files, to be copied."""
     _print(printable(text))
@@ -123,12 +118,14 @@ def _print(text: str) -> None:
         print(text, flush=True)  # noqa: T201
 
 
-def result(document: Callable[[], Mapping[str, Any]], tables: Callable[[], None], *, as_json: bool) -> None:
-    """Print a result on stdout as JSON, or as tables; nothing with --quiet alone."""
+def result(
+    document: Callable[[], Mapping[str, Any]], blocks: Iterable[Shown | str], *, as_json: bool
+) -> None:
+    """Print a result on stdout as JSON, or as tables and lines; nothing with --quiet alone."""
     if as_json:
         print_json(document())
     elif not is_hushed():
-        tables()
+        show(blocks)
 
 
 def print_json(payload: Mapping[str, Any]) -> None:
@@ -136,21 +133,24 @@ def print_json(payload: Mapping[str, Any]) -> None:
     _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def table(
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, str] | None = None,
-    text_columns: int = 1,
-    keys: int = 1,
-) -> None:
-    """Print one table; see `Shown.of`. Without `columns`, the rows hold the texts of the cells."""
+def table(*arguments: Any, **options: Any) -> Shown:
+    """Return one table; see `Shown.of`."""
     from prunecli.results.document import Shown
 
-    show(Shown.of(title, rows, columns, text_columns, keys))
+    return Shown.of(*arguments, **options)
 
 
-def show(*tables: Shown) -> None:
-    """Print tables on stdout, each as several below one another if the output is too narrow for one."""
+def show(blocks: Iterable[Shown | str]) -> None:
+    """Print tables and lines on stdout; lines are wrapped at the width of a terminal."""
+    for block in blocks:
+        if isinstance(block, str):
+            _print(wrapped(plain(block), sys.stdout))
+        elif block.rows:
+            _show_table(block)
+
+
+def _show_table(shown: Shown) -> None:
+    """Print a table as several below one another if the output is too narrow for one."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -159,33 +159,30 @@ def show(*tables: Shown) -> None:
     width = _columns(sys.stdout) or NO_TERMINAL_WIDTH
     # No markup and no emoji: names of checkpoints and languages may hold brackets and colons.
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width, height=25)
-    for shown in tables:
-        if not shown.rows:
-            continue
-        columns = {
-            name: [NOTHING if (text := row.get(name)) is None else plain(text) for row in shown.rows]
-            for name in shown.columns
-        }
-        texts = shown.columns[: shown.texts]
-        with console.capture() as captured:
-            if shown.title:
-                # A table would wrap a title at its own width.
-                console.print(Text(plain(shown.title), style="bold"))
-            for widths in blocks(columns, width, texts, max(shown.keys, len(texts))):
-                part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-                for name, size in widths.items():
-                    is_text = name in texts
-                    part.add_column(
-                        plain(name),
-                        justify="left" if is_text else "right",
-                        overflow="fold",
-                        width=None if is_text else size,
-                    )
-                for row in zip(*(columns[name] for name in widths), strict=True):
-                    part.add_row(*row)
-                console.print(part, width=width)
-        text = captured.get().removesuffix("\n")
-        _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
+    columns = {
+        name: [NOTHING if (text := row.get(name)) is None else plain(text) for row in shown.rows]
+        for name in shown.columns
+    }
+    texts = shown.columns[: shown.texts]
+    with console.capture() as captured:
+        if shown.title:
+            # A table would wrap a title at its own width.
+            console.print(Text(plain(shown.title), style="bold"))
+        for widths in blocks(columns, width, texts, max(shown.keys, len(texts))):
+            part = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for name, size in widths.items():
+                is_text = name in texts
+                part.add_column(
+                    plain(name),
+                    justify="left" if is_text else "right",
+                    overflow="fold",
+                    width=None if is_text else size,
+                )
+            for row in zip(*(columns[name] for name in widths), strict=True):
+                part.add_row(*row)
+            console.print(part, width=width)
+    text = captured.get().removesuffix("\n")
+    _print(text if console.is_terminal else "\n".join(line.rstrip() for line in text.split("\n")))
 
 
 def _columns(stream: TextIO) -> int | None:
@@ -207,6 +204,11 @@ def progress(*, has_bars: bool = False) -> Progress:
     if not sys.stderr.isatty() or os.environ.get("TERM") in DUMB:
         return _lines
     return silent if has_bars else _bars
+
+
+def listeners() -> dict[str, Any]:
+    """Return the arguments of a function that shows how far it is and says what it chooses."""
+    return {"progress": progress(), "say": note}
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo
@@ -16,7 +17,6 @@ from prunecli.options import option
 from prunecli.text.choice import NAMED_TEXT, NamedText
 
 if TYPE_CHECKING:
-    from prunecli.report.charts import Picture
     from prunecli.results.evaluation import Evaluation
 
 ABOUT_A_MINUTE = 2400
@@ -28,18 +28,6 @@ PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
 LONGEST_EXAMPLE = 200
 """Letters of an example; the rest is left out."""
-DRAWN = {
-    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
-    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
-    "mlm": {"loss": "loss of the hidden tokens, nats"},
-    "classification": {"accuracy": "accuracy"},
-    "embedding": {
-        "cosine": "cosine to the first",
-        "spearman": "Spearman's correlation",
-        "retrieval": "retrieved",
-    },
-}
-"""Task -> score -> the title of its panel."""
 
 
 class Evaluate(ModelsOptions, EvaluationOptions):
@@ -65,8 +53,6 @@ def evaluate(options: Evaluate) -> None:
     if options.memory is not None:
         ask_huge_pages()  # before torch is imported
 
-    from prunecli.evaluation.evaluate import evaluate as run
-
     named = options.checkpoints
     is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
     options = options.with_text(options.text).updated(
@@ -75,44 +61,42 @@ def evaluate(options: Evaluate) -> None:
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
     labels = labels_for(checkpoints_or_demo(named, options.demo_model))
-    result = run(
+    result = prunecli.evaluate(
         labels,
         options,
         options,
         options.output,
         task=options.task,
         force=options.force,
-        progress=console.progress(),
-        say=console.note,
         warn=console.warn,
+        **console.listeners(),
     )
     if result is None:  # one of several processes: the first goes on
         return
     options.finish(
         result,
-        lambda: _show(result, options.all_pairs),
-        lambda draw: [_pictures(draw, result, labels)],
+        _blocks(result, options.all_pairs),
+        lambda draw: [draw.evaluation_pictures(result, labels)],
         is_written=True,
     )
     if missed := list(options.missed(result)):
         raise PruneError("\n".join(missed))
 
 
-def _show(evaluation: Evaluation, all_pairs: bool) -> None:
-    """Print the tables, what is wrong with the outputs, and examples if there is little to read."""
+def _blocks(evaluation: Evaluation, all_pairs: bool) -> Iterator[Any]:
+    """Yield the tables, what is wrong with the outputs, and examples if there is little to read."""
     from prunecli.results.evaluation import WIDE
 
     evaluation, few = evaluation.tested
-    console.show(*evaluation.shown(None if all_pairs else PAIRS_SHOWN))
+    yield from evaluation.shown(None if all_pairs else PAIRS_SHOWN)
     if few:
         console.warn(few)
     if (test := evaluation.significance) is not None:
         samples = f", {test['samples']:,} resamples" if "samples" in test else ""
-        console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}{samples}).")
+        yield f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}{samples})."
     if len(evaluation.pairs) > PAIRS_SHOWN and not all_pairs:
-        console.out(f"Means over {len(evaluation.pairs)} pairs; --all-pairs shows each.")
-    for line in evaluation.ruined:
-        console.out(line)
+        yield f"Means over {len(evaluation.pairs)} pairs; --all-pairs shows each."
+    yield from evaluation.ruined
     if not evaluation.examples or len(evaluation.results) > WIDE:
         return
     rows: list[dict[str, str | None]] = []
@@ -125,35 +109,4 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
             rows.append({"": label, "text": shown})
         rows.append({"": "", "text": ""})
     title = "Where the outputs differ most" if len(evaluation.results) > 1 else "The worst outputs"
-    console.table(title, rows[:-1], text_columns=2)
-
-
-def _pictures(draw: Any, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
-    """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
-    from prunecli.analysis.removed import kept_of_one_training, removed
-    from prunecli.model.checkpoint import open_model
-    from prunecli.report.charts import Point
-
-    results = evaluation.results
-    opened = [open_model(checkpoints[result.checkpoint]) for result in results]
-    unit, lost = removed(opened)
-    fractions = [one.fraction for one in lost]
-    kept = kept_of_one_training(opened, fractions)
-    pictures = []
-    for name, title in DRAWN[evaluation.task].items():
-        if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
-            continue
-        # The first checkpoint has no divergence.
-        scores = [float((result.scores or result.mean).get(name, 0.0)) for result in results]
-        if kept is not None:
-            caption = f"{title} through the training"
-            pictures.append(draw.training_curves(caption, scores, fractions, kept, (unit, title)))
-            continue
-        models = [
-            (Point(100 * one.fraction, score, result.checkpoint), one)
-            for one, score, result in zip(lost, scores, results, strict=True)
-        ]
-        wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
-        axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
-        pictures.append(draw.reduction_curves(caption, models, axes, references=wholes))
-    return pictures
+    yield console.table(title, rows[:-1], text_columns=2)

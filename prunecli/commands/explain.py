@@ -1,16 +1,11 @@
 """`prunecli explain`: why an expert, head, hidden unit, layer or token of a result was kept or dropped."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import AS_JSON, command
 from prunecli.options import Options, argument
-
-if TYPE_CHECKING:
-    from prunecli.model.decision import Decision
 
 
 class Explain(Options):
@@ -35,84 +30,18 @@ def explain(options: Explain) -> None:
     not be there.
     """
     from prunecli.analysis.explanation import Explained, parse_question
+    from prunecli.results.decisions import Explanation, document
 
     question = parse_question(options.what) if options.what else None
     explained = Explained.open(options.directory)
     if question is None:
-        from prunecli.results.decisions import document
-
-        decisions = document(explained.decisions)
-
-        def overview() -> None:
-            for step, entry in enumerate(explained.structure.history):
-                console.out(f"Step {step + 1}, {entry['command']}:")
-                if step in explained.decisions:
-                    show_cuts(explained.decisions[step])
-                else:
-                    console.out(explained.untold(step))
-
-        console.result(decisions.to_json, overview, as_json=options.as_json)
-        return
-    answers = explained.answers(question)
-    if not options.as_json:
-        for answer in answers:
-            console.out(answer.text)
-        return
-    from prunecli import __version__
-    from prunecli.results.decisions import Explanation
-
-    asked = " ".join(options.what)
-    made = Explanation(format=Explanation.FORMAT, prunecli=__version__, question=asked, answers=answers)
-    console.print_json(made.to_json())
-
-
-EITHER_SIDE = 4
-"""Number of units on each side of a cut that --explain shows; all units of an axis with no more than twice that."""
-
-
-def show_cuts(decision: Decision) -> None:
-    """Print the metric and the text, and a row for each axis."""
-    from prunecli.analysis.explanation import cuts, summary
-
-    for line in summary(decision):
-        console.out(line)
-    if decision.metric is not None:
-        console.show(cuts(decision))
-
-
-def show_decision(decision: Decision | None) -> None:
-    """Print the cut on each axis, then the units on either side of it, highest first; all units of small axes."""
-    if decision is None:
-        console.out("Nothing was chosen by a value, or among parts: the options say it all.")
-        return
-    show_cuts(decision)
-    if decision.metric is None:
-        return
-    from prunecli.analysis.explanation import nearest, place_name
-    from prunecli.results.document import number_text
-
-    rows, is_cut = [], False
-    for place in decision.places:
-        ranks, margins = place.ranks, place.margins
-        if place.values is None or ranks is None:
-            continue
-        chosen = [*range(place.count)]
-        if len(chosen) > 2 * EITHER_SIDE:
-            kept, dropped = nearest(place, EITHER_SIDE)
-            chosen, is_cut = [*kept, *dropped], True
-        for at in sorted(chosen, key=ranks.__getitem__):
-            name = str(place.ids[at])
-            if place.labels is not None:
-                name = f"{name} {place.labels[at].replace(chr(10), chr(92) + 'n')}"
-            rows.append(
-                {
-                    "place": place_name(decision, place),
-                    decision.part: name,
-                    "value": number_text(float(place.values[at])),
-                    "rank": f"{ranks[at]:,}",
-                    "margin": None if margins is None else number_text(float(margins[at])),
-                    "": "kept" if place.kept[at] else "removed",
-                }
-            )
-    title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
-    console.table(title, rows)
+        console.result(document(explained.decisions).to_json, explained.overview, as_json=options.as_json)
+    else:
+        answers = explained.answers(question)
+        made = Explanation(
+            format=Explanation.FORMAT,
+            prunecli=prunecli.__version__,
+            question=" ".join(options.what),
+            answers=answers,
+        )
+        console.result(made.to_json, (answer.text for answer in answers), as_json=options.as_json)

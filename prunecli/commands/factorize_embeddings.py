@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import check_plot, command, plot_option
 from prunecli.commands.rewriting import RewritingOptions, Shown, WordsOptions, change, output_option
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from prunecli.methods.embeddings.factorize import Factors
-    from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.table import Table
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.define import DefineEmbedding
     from prunecli.results.rewriting import Factorization
 
@@ -46,15 +45,14 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import embedding_shapes, fit_embeddings, rewrite_embeddings
-    from prunecli.methods.embeddings.plan import plan_embeddings
+    from prunecli.methods.embeddings.factorize import embedding_shapes
 
     plot = options.plot
     if plot is not None:
         check_plot(plot, force=options.force or options.dry_run)
     with options.open() as opened:
         opened.require_architecture()
-        plan = plan_embeddings(opened, options, options.lines())
+        plan = prunecli.plan_embeddings(opened, options, options.lines())
         if plot is not None and plan.shape is None:
             raise UsageError(
                 "`plot` draws the unit of the input side", "Choose `side=input` or both, without a unit."
@@ -69,18 +67,18 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
                 "the result."
             )
         is_fitted = not (options.dry_run or options.config_only)
-        factors = fit_embeddings(opened, plan, console.progress()) if is_fitted else None
-        shown = options.apply(opened, rewrite_embeddings(opened, plan, factors))
+        factors = prunecli.fit_embeddings(opened, plan, console.progress()) if is_fitted else None
+        shown = options.apply(opened, prunecli.rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
             draw(opened, plan, factors, plot)
         options.show(
             lambda: _document(shown, plan, factors, before, after),
-            lambda: _show(shown, factors, change(before, after)),
+            _blocks(shown, factors, change(before, after)),
         )
 
 
 def _document(
-    shown: Shown, plan: EmbeddingPlan, factors: Factors | None, before: int, after: int
+    shown: Shown, plan: prunecli.EmbeddingPlan, factors: Factors | None, before: int, after: int
 ) -> Factorization:
     from prunecli.results.rewriting import Factorization, TableQuality, UnitFit
 
@@ -106,9 +104,9 @@ def _document(
     )
 
 
-def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None:
-    """Print the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
-    console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
+def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
+    yield console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []
     if factors is not None and (fit := factors.fit) is not None:
         shape = fit.unit.shape
@@ -134,15 +132,15 @@ def _show(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> None
         "mean cosine": "{mean_cosine:.4f}",
         "parameters": "{parameters:,}",
     }
-    console.table("How near the rows come", rows, columns)
-    shown.show_place(dry="nothing is fitted or written")
+    yield console.table("How near the rows come", rows, columns)
+    yield from shown.place_blocks(dry="nothing is fitted or written")
 
 
 CHUNK_ROWS = 4096
 """Rows of the table that go through the unit at a time."""
 
 
-def draw(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path) -> None:
+def draw(checkpoint: prunecli.Checkpoint, plan: prunecli.EmbeddingPlan, factors: Factors, path: Path) -> None:
     """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; groups.
 
     What a layer gives is taken after its GELU.

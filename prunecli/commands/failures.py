@@ -1,7 +1,5 @@
 """The one table that turns what ended a command into plain lines and an exit status."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

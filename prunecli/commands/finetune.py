@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import prunecli
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.checkpoints import (
@@ -35,7 +36,6 @@ from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions,
 if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
     from prunecli.results.rewriting import Training
-    from prunecli.training.finetune import Destination
 
 DEMO_STEPS = 100
 STEPS = 1000
@@ -165,9 +165,6 @@ def finetune(options: Finetune) -> None:
     torchrun -m prunecli finetune … trains in several processes.
     """
     from prunecli.tensors.hub.names import local_path
-    from prunecli.training.finetune import Destination
-    from prunecli.training.finetune import finetune as run
-    from prunecli.training.start import Start
 
     options.check_options()
     if options.stored_dtype is not None and "dtype" not in options.model_fields_set:
@@ -182,8 +179,8 @@ def finetune(options: Finetune) -> None:
         labelled=options.valid_labelled,
         max_sentences=options.max_valid,
     )
-    start = Start(options.checkpoint, options.from_scratch, options.tokenizer, options.seed)
-    destination = Destination(
+    start = prunecli.Start(options.checkpoint, options.from_scratch, options.tokenizer, options.seed)
+    destination = prunecli.Destination(
         options.output,
         options.stored_dtype,
         options.force,
@@ -203,7 +200,7 @@ def finetune(options: Finetune) -> None:
             raise UsageError(
                 f"`{name}` goes with models that have a head, not with `task={task}`", "Leave it out."
             )
-    result = run(
+    result = prunecli.finetune(
         start,
         choice,
         destination,
@@ -212,17 +209,15 @@ def finetune(options: Finetune) -> None:
         task=task,
         resume=options.resume == "auto",
         dry_run=options.dry_run,
-        progress=console.progress(),
-        say=console.note,
+        **console.listeners(),
     )
     if result is not None:
         training, support = result
-        tables = partial(_show, training, support, destination)
-        console.result(training.to_json, tables, as_json=options.as_json)
+        console.result(training.to_json, _blocks(training, support, destination), as_json=options.as_json)
     processes.leave()
 
 
-def _show(training: Training, support: StockSupport, destination: Destination) -> None:
+def _blocks(training: Training, support: StockSupport, destination: prunecli.Destination) -> Iterator[Any]:
     from prunecli.evaluation.tasks import perplexity
 
     steps = training.validation
@@ -236,10 +231,10 @@ def _show(training: Training, support: StockSupport, destination: Destination) -
     if training.arguments["task"] != "lm":
         del columns["perplexity"]
     rows = [{**vars(step), "perplexity": perplexity(step.loss)} for step in (*steps[:1], *steps[1:][-SHOWN:])]
-    console.table("Validation", rows, columns)
+    yield console.table("Validation", rows, columns)
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
-    console.out(f"{training.steps:,} updates, {speed}{chosen}")
-    console.out(support.line)
-    console.out(f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}")
+    yield f"{training.steps:,} updates, {speed}{chosen}"
+    yield support.line
+    yield f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}"

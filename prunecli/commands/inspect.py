@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
@@ -13,12 +12,10 @@ from prunecli.commands.command import OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import CheckpointPath, Size, advanced_option, option
-from prunecli.tensors.quantities import counted, option_size
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory, Quantisation
-    from prunecli.results.inspection import Fit, Way
 
 
 class Inspect(OutputOptions, LoadOptions):
@@ -57,7 +54,7 @@ def inspect(options: Inspect) -> None:
     options.check_table()
     # For a hub model that is not here, what config.json and headers say.
     checkpoint = options.checkpoint or checkpoint_or_demo(None, options.demo_model)
-    with describe_checkpoint(checkpoint, say=console.note, progress=console.progress()) as opened:
+    with describe_checkpoint(checkpoint, **console.listeners()) as opened:
         inventory = take_inventory(opened)
         if options.fit is not None:
             from prunecli.evaluation.capacity import what_fits
@@ -72,18 +69,17 @@ def inspect(options: Inspect) -> None:
         if options.as_json:
             console.print_json(inspection.to_json())
             return
-        _show(opened, inventory)
+        console.show(_blocks(opened, inventory))
         if answer is not None:
-            quantised = bool(inventory.quantisation)
-            words = ["prune-experts", str(options.checkpoint or opened.path)]
-            show_fits(answer, is_stock=opened.runs_stock, quantised=quantised)
-            for line in next_steps(answer, words, stored_as, quantised=quantised):
-                console.out(line)
+            quantised, named = bool(inventory.quantisation), str(options.checkpoint or opened.path)
+            assumed = answer.assumed(is_stock=opened.runs_stock)
+            next_steps = answer.next_steps(named, stored_as, quantised=quantised)
+            console.show([answer.shown(quantised=quantised), *assumed, *next_steps])
         if table is not None:
             console.note(f"Written to {table}.")
 
 
-def _show(opened: Checkpoint, inventory: Inventory) -> None:
+def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
@@ -100,10 +96,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     ]
     dtypes, count = " and ".join(map(config_dtype, inventory.dtypes)) or "empty", len(opened.files)
     files = opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
-    console.out(
-        f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}"
-    )
-    console.table("Parameters", rows)
+    yield f"{with_origins(str(opened.path))}: {opened.model_type or 'no model_type'}, {dtypes}, {files}"
+    yield console.table("Parameters", rows)
     experts = [
         {
             "sparse layer": layer.name,
@@ -112,20 +106,20 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         }
         for layer in inventory.layers
     ]
-    console.table("Experts", experts)
-    console.table("Heads", _heads(inventory))
+    yield console.table("Experts", experts)
+    yield console.table("Heads", _heads(inventory))
     for stack in inventory.stacks:
         if len(stack.layers) < stack.original_layers:
             numbers = ranges(stack.layers)
-            console.out(f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}")
+            yield f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}"
     if changed := describe_parts(inventory.attentions, {}):
-        console.out(f"Attention: {changed}")
+        yield f"Attention: {changed}"
     if changed := describe_parts(inventory.ffns, opened.structure.widths):
-        console.out(f"FFN: {changed}")
+        yield f"FFN: {changed}"
     if changed := describe_embeddings(inventory.tables):
-        console.out(f"Embeddings: {changed}")
+        yield f"Embeddings: {changed}"
     if inventory.quantisation is not None:
-        _show_quantisation(inventory.quantisation)
+        yield _quantised(inventory.quantisation)
     modules = [
         {
             "module": module,
@@ -134,23 +128,23 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         }
         for module, names in inventory.modules.items()
     ]
-    console.table("Other, by name of module", modules)
+    yield console.table("Other, by name of module", modules)
     if opened.runs_stock:
         _show_found(opened, inventory)
     if opened.structure.history:
         from prunecli.report.history import step_text
 
-        console.out("History:")
+        yield "History:"
     for step in opened.structure.history:
         source = step.get("source", {}).get("path")
-        console.out(f"  {step_text(step, *([f'from {source}'] if source else []))}")
+        yield f"  {step_text(step, *([f'from {source}'] if source else []))}"
 
 
-def _show_quantisation(found: Quantisation) -> None:
+def _quantised(found: Quantisation) -> str:
     ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in found.schemes.items())
     held = f"{ways}; " if ways else ""
     method = found.method or "method not named"
-    console.out(f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all")
+    return f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all"
 
 
 def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
@@ -207,115 +201,3 @@ def _share(size: int, inventory: Inventory) -> dict[str, str]:
 
 def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
-
-
-def show_fits(fits: Fit, *, is_stock: bool, quantised: bool) -> None:
-    """Print the table, then what it assumes.
-
-    Args:
-        is_stock: whether the model runs in its stock class.
-        quantised: whether its weights are stored as codes.
-    """
-    named = [(_name(way, quantised=quantised), way) for way in (*fits.whole, *fits.pruned)]
-    named += [(f"layer by layer, {way.dtype}", way) for way in fits.by_layer.ways]
-    rows = [
-        {
-            **vars(way),
-            "way": name,
-            "besides": way.needed_bytes - way.weight_bytes,
-            "is": ("no", "yes")[way.fits],
-        }
-        for name, way in named
-    ]
-    columns = {
-        "way": "{way}",
-        "weights": "{weight_bytes!b}",
-        "besides": "{besides!b}",
-        "together": "{needed_bytes!b}",
-        "fits": "{is}",
-    }
-    console.table(f"What fits in {console.bytes_text(fits.budget_bytes or 0)}", rows, columns)
-    for line in _assumed(fits, is_stock=is_stock):
-        console.out(line)
-
-
-def next_steps(fits: Fit, command: Sequence[str], dtype: str | None, *, quantised: bool) -> Iterator[str]:
-    """Yield whether the model fits, and else what makes it fit: `command` with the smallest ratio, or shrink.
-
-    Args:
-        dtype: the type asked for; None: any will do.
-        quantised: as stored and decoded are two things to run then, and said apart.
-    """
-    from prunecli.tensors.dtypes import config_dtype
-
-    if quantised:
-        for way in fits.whole:
-            same = [one for one in fits.pruned if one.dtype == way.dtype]
-            how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
-            yield f"{how}, {'it fits as it is.' if way.fits else _next(same, command, lambda _way: False)}"
-        return
-    asked = None if dtype is None else config_dtype(dtype)
-    whole, pruned = (
-        [way for way in ways if asked in (None, way.dtype)] for ways in (fits.whole, fits.pruned)
-    )
-    fitting = [way for way in whole if way.fits]
-    if fits.whole[0].fits:
-        yield "It fits as it is."
-    elif fitting:
-        yield f"It fits in {fitting[0].dtype}."
-    elif fits.pruned:
-        line = _next(pruned, command, lambda way: bool(asked) or not way.as_stored)
-        yield line[0].upper() + line[1:]
-    else:
-        smallest, budget = min(fits.whole, key=lambda way: way.needed_bytes), fits.budget_bytes or 0
-        yield f"It needs {console.bytes_text(smallest.needed_bytes - budget)} more, in {smallest.dtype}."
-        words = ["shrink", command[1], "--fit", option_size(budget)]
-        yield f"Next, with text of your own: prunecli {shlex.join(words)} --text FILE"
-
-
-def _next(pruned: Sequence[Way], command: Sequence[str], cast: Callable[[Way], bool]) -> str:
-    """The ratio of `pruned` that keeps most and fits, with its type if it is `cast`."""
-    ratios = [way for way in pruned if way.fits]
-    if not ratios:
-        return "it does not fit, and no ratio of its experts makes it."
-    least = min(ratios, key=lambda way: way.ratio or 0)
-    words = [*command, "--ratio", f"{least.ratio:g}"]
-    words += ["--dtype", least.dtype] if cast(least) else []
-    return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
-
-
-def _name(way: Way, *, quantised: bool) -> str:
-    stored = ", as stored" if way.as_stored else ", decoded" if quantised else ""
-    name = "whole" if way.ratio is None else f"ratio {way.ratio:g}"
-    return f"{name}, {way.dtype}{stored}"
-
-
-def _assumed(fits: Fit, *, is_stock: bool) -> Iterator[str]:
-    texts = counted(fits.batch or 1, "text")
-    yield f"Whole: {texts} decoding, beam {fits.beam}, {fits.length:,} tokens, and 10% of the memory free."
-    if is_stock:
-        first = fits.whole[0]
-        cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0
-        yield (
-            f"Besides: {console.bytes_text(cache)} of keys, values and states, "
-            f"{console.bytes_text(decoding - cache)} of activations."
-        )
-    yield from fits.unknown
-    if pruned := {way.keep: way for way in fits.pruned}:
-        yield (
-            "; ".join(
-                f"ratio {way.ratio:g} keeps {way.keep:,} of {way.held:,} experts" for way in pruned.values()
-            ).capitalize()
-            + "."
-        )
-    if not fits.by_layer.ways:
-        return
-    batch = f"batches of {fits.by_layer.batch_tokens:,} tokens, {fits.by_layer.batch_length:,}"
-    if is_stock:
-        yield f"Layer by layer (collect-gates --memory): {batch} a window."
-    else:
-        yield f"Layer by layer (--memory): {batch} a sentence."
-    if tokens := [
-        f"{way.state_tokens:,} in {way.dtype}" for way in fits.by_layer.ways if way.state_tokens is not None
-    ]:
-        yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."

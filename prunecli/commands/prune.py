@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DEMO, DemoName, with_demo_text
 from prunecli.commands.command import command
@@ -25,12 +26,6 @@ from prunecli.methods.options import (
     VocabularyOptions,
 )
 from prunecli.options import selection_option
-
-if TYPE_CHECKING:
-    from prunecli.methods.units import TextRun
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.rewrite import Rewrite
-    from prunecli.selection.selection import Selection
 
 
 class PruneExperts(RewritingOptions, ExpertOptions):
@@ -55,7 +50,6 @@ def prune_experts(options: PruneExperts) -> None:
     with options.open(options.demo_model) as opened:
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.options import default_ratio, explain, of_language_model
-        from prunecli.methods.experts.plan import mean_outputs, plan_experts, rewrite_constant
 
         if options.keep is None and not options.has_amount:
             share = default_ratio(opened)
@@ -63,7 +57,7 @@ def prune_experts(options: PruneExperts) -> None:
         if opened.is_remote and (nbytes := aimer_bytes(opened, options)):
             text = console.bytes_text(nbytes)
             console.note(f"aimer fetches {text} of experts to rank them; kept experts are fetched once more.")
-        plan = plan_experts(opened, options, console.progress())
+        plan = prunecli.plan_experts(opened, options, console.progress())
         console.note(*plan.reasons)
         if plan.warning is not None:
             console.warn(plan.warning)
@@ -76,14 +70,15 @@ def prune_experts(options: PruneExperts) -> None:
             console.note(f"No {what} named: all of {files} count; {keep} those that you need.")
         rewrite = None
         if options.constant:
-            rewrite = rewrite_constant(opened, plan, mean_outputs(opened, options.files, options.texts))
+            means = prunecli.mean_outputs(opened, options.files, options.texts)
+            rewrite = prunecli.rewrite_constant(opened, plan, means)
         fit: Any = plan.details.get("fit")
         options.prune(
             opened,
             plan,
             options.seed,
             rewrite=rewrite,
-            table=lambda: None if fit is None else console.out("\n".join(explain(fit))),
+            before=() if fit is None else explain(fit),
         )
 
 
@@ -101,12 +96,10 @@ def prune_heads(options: PruneHeads) -> None:
 
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further.
     """
-    from prunecli.methods.heads.plan import plan_heads
-
     if options.keep is not None and ("scores" in options.model_fields_set or options.metric == "random"):
         raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
     with options.open() as opened:
-        plan = plan_heads(opened, options)
+        plan = prunecli.plan_heads(opened, options)
         console.note(*plan.reasons)
         options.prune(opened, plan, options.seed)
 
@@ -125,7 +118,7 @@ def prune_ffn(options: PruneFfn) -> None:
 
     Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import NORMS_WARNING, plan_widths
+    from prunecli.methods.ffn.narrow import NORMS_WARNING
 
     options = dense_for_demo(options)
     options.check_options()
@@ -133,7 +126,7 @@ def prune_ffn(options: PruneFfn) -> None:
     with options.open() as opened:
         if options.metric == "norms":
             console.warn(NORMS_WARNING)
-        _prune_measured(opened, options, plan_widths)
+        _prune_measured(opened, options, prunecli.plan_widths)
 
 
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
@@ -156,7 +149,7 @@ def prune_layers(options: PruneLayers) -> None:
 
     Each stack keeps at least one layer. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.layers.plan import LAST_WARNING, plan_layers
+    from prunecli.methods.layers.plan import LAST_WARNING
 
     options.check_options()
     reads = options.needs_text or options.replace is not None
@@ -170,16 +163,18 @@ def prune_layers(options: PruneLayers) -> None:
     with options.open() as opened:
         if options.metric == "last":
             console.warn(LAST_WARNING)
-        _prune_measured(opened, options, plan_layers, _with_maps if options.replace else None)
+        _prune_measured(opened, options, prunecli.plan_layers, _with_maps if options.replace else None)
 
 
-def _with_maps(source: Checkpoint, selection: Selection, run: TextRun) -> Rewrite:
+def _with_maps(
+    source: prunecli.Checkpoint, selection: prunecli.Selection, run: prunecli.TextRun
+) -> prunecli.Rewrite:
     """Remove layers, and leave linear maps in their place."""
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.methods.layers.replace import Maps, cut_replaced
+    from prunecli.methods.layers.replace import Maps
 
     data, maps = measured_text(source, run.choice, "`replace=linear`"), Maps()
-    rewrite = cut_replaced(source, selection, data, run, maps)
+    rewrite = prunecli.cut_replaced(source, selection, data, run, maps)
     if maps:
         run.say("FFNs before removed layers have linear maps that do about what these did.")
     return rewrite
@@ -207,10 +202,11 @@ def _with_text(options: Measured, *, reads: bool) -> Measured:
 
 
 def _prune_measured(
-    opened: Checkpoint,
+    opened: prunecli.Checkpoint,
     options: Measured,
-    plan: Callable[[Checkpoint, Measured, TextRun], Selection],
-    rewrite_by: Callable[[Checkpoint, Selection, TextRun], Rewrite] | None = None,
+    plan: Callable[[prunecli.Checkpoint, Measured, prunecli.TextRun], prunecli.Selection],
+    rewrite_by: Callable[[prunecli.Checkpoint, prunecli.Selection, prunecli.TextRun], prunecli.Rewrite]
+    | None = None,
 ) -> None:
     """Choose units by `plan`, remove the others, and show the result.
 
@@ -249,8 +245,6 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
     are always kept. The text becomes the same tokens as before, under new ids; this is checked before anything is
     written. Other text becomes smaller tokens.
     """
-    from prunecli import demo
-    from prunecli.methods.vocabulary.plan import plan_vocabulary
     from prunecli.text.files import read_lines
 
     if options.data is None and not options.files:
@@ -258,29 +252,29 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             raise UsageError(
                 "No text is given, from which tokens are chosen.", "Give `data`, `files`, or both."
             )
-        options = options.updated(split=options.split or DEMO_SPLIT, demo=demo.DATA)
+        options = options.updated(split=options.split or DEMO_SPLIT, demo=prunecli.demo.DATA)
     with options.open() as opened:
         opened.require_architecture()
         kept = () if options.keep_file is None else filter(None, read_lines(options.keep_file))
         options = options.updated(keep=tuple(dict.fromkeys(kept)))
-        plan = plan_vocabulary(opened, options.lines(console.note), options, console.progress())
+        plan = prunecli.plan_vocabulary(opened, options.lines(console.note), options, console.progress())
         for name in (name for name, content in plan.files.items() if content is None):
             console.note(
                 f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
             )
-        options.prune(opened, plan, None, table=lambda: _show_tokens(plan.details))
+        options.prune(opened, plan, None, before=_tokens(plan.details))
 
 
-def _show_tokens(details: Mapping[str, Any]) -> None:
-    """Print why tokens stay, and whether the text falls into the same tokens."""
+def _tokens(details: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield why tokens stay, and whether the text falls into the same tokens."""
     rows = [{"why": name, "tokens": f"{count:,}"} for name, count in details["parts"].items()]
-    console.table("Kept tokens", rows)
+    yield console.table("Kept tokens", rows)
     found = details["compared"]
     if found["changed"]:
-        console.out(
+        yield (
             f"{details['text']['share_kept']:.2%} of the running tokens are kept; {found['changed']:,} of "
             f"{found['sentences']:,} different texts fall into other tokens "
             f"({found['running_before']:,} -> {found['running_after']:,} in all)."
         )
     else:
-        console.out(f"All {found['sentences']:,} different texts fall into the same tokens as before.")
+        yield f"All {found['sentences']:,} different texts fall into the same tokens as before."

@@ -1,11 +1,10 @@
 """`prunecli report`: one page of everything that a directory holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.command import FORCE, QUIET, command
 from prunecli.options import CheckpointPath, Options, argument, option
@@ -39,7 +38,6 @@ def report(options: Report) -> None:
     History, size, quality, speed, experts, heads, languages, similarity, training: whatever is there. No model is
     loaded, nothing is fetched, and the page opens without a network.
     """
-    from prunecli import demo
     from prunecli.report.collect import collect
     from prunecli.report.page import report_page
     from prunecli.tensors.quantities import counted
@@ -48,7 +46,7 @@ def report(options: Report) -> None:
     output = options.output
     if output != STDOUT:
         refuse_unwritable(output, force=options.force)
-    bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
+    bundled = {"demo": prunecli.demo.CHECKPOINT, "demo-lm": prunecli.demo.LM_CHECKPOINT}
     if options.originals:
         from prunecli.evaluation.options import labels_for  # imports torch
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
-from prunecli.errors import MemoryShortError, PruneError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    from prunecli.methods.units import TextRun
     from prunecli.model.axes import Axis
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
-    from prunecli.pipeline import Applied
     from prunecli.results.rewriting import QualityChange, Rewriting, Selected
     from prunecli.selection.selection import Selection
 
@@ -75,13 +74,12 @@ class RewritingOptions(WritingOptions):
         recorded=False,
     )
 
-    def show(self, document: Callable[[], Rewriting], tables: Callable[[], None]) -> None:
-        """Print the result as JSON or as tables; see `console.result`."""
-        console.result(lambda: document().to_json(), tables, as_json=self.as_json)
+    def show(self, document: Callable[[], Rewriting], blocks: Iterable[Any]) -> None:
+        """Print the result as JSON or as tables and lines; see `console.result`."""
+        console.result(lambda: document().to_json(), blocks, as_json=self.as_json)
 
     def open(self, demo: DemoName = "translation") -> Checkpoint:
         """Open the checkpoint, or the demo's; an output that cannot be written is refused before."""
-        from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
@@ -94,14 +92,12 @@ class RewritingOptions(WritingOptions):
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
         if self.stream:
-            from prunecli.model.streamed import stream_model
-
             if self.checkpoint is None:
                 raise UsageError(
                     "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
                 )
-            return stream_model(self.checkpoint, say=console.note, progress=console.progress())
-        return open_model(checkpoint_or_demo(self.checkpoint, demo))
+            return prunecli.stream_model(self.checkpoint, **console.listeners())
+        return prunecli.open_model(checkpoint_or_demo(self.checkpoint, demo))
 
     def prune(
         self,
@@ -109,32 +105,26 @@ class RewritingOptions(WritingOptions):
         selection: Selection,
         seed: int | None,
         *,
-        rewrite: Rewrite | None = None,
+        rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
         running: RunOptions | None = None,
-        table: Callable[[], None] = lambda: None,
+        before: Iterable[Any] = (),
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
         Args:
             rewrite: how the units are removed; None: by `cut`.
             scored, running: as in `apply`.
-            table: prints what comes before the table of units.
+            before: tables and lines before the table of units.
         """
-        from prunecli.selection.cut import cut
-
-        shown = self.apply(source, rewrite or cut(source, selection), scored, running)
-
-        def tables() -> None:
-            table()
-            shown.show_selected(selection)
-
-        self.show(lambda: shown.selected(selection, seed), tables)
+        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored, running)
+        blocks = chain(before, shown.selected_blocks(selection))
+        self.show(lambda: shown.selected(selection, seed), blocks)
 
     def apply(
         self,
         source: Checkpoint,
-        rewrite: Rewrite,
+        rewrite: prunecli.Rewrite,
         scored: TextChoice | None = None,
         running: RunOptions | None = None,
     ) -> Shown:
@@ -145,7 +135,6 @@ class RewritingOptions(WritingOptions):
             running: how the model runs on text.
         """
         from prunecli.model.opening import lacking
-        from prunecli.pipeline import apply
         from prunecli.tensors.side_files import in_one_line
 
         if left_out := source.side_files.left_out:
@@ -157,67 +146,37 @@ class RewritingOptions(WritingOptions):
             )
         decision = rewrite.decision
         if decision is not None and decision.part != "token":
-            count = sum(place.kept.size for place in decision.places)
-            removed = 1 - sum(int(place.kept.sum()) for place in decision.places) / count
+            count = sum(place.count for place in decision.places)
+            removed = 1 - sum(place.num_kept for place in decision.places) / count
             if removed > 0.5:
                 console.warn(
                     f"Warning: {removed:.0%} of the {decision.part}s are removed. Measure the result with prunecli "
                     "evaluate; if its scores fell too far, remove less or run prunecli finetune."
                 )
-        check = self._quality_check(source, rewrite, scored, running)
-        result = apply(
+        quality = compare = None
+        wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
+        if wanted and not (self.dry_run or self.config_only):
+            from prunecli.evaluation.quality_check import quality_check
+
+            steps, progress = rewrite.structure.history, console.progress()
+            compare = quality_check(source, self.check_text, scored, steps, running, progress, console.note)
+        result = prunecli.apply(
             source,
             rewrite,
             None if self.dry_run else self.output,
             force=self.force,
             weights=not self.config_only,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
             console.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
-        quality = self._compared(check, result)
-        return Shown(result, not self.config_only, self.explain, quality)
-
-    def _quality_check(
-        self, source: Checkpoint, rewrite: Rewrite, scored: TextChoice | None, running: RunOptions | None
-    ) -> Callable[[Path], QualityChange] | None:
-        """The measured original, where --check is given or there is text; None too where it does not fit in memory."""
-        wanted = self.check_text is not None or (scored is not None and (self.as_json or not self.quiet))
-        if self.dry_run or self.config_only or not wanted:
-            return None
-        from prunecli.evaluation.quality_check import quality_check
-
-        steps = rewrite.structure.history
-        try:
-            return quality_check(source, self.check_text, scored, steps, running, console.progress())
-        except PruneError as error:
-            if self.check_text is not None and not isinstance(error, MemoryShortError):
-                raise
-            self._unmeasured(error)
-            return None
-
-    def _compared(
-        self, check: Callable[[Path], QualityChange] | None, result: Applied
-    ) -> QualityChange | None:
-        """Print the loss before and after; a ruined result is reported with --quiet too."""
-        if check is None or result.output is None:
-            return None
-        try:
-            change = check(result.output)
-        except PruneError as error:  # the result is there, and right
-            self._unmeasured(error)
-            return None
-        if change.ruined:
+        if compare is not None and (quality := compare(self.output)) is not None and quality.ruined:
             console.warn(
                 "Warning: the result is ruined. Remove less, choose by another score, or train it: prunecli finetune "
-                f"{result.output} --teacher {result.source.path}"
+                f"{self.output} --teacher {source.path}"
             )
-        return change
-
-    def _unmeasured(self, error: PruneError) -> None:
-        console.note(f"The quality of the result is not measured: {error.message}")
+        return Shown(result, not self.config_only, self.explain, quality)
 
 
 class WordsOptions(TextChoice):
@@ -261,7 +220,7 @@ class ScoredOptions(TextChoice, RunOptions):
         if self.first_given is not None:
             raise UsageError(f"{self.first_given}: {why}", "Leave it out.")
 
-    def text_run(self, how: RewritingOptions, *, measures: bool) -> TextRun:
+    def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
         Args:
@@ -271,7 +230,6 @@ class ScoredOptions(TextChoice, RunOptions):
             UsageError: scores are to be saved, and nothing is measured.
             OutputError: the file of scores cannot be written.
         """
-        from prunecli.methods.units import TextRun
         from prunecli.tensors.documents import refuse_unwritable
 
         save, path = None, self.save_scores
@@ -280,14 +238,14 @@ class ScoredOptions(TextChoice, RunOptions):
                 raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
             save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
-        return TextRun(self, self, save, console.progress(), console.note)
+        return prunecli.TextRun(self, self, save, console.progress(), console.note)
 
 
 @dataclass(frozen=True)
 class Shown:
     """Document and lines about a result that every rewriting command prints."""
 
-    result: Applied
+    result: prunecli.Applied
     weights: bool
     explain: bool
     quality: QualityChange | None
@@ -321,8 +279,8 @@ class Shown:
             kept={name: sorted(selection.kept[name]) for name in held},
         )
 
-    def show_selected(self, selection: Selection) -> None:
-        """How many units of each axis stay, of axes of one form together, and of all; then what `show_place` prints."""
+    def selected_blocks(self, selection: Selection) -> Iterator[Any]:
+        """Yield how many units of each axis stay, of axes of one form together, and of all; the sizes and the place."""
         from prunecli.model.parts import ranges
         from prunecli.selection.select import HOLDERS
 
@@ -353,11 +311,11 @@ class Shown:
             }
             for row in shown
         ]
-        console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
+        yield console.table("Hidden units" if kind == "unit" else f"{kind}s".capitalize(), rows)
         for name, axis in axes.items() if kind == "layer" else ():
             gone = [number for number in axis.ids if number not in selection.kept[name]]
-            console.out(f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}")
-        self.show_sizes_and_place()
+            yield f"Removed from the {axis.side}: {ranges(gone) or 'nothing'}"
+        yield from self.end_blocks()
 
     def rows(self) -> list[dict[str, str]]:
         """Parameters and bytes, before and after, for a table."""
@@ -367,25 +325,25 @@ class Shown:
             {"": "bytes", **change(of.bytes_before, of.bytes_after, console.bytes_text)},
         ]
 
-    def show_sizes_and_place(self) -> None:
-        """Print the rows of `rows` as a line, then what `show_place` prints."""
-        console.out(", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows()))
-        self.show_place()
+    def end_blocks(self) -> Iterator[Any]:
+        """Yield the rows of `rows` as a line, then `place_blocks`."""
+        yield ", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows())
+        yield from self.place_blocks()
 
-    def show_place(self, dry: str = "nothing is written") -> None:
-        """Whether it is a stock model, where it is, and what opens it."""
+    def place_blocks(self, dry: str = "nothing is written") -> Iterator[Any]:
+        """Yield whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:
-            from prunecli.commands.explain import show_decision
+            from prunecli.analysis.explanation import decision_blocks
 
-            show_decision(self.result.rewrite.decision)
+            yield from decision_blocks(self.result.rewrite.decision)
         if self.quality is not None:
             from prunecli.evaluation.quality_check import change_line
 
-            console.out(change_line(self.quality))
-        console.out(support.line)
+            yield change_line(self.quality)
+        yield support.line
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
-        console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")
+        yield f"Dry run: {dry}." if output is None else f"Written: {output} ({what})"
 
 
 def selected_axes(source: Checkpoint, selection: Selection) -> dict[str, Axis]:

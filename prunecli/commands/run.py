@@ -1,7 +1,5 @@
 """`prunecli run`: carry out a recipe."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -107,7 +105,7 @@ def _list() -> None:
         {"recipe": known, "what it does": read_recipe(path).description}
         for known, path in bundled_recipes().items()
     ]
-    console.table("", rows, text_columns=2)
+    console.show([console.table("", rows, text_columns=2)])
 
 
 def builtin_variables() -> Mapping[str, str]:

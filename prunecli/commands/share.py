@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
@@ -16,7 +17,6 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
     from prunecli.methods.sharing.arrange import Group, SharePlan
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Sharing
 
 
@@ -34,25 +34,21 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    from prunecli.pipeline import plan_ffn_on_text
-
     options.check_groups(2)
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        plan = plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
+        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse_text("no text is read here.")
         _share(opened, options, plan, scored, options)
 
 
-def _share(opened: Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
+def _share(opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
     """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
-    from prunecli.methods.sharing.plan import rewrite_shared
-
     console.note(*plan.reasons)
-    shown = options.apply(opened, rewrite_shared(opened, plan), *text)
-    options.show(lambda: share_document(shown, plan), lambda: show_shared(shown, plan))
+    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), *text)
+    options.show(lambda: share_document(shown, plan), share_blocks(shown, plan))
 
 
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
@@ -83,8 +79,8 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
     return shown.document(kind, plan.seed, groups=groups, removed=plan.removed, **more)
 
 
-def show_shared(shown: Shown, plan: SharePlan) -> None:
-    """Print layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
+def share_blocks(shown: Shown, plan: SharePlan) -> Iterator[Any]:
+    """Yield layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
     from prunecli.model.parts import ranges
 
     parameters = _parameters(shown, plan)
@@ -117,8 +113,8 @@ def show_shared(shown: Shown, plan: SharePlan) -> None:
         add(plan.sparse, "experts, as before", None, None)
     if plan.removed:
         add(plan.removed, "none", 0, 0)
-    console.table(title, rows, text_columns=2)
-    shown.show_sizes_and_place()
+    yield console.table(title, rows, text_columns=2)
+    yield from shown.end_blocks()
 
 
 def _parameters(shown: Shown, plan: SharePlan) -> dict[str, int]:
@@ -161,9 +157,7 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.sharing.plan import plan_attention
-
     options.check_groups(3)
     with options.open() as opened:
-        plan = plan_attention(opened, options)
+        plan = prunecli.plan_attention(opened, options)
         _share(opened, options, plan)

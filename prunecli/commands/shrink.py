@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import with_demo_text
 from prunecli.commands.command import command
@@ -34,48 +36,46 @@ def shrink(options: Shrink) -> None:
     resumes an interrupted run.
     """
     from prunecli.shrinking.shrink import figures_path
-    from prunecli.shrinking.shrink import shrink as run
 
     options.check_target()
     options = with_demo_text(options, options.checkpoint)
     with options.open() as source:
         if all(getattr(options, name) is None for name in TARGETS):
             console.note("No target given: keeping 75% of the parameters (--params 0.75).")
-        result = run(
+        result = prunecli.shrink(
             source,
             options,
             options,
             None if options.dry_run else options.output,
             force=options.force,
-            progress=console.progress(),
-            say=console.note,
+            **console.listeners(),
         )
-    options.show(lambda: result, lambda: _show(result))
+    options.show(lambda: result, _blocks(result))
     if result.output is not None and not options.as_json:
         console.note(f"Everything that was tried: {figures_path(options.output)}")
 
 
-def _show(result: Shrunk) -> None:
-    """Print the mixture, the closing table and where the result is."""
+def _blocks(result: Shrunk) -> Iterator[Any]:
+    """Yield the mixture, the closing table and where the result is."""
     from prunecli.model.stock import StockSupport
 
     best = ", ".join(f"{share:.0%} of the {_NAMES.get(name, name)}" for name, share in result.shares.items())
-    console.out(f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried.")
+    yield f"Removed: {best}; the best of {len(result.tried)} mixtures that were tried."
     if "tokens" in result.shares:
         tried = {name for one in result.tried for name in one.shares}
         others = ",".join(sorted(tried - {"tokens"}))
-        console.out(f"Text of another kind falls into more tokens now; to keep all: --only {others}.")
+        yield f"Text of another kind falls into more tokens now; to keep all: --only {others}."
     stages = result.stages
     if stages:
-        console.show(*result.shown)
+        yield from result.shown
     else:
         sizes = change(result.parameters_before or 0, result.parameters_after or 0)
-        console.out("Parameters {before} -> {after} ({left})".format(**sizes))
-    console.out(StockSupport(reason=result.stock["reason"], nearest=result.stock["nearest"]).line)
+        yield "Parameters {before} -> {after} ({left})".format(**sizes)
+    yield StockSupport(reason=result.stock["reason"], nearest=result.stock["nearest"]).line
     if result.output is None:
-        console.out("Dry run: nothing is written.")
+        yield "Dry run: nothing is written."
         return
-    console.out(f"Written: {result.output}")
+    yield f"Written: {result.output}"
     asked, speedup = result.arguments.get("speed"), stages[-1].speedup
     if asked and speedup and speedup < asked:
         console.warn(
@@ -84,7 +84,7 @@ def _show(result: Shrunk) -> None:
         )
     costs = {stage.model: inf if stage.quality.cost is None else stage.quality.cost for stage in stages}
     if "healed" not in costs:
-        console.out("Training recovers part of what was lost: --heal 10m, with the original as teacher.")
+        yield "Training recovers part of what was lost: --heal 10m, with the original as teacher."
     elif costs["healed"] > costs["cut"]:
         console.warn(
             "Warning: training made the model worse on this text. Train on more text, or leave --heal out."

@@ -1,7 +1,5 @@
 """The memory that a model takes and what fits in a memory: for `inspect --fit`, and for errors of too little memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil

@@ -1,17 +1,14 @@
 """Beam-search translation of many sentences, in length-bucketed batches."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.model.cost import Load
+from prunecli.evaluation.on_text import DecodingOptions as DecodingOptions
 from prunecli.modules.logits import vocabulary_size
 from prunecli.private import pytree, reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
@@ -22,32 +19,8 @@ from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
 Rows = list[list[int]]
 """Ids of tokens, or positions of sentences, of each batch or example."""
-USUAL_LENGTH = 64
-"""Assumed tokens of a sentence, to estimate the memory of a search before its text is known."""
-
-
 _OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
 """Ends of the names of settings that hold token ids."""
-
-
-@dataclass(frozen=True)
-class DecodingOptions:
-    """Options of beam search.
-
-    Attributes:
-        beam: hypotheses kept per sentence; 1 is greedy search.
-        batch_tokens: padded source tokens in a batch (the beams come on top).
-        max_new_tokens: longest output, or None for `length_limit`.
-    """
-
-    beam: int = 4
-    batch_tokens: int = 2048
-    max_new_tokens: int | None = None
-
-    @property
-    def load(self) -> Load:
-        """The load of one batch: sentences and outputs of the usual length."""
-        return Load(max(1, self.batch_tokens // USUAL_LENGTH), self.beam, USUAL_LENGTH)
 
 
 class Translation(NamedTuple):

@@ -1,7 +1,5 @@
 """Measure the quality of checkpoints on the same text, translation above all, and compare them with the first."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -373,7 +371,7 @@ def evaluate(
             if not group.is_main:
                 return None
             seed = options.seed if task in ("translation", "mlm") else None
-            head = Evaluation.header([*opened.values()], seed)
+            head = Evaluation.header(opened.values(), seed)
             evaluation = Evaluation(**head, task=task, **measured.fields())
             measured.save(evaluation)
             return evaluation

@@ -7,12 +7,10 @@ same operations on the same blocks of positions: a model does not diverge from i
 not take each last hidden state by itself, the whole model is kept and run again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +32,10 @@ from prunecli.running.batches import measure_losses, require_finite, run_forward
 from prunecli.running.encoding import filling, padding_id, position_count, window_length
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.runner import Advance, Runner, chunks, ignored
+from prunecli.running.runner import Advance, Runner, ignored
 from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.tensors.dtypes import parse_dtype
+from prunecli.text.batching import length_bucketed
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
@@ -236,7 +235,7 @@ class CausalLanguageModel(ModelTask):
         continued = (
             self._continue(label, model, tokenizer, windows) if is_compared and options.continuations else {}
         )
-        batches = window_examples(windows, *filling(model, tokenizer)).batches(options.decoding.batch_tokens)
+        batches = window_examples(windows, *filling(model, tokenizer)).batches(options.batch_tokens)
         what = f"{label}: reading"
         if is_compared:
             self.reference = self.reference or Reference(batches, options.spill_directory)
@@ -387,16 +386,15 @@ def continue_greedily(
     )
     positions, asked = position_count(model), max_new_tokens or NEW_TOKENS
     made: dict[int, list[int]] = {}
-    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-    for length, alike in groupby(order, key=lambda row: len(prompts[row])):
+    for rows in length_bucketed([len(prompt) + asked for prompt in prompts], batch_tokens, equal=True):
+        length = len(prompts[rows[0]])
         limit = asked if positions is None else max(1, min(asked, positions - length))
-        for rows in chunks(alike, max(1, batch_tokens // (length + asked))):
-            output = generate(model, [prompts[row] for row in rows], padding, 1, limit)
-            for row, ids in zip(rows, output, strict=True):
-                line = ids[length:]
-                kept = len(list(takewhile(lambda token: token not in ends, line)))
-                made[row] = line[: kept + 1]
-            advance(len(rows))
+        output = generate(model, [prompts[row] for row in rows], padding, 1, limit)
+        for row, ids in zip(rows, output, strict=True):
+            line = ids[length:]
+            kept = len(list(takewhile(lambda token: token not in ends, line)))
+            made[row] = line[: kept + 1]
+        advance(len(rows))
     return [made[row] for row in range(len(prompts))]
 
 

@@ -7,8 +7,6 @@ model that does not generate are Table 4 of 1905.10650.
 Load time and peak memory are measured in a separate process for each model: a process has one peak, which never falls.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -159,7 +157,7 @@ def bench_latency(
             about["new_tokens"] = options.new_tokens
         return Latency.model_validate(
             {
-                **Latency.header(list(opened.values()), None),
+                **Latency.header(opened.values()),
                 **about,
                 "sentences": len(work[first]),
                 "runs": options.runs,

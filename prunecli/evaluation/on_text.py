@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,7 @@ from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.cost import Load
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
     from prunecli.running.runner import Runner
@@ -58,6 +60,32 @@ class RunOptions(BatchOptions):
                 UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
             )
         return self
+
+
+USUAL_LENGTH = 64
+"""Assumed tokens of a sentence, to estimate the memory of a search before its text is known."""
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """Options of beam search.
+
+    Attributes:
+        beam: hypotheses kept per sentence; 1 is greedy search.
+        batch_tokens: padded source tokens in a batch (the beams come on top).
+        max_new_tokens: longest output, or None for `length_limit`.
+    """
+
+    beam: int = 4
+    batch_tokens: int = 2048
+    max_new_tokens: int | None = None
+
+    @property
+    def load(self) -> Load:
+        """The load of one batch: sentences and outputs of the usual length."""
+        from prunecli.model.cost import Load  # imports numpy
+
+        return Load(max(1, self.batch_tokens // USUAL_LENGTH), self.beam, USUAL_LENGTH)
 
 
 def measured_text(

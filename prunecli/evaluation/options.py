@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prunecli import demo
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import DEVICE, BatchOptions, RunOptions
+from prunecli.evaluation.on_text import DEVICE, BatchOptions, DecodingOptions, RunOptions
 from prunecli.options import (
     COMPUTE_DTYPE,
     RUNNING_DTYPE,
@@ -27,7 +27,6 @@ from prunecli.options import (
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.results.evaluation import Evaluation
 
 RATED = {
@@ -124,26 +123,22 @@ class EvaluationOptions(RunOptions):
     @property
     def decoding(self) -> DecodingOptions:
         """How translations are searched for."""
-        from prunecli.evaluation.decoding import DecodingOptions  # imports torch
-
         return DecodingOptions(self.beam, self.batch_tokens, self.max_new_tokens)
 
     @property
-    def limits(self) -> list[tuple[str, str, float]]:
-        """Each limit: "least" or "most", the score in lower case, as in evaluation.json, and the value.
+    def limits(self) -> Iterator[tuple[str, str, float]]:
+        """Yield each limit: "least" or "most", the score in lower case, as in evaluation.json, and the value.
 
         Raises:
             UsageError: a limit without a number.
         """
-        found = []
         for name in ("least", "most"):
             for text in getattr(self, name):
                 score, _, value = text.rpartition("=")
                 try:
-                    found.append((name, score.strip().lower(), float(value)))
+                    yield name, score.strip().lower(), float(value)
                 except ValueError as error:
                     raise UsageError(f"`{name}={text}`: no number", f"Write `{name}=chrF++=50`.") from error
-        return found
 
     def check_limits(self, task: str, checkpoints: int) -> None:
         """Refuse limits that say nothing about `task` or about so many checkpoints.
@@ -165,7 +160,7 @@ class EvaluationOptions(RunOptions):
         """One line for each limit that a checkpoint does not keep, or whose score was not measured."""
         from prunecli.results.evaluation import LOWER_IS_BETTER  # imports numpy
 
-        scores = {result.checkpoint: result.mean or result.scores for result in evaluation.results}
+        scores = {result.checkpoint: result.main for result in evaluation.results}
         for word, name, limit in self.limits:
             found = {label: own[name] for label, own in scores.items() if name in own}
             if not found:
@@ -267,9 +262,9 @@ class SimilarityOptions(BatchOptions):
         return MEASURES if self.measure == "both" else (self.measure,)
 
     @property
-    def seeds(self) -> tuple[int, ...]:
+    def seeds(self) -> range:
         """Seeds of the random weights that are compared too."""
-        return tuple(range(self.random_baseline or 0))
+        return range(self.random_baseline or 0)
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:

@@ -1,7 +1,5 @@
 """The quality of models on a little text: of a result beside its original, and of everything that `shrink` tries."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.errors import DataError
+from prunecli.errors import DataError, MemoryShortError, PruneError
 from prunecli.evaluation.language_model import Reference
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.evaluation.tasks import class_logits, cosines, outputs_of, perplexity, text_vectors
@@ -21,7 +19,7 @@ from prunecli.model.history import pairs_of_steps
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.pooling import read_pooling
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent
 from prunecli.results.rewriting import Quality, QualityChange
 from prunecli.running.batches import measure_losses, task_batches
 from prunecli.running.encoding import text_examples
@@ -44,6 +42,7 @@ CHARACTERS = 4
 LINE_TOKENS = 32
 """Tokens of a sentence, about."""
 MOST_PAIRS = 8
+UNMEASURED = "The quality of the result is not measured: {}"
 
 
 def little(data: Dataset, tokens: int) -> Dataset:
@@ -180,8 +179,11 @@ def quality_check(
     steps: Sequence[Mapping[str, Any]],
     running: RunOptions | None,
     progress: Progress,
-) -> Callable[[Path], QualityChange]:
+    say: Say,
+) -> Callable[[Path], QualityChange | None] | None:
     """Measure a model before a reduction, at once; return the function that measures the result afterwards.
+
+    Both return None if the model does not fit in memory, or cannot be measured on text that is not `named`.
 
     Args:
         source: the model that gets smaller.
@@ -190,18 +192,28 @@ def quality_check(
             any: another split, or the texts behind `max_sentences`.
         steps: history of the result; language pairs that it was not pruned for are left out.
         running: how the models run.
+        say: called with the reason why nothing is measured.
 
     Raises:
-        PruneError: text or a model that cannot be used. The function that is returned: a model that cannot be run.
-        MemoryShortError: the model does not fit in memory.
+        PruneError: the `named` text, or a model that cannot be measured on it.
     """
-    data, is_scored = _read(source, named, scored)
-    data = little(replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs)), TOKENS)
-    measurer = Measurer(source, data, running or RunOptions(), progress, diverges=False)
+    try:
+        data, is_scored = _read(source, named, scored)
+        data = little(replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs)), TOKENS)
+        measurer = Measurer(source, data, running or RunOptions(), progress, diverges=False)
+    except PruneError as error:
+        if named is not None and not isinstance(error, MemoryShortError):
+            raise
+        say(UNMEASURED.format(error.message))
+        return None
     before, text = measurer.original, data.text
 
-    def compare(result: Path) -> QualityChange:
-        after = measurer.measure(result, "the result")
+    def compare(result: Path) -> QualityChange | None:
+        try:
+            after = measurer.measure(result, "the result")
+        except PruneError as error:  # the result is there, and right
+            say(UNMEASURED.format(error.message))
+            return None
         fields: dict[str, Any] = {
             "text": [text.split] if isinstance(text, ParallelText) else [path.name for path in text.files],
             "text_of_scores": is_scored,

@@ -4,8 +4,6 @@ COMET runs as the program `comet-score` of its own installation: unbabel-comet (
 huggingface_hub 0 and numpy 1, and cannot be installed with prunecli.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The base of the tasks that `evaluate` measures; masked language modelling, classification and embedding."""
 
-from __future__ import annotations
-
 import gc
 import math
 from abc import ABC, abstractmethod
@@ -228,7 +226,7 @@ class MaskedLanguageModel(ModelTask):
         assert isinstance(text, PlainText)
         length = window_length(runner.model, tokenizer, self.data.context)
         examples = mlm_examples(tokenizer, runner.model, text.texts, context=length, seed=options.seed)
-        batches = examples.batches(options.decoding.batch_tokens)
+        batches = examples.batches(options.batch_tokens)
         nats, tokens = measure_losses(runner, batches, len(text), f"{label}: reading", self.progress)
         loss = float(nats.sum() / tokens.sum())
         scores = {"perplexity": perplexity(loss), "loss": loss, "tokens": int(tokens.sum())}
@@ -252,7 +250,7 @@ class Classification(ModelTask):
         text, names = self.data.text, runner.model.config.id2label
         assert isinstance(text, LabelledText)
         examples = labelled_examples(tokenizer, runner.model, text)
-        batches = examples.batches(self.options.decoding.batch_tokens)
+        batches = examples.batches(self.options.batch_tokens)
         line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
         logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
         right = torch.tensor(label_ids(text, names))
@@ -337,7 +335,7 @@ class Embedding(ModelTask):
                 tokenizer,
                 pooling,
                 texts,
-                self.options.decoding.batch_tokens,
+                self.options.batch_tokens,
                 f"{label}: {name or 'embedding'}",
                 self.progress,
                 self.data.context,

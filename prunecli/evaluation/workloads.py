@@ -8,8 +8,6 @@
 | embedding | one pass without the head, and the pooling | |
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

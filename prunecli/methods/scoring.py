@@ -1,12 +1,10 @@
 """Options of the commands that measure experts and heads: `collect-gates` and `score-heads`."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.on_text import RunOptions
+from prunecli.evaluation.on_text import DecodingOptions, RunOptions
 from prunecli.methods.options import EffectMetric
 from prunecli.options import (
     COMPUTE_DTYPE,
@@ -19,9 +17,6 @@ from prunecli.options import (
     selection_option,
     text_option,
 )
-
-if TYPE_CHECKING:
-    from prunecli.evaluation.decoding import DecodingOptions
 
 
 class CollectOptions(Options):
@@ -124,6 +119,4 @@ class ScoreOptions(RunOptions):
     @property
     def decoding(self) -> DecodingOptions:
         """Options of the beam search."""
-        from prunecli.evaluation.decoding import DecodingOptions  # imports torch
-
         return DecodingOptions(self.beam, self.batch_tokens)

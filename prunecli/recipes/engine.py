@@ -1,7 +1,5 @@
 """Recipes: steps, each one command, resolved into what would run; all faults are reported at once."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from prunecli.recipes.text import (
     RecipeText,
     Resolved,
     StepText,
+    Variables,
     as_text,
     expand,
     faults_error,
@@ -80,8 +79,8 @@ def resolve(
     path: Path,
     text: RecipeText,
     commands: Commands,
-    overrides: Mapping[str, Resolved] | None = None,
-    builtins: Mapping[str, Resolved] | None = None,
+    overrides: Variables | None = None,
+    builtins: Variables | None = None,
     say: Say = unsaid,
 ) -> Recipe:
     """Fill in the variables, expand `for-each` and `when`, and check every step against the real command.
@@ -135,7 +134,7 @@ def resolve(
 def _resolve_step(
     text: StepText,
     name: str,
-    variables: Mapping[str, Resolved],
+    variables: Variables,
     commands: Commands,
     earlier: Sequence[Path],
     faults: list[str],
@@ -244,7 +243,7 @@ def related(path: Path, other: Path) -> bool:
     return lies_in(path, other) or lies_in(other, path)
 
 
-def _faults_of(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
+def _faults_of(steps: Sequence[Step], settable: Variables) -> list[str]:
     """Faults of names, of outputs in the way of others, and of inputs that neither exist nor are made by then.
 
     Args:

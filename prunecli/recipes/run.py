@@ -1,10 +1,8 @@
 """Running the steps of a recipe, of which those are skipped that are up to date; and the page of all that they made."""
 
-from __future__ import annotations
-
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,16 +132,14 @@ class Outcome:
     status: int = 0
 
 
-def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Outcome]:
-    """Return the steps that a run would carry out, as far as they are known beforehand."""
-    outcomes = []
+def preview(steps: Sequence[Step], state: State, force: bool = False) -> Iterator[Outcome]:
+    """Yield the steps that a run would carry out, as far as they are known beforehand."""
     remade: list[Path] = []
     for step in steps:
         reason = "--force" if force else stale_reason(step, state, remade)
-        outcomes.append(Outcome(step, reason))
+        yield Outcome(step, reason)
         if reason is not None:
             remade += step.makes
-    return outcomes
 
 
 def run_steps(

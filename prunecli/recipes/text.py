@@ -1,7 +1,5 @@
 """Recipe files: the ones that come with prunecli, YAML read strictly, every field known, and variables filled in."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,6 +60,8 @@ _REFERENCE = re.compile(r"\$(?:(\$)|\{([^}]*)\})")
 Scalar = str | bool
 Resolved = str | bool | list[Scalar]
 """A value of a recipe: text (numbers are kept as they were written), true or false, or a list of these."""
+Variables = Mapping[str, Resolved]
+"""Name of a variable -> its value."""
 
 
 def _check_value(value: Any) -> Any:
@@ -184,7 +184,7 @@ def parse_override(text: str) -> tuple[str, Resolved]:
         raise UsageError(f"`assignments={text}`: this is not a list", "Write it as name=[a,b].") from error
 
 
-def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults: list[str]) -> Resolved:
+def substitute(value: Any, variables: Variables, where: str, faults: list[str]) -> Resolved:
     """`value` with `${name}` filled in; a reference that stands alone keeps its type.
 
     In a list, an item that names variables with lists stands for one item with each of their values.
@@ -218,9 +218,7 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
     return filled_in
 
 
-def each(
-    names: Iterable[str], variables: Mapping[str, Resolved], where: str, faults: list[str]
-) -> Iterator[Mapping[str, Resolved]]:
+def each(names: Iterable[str], variables: Variables, where: str, faults: list[str]) -> Iterator[Variables]:
     """The variables with one value in the place of each list among `names`: once for each combination."""
     lists = {name: value for name in names if isinstance(value := variables.get(name), list)}
     if math.prod(map(len, lists.values())) > MOST_STEPS:
@@ -236,7 +234,7 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def resolve_variables(
-    text: RecipeText, overrides: Mapping[str, Resolved], builtins: Mapping[str, Resolved], faults: list[str]
+    text: RecipeText, overrides: Variables, builtins: Variables, faults: list[str]
 ) -> dict[str, Resolved]:
     """Every variable's value, those of `overrides` in the place of the written ones; what is wrong joins `faults`."""
     for name in overrides:
@@ -259,16 +257,17 @@ def resolve_variables(
     return resolved
 
 
-def references(value: Any) -> list[str]:
-    """The variables that a value names, in order."""
-    texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
-    names = [match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None]
-    return list(dict.fromkeys(names))
+def references(value: Any) -> Iterator[str]:
+    """Yield the variables that a value names, in order."""
+    for item in value if isinstance(value, list) else [value]:
+        for match in _REFERENCE.finditer(item) if isinstance(item, str) else ():
+            if match[2] is not None:
+                yield match[2]
 
 
 def expand(
-    step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
-) -> Iterator[tuple[str, Mapping[str, Resolved]]]:
+    step: StepText, variables: Variables, number: int, faults: list[str]
+) -> Iterator[tuple[str, Variables]]:
     """The step once for each combination of its `for-each` values: its name and the variables it sees."""
     choices = {}
     for name, values in step.for_each.items():

@@ -4,8 +4,6 @@ Each chart function takes a caption first and returns a `Picture`. Altair is an 
 pictures are empty and the page shows its tables alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

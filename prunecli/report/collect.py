@@ -3,8 +3,6 @@
 And what it states of each model: how it compares with the first of its evaluation, or with its original.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
 from prunecli.results import kind_of
 from prunecli.results.decisions import FILE, Decisions, read_decisions
-from prunecli.results.document import Document, numbers, with_fingerprints
+from prunecli.results.document import Document, numbers
 from prunecli.results.evaluation import LOWER_IS_BETTER, Evaluated, Evaluation
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency, Timed
@@ -263,14 +261,20 @@ def rows_of(evaluation: Evaluation, data: ReportData) -> list[Row]:
     """A row for each result, with the checkpoint and the speed that have its fingerprint."""
     return [
         Row(result, own, data.known(result.checkpoint, own), _timed(data, result.checkpoint, own))
-        for result, own in with_fingerprints(evaluation, evaluation.results)
+        for result, own in _with_fingerprints(evaluation, evaluation.results)
     ]
+
+
+def _with_fingerprints(document: Document, results: Sequence[T]) -> Iterator[tuple[T, str]]:
+    """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
+    stated = [model.fingerprint or "" for model in document.models]
+    return zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True)
 
 
 def _timed(data: ReportData, label: str, fingerprint: str) -> Timed | None:
     """The first speed of this checkpoint; among several with its fingerprint the one with its name."""
     for _, latency in data.of(Latency):
-        both = with_fingerprints(latency, latency.results)
+        both = _with_fingerprints(latency, latency.results)
         same = [result for result, own in both if fingerprint and own == fingerprint]
         if same:
             return min(same, key=lambda result: result.checkpoint != label)
@@ -308,7 +312,7 @@ class Finding:
 def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
     """(what they are compared with, a finding for each model): for each evaluation, else for the checkpoints."""
     found = [
-        (f"against {evaluation.results[0].checkpoint}, {name}", _of_evaluation(evaluation, data))
+        (f"against {evaluation.results[0].checkpoint}, {name}", [*_of_evaluation(evaluation, data)])
         for name, evaluation in data.of(Evaluation)
         if len(evaluation.results) > 1
     ]
@@ -335,10 +339,9 @@ def best(found: Sequence[Finding]) -> list[Finding]:
     return sorted(front, key=lambda one: one.smaller or 0.0)[-MOST_FINDINGS:]
 
 
-def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
+def _of_evaluation(evaluation: Evaluation, data: ReportData) -> Iterator[Finding]:
     first, *others = rows_of(evaluation, data)
     shown = {name: one for name, one in evaluation.shown_scores.items() if not one.form.endswith("d")}
-    made = []
     for row in others:
         size, whole = row.size[0], first.size[0]
         smaller = 1 - size / whole if size is not None and whole else None
@@ -350,8 +353,7 @@ def _of_evaluation(evaluation: Evaluation, data: ReportData) -> list[Finding]:
             better = sign * (row.scores[name] - first.scores[name])
         label = row.result.checkpoint
         bad = next((line for line in evaluation.ruined if line.startswith(f"{label}: ")), "")
-        made.append(Finding(label, smaller, difference, better, _speedup(row.timed), bad))
-    return made
+        yield Finding(label, smaller, difference, better, _speedup(row.timed), bad)
 
 
 def _speedup(timed: Timed | None) -> str | None:

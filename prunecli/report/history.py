@@ -1,7 +1,5 @@
 """The section of histories: who descends from whom, by which steps."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The report page: its introduction, and a section for each kind of content that the directory has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,11 +48,13 @@ from prunecli.results.similarity import HeadComparison, Similarity
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.quantities import bytes_text, counted
 
+Content = Iterator[Block]
+"""Content of a section."""
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 """Scores by pair are listed for at most so many."""
 
 
-def quality_section(data: ReportData) -> Iterator[Block]:
+def quality_section(data: ReportData) -> Content:
     """Yield charts and tables of each evaluation.json."""
     for name, stored in data.of(Evaluation):
         evaluation, _ = stored.tested
@@ -165,7 +165,7 @@ MAPPED = ("expert", "head", "layer")
 """Kinds of units that are few enough for a map."""
 
 
-def sizes_section(data: ReportData) -> Iterator[Block]:
+def sizes_section(data: ReportData) -> Content:
     """Yield tables and a chart of the checkpoints' sizes; checkpoints outside the directory come first."""
     entries = [*data.elsewhere, *data.checkpoints]
     if not entries:
@@ -215,7 +215,7 @@ def _overview(entry: CheckpointEntry) -> Cells:
     }
 
 
-def history_section(data: ReportData) -> Iterator[Block]:
+def history_section(data: ReportData) -> Content:
     """Yield the tree of all checkpoints that prunecli made, then the steps of each."""
     derived = [entry for entry in data.checkpoints if entry.history]
     if not derived:
@@ -238,7 +238,7 @@ def history_section(data: ReportData) -> Iterator[Block]:
             yield Text(f"Statistics: {', '.join(files)}.", "soft")
 
 
-def decisions_section(data: ReportData) -> Iterator[Block]:
+def decisions_section(data: ReportData) -> Content:
     """Yield the values by which each step chose what to keep, at the first checkpoint with that step."""
     seen: set[tuple[str, int, str]] = set()
     for entry in data.checkpoints:
@@ -248,13 +248,13 @@ def decisions_section(data: ReportData) -> Iterator[Block]:
             if key in seen or decision.metric is None:
                 continue
             if not seen:
-                yield Text(
+                yield (
                     "A stroke marks what was removed. If the gap over the spread is near 0, another text might lead to "
                     "another choice."
                 )
             seen.add(key)
             yield Heading(f"{entry.name}: step {step + 1}, {entry.history[step]['command']}")
-            yield Text(" ".join(summary(decision)))
+            yield " ".join(summary(decision))
             if decision.part in MAPPED and all(place.count <= MOST_IN_LAYER for place in decision.places):
                 yield [_decision_map(decision)]
             yield cuts(decision)
@@ -284,7 +284,7 @@ def _decision_map(decision: Decision) -> Picture:
     )
 
 
-def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
+def results_section(kind: type[Document], data: ReportData) -> Content:
     """Yield a line, the pictures and the tables of each result of a kind."""
     for name, result in data.of(kind):
         rows = [row for row in pictures_of(result) if row]
@@ -292,16 +292,16 @@ def results_section(kind: type[Document], data: ReportData) -> Iterator[Block]:
             continue  # of other units than heads
         yield Heading(name)
         if result.about:
-            yield Text(result.about)
+            yield result.about
         yield from rows
         yield from getattr(result, "shown", ())
 
 
-def experts_section(data: ReportData) -> Iterator[Block]:
+def experts_section(data: ReportData) -> Content:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
     reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
     if kept := [entry for entry in reduced if entry.inventory.layers]:
-        yield Text(
+        yield (
             "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
     for entry in kept:
@@ -313,14 +313,14 @@ def experts_section(data: ReportData) -> Iterator[Block]:
     yield from results_section(GateStatistics, data)
 
 
-def heads_section(data: ReportData) -> Iterator[Block]:
+def heads_section(data: ReportData) -> Content:
     """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
     yield from results_section(Scores, data)
     yield from results_section(HeadComparison, data)
     reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("head")]
     if kept := [entry for entry in reduced if entry.inventory.attentions]:
         yield Heading("Heads that are left")
-        yield Text("Layers by heads of the original model; kept heads stand out, removed ones are faint.")
+        yield "Layers by heads of the original model; kept heads stand out, removed ones are faint."
     for entry in kept:
         drawn = []
         for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
@@ -332,7 +332,7 @@ def heads_section(data: ReportData) -> Iterator[Block]:
         yield drawn
 
 
-def training_section(data: ReportData) -> Iterator[Block]:
+def training_section(data: ReportData) -> Content:
     """Yield a table of all trainings and curves of each OUTPUT.finetune.json."""
     rows = []
     for name, training in data.of(Training):
@@ -356,14 +356,14 @@ def training_section(data: ReportData) -> Iterator[Block]:
     yield from results_section(Training, data)
 
 
-def unreadable_section(data: ReportData) -> Iterator[Block]:
+def unreadable_section(data: ReportData) -> Content:
     """Yield a table of damaged files and checkpoints."""
     if data.unreadable:
         rows = [{"file": name, "what is wrong": reason} for name, reason in data.unreadable.items()]
         yield Shown("Left out of this page", rows, text_columns=2)
 
 
-SECTIONS: Mapping[str, Callable[[ReportData], Iterator[Block]]] = {
+SECTIONS: Mapping[str, Callable[[ReportData], Content]] = {
     "Unreadable files": unreadable_section,
     "Quality, size and speed": quality_section,
     "Checkpoints": sizes_section,

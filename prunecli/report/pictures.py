@@ -1,20 +1,21 @@
 """The pictures of each kind of result, for the report page and for `--plot`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatch
+from itertools import chain
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prunecli.analysis.removed import Kept, Removed
+from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, removed
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
+from prunecli.model.checkpoint import open_model
 from prunecli.model.decision import Floats
 from prunecli.model.parts import KIND_NAMES, KINDS, kind_and_layer
 from prunecli.report.charts import (
@@ -28,6 +29,7 @@ from prunecli.report.charts import (
     heat_map,
     histogram,
 )
+from prunecli.results.evaluation import Evaluation
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
@@ -46,7 +48,19 @@ MOST_PAIRS = 120
 """With more pairs, the matrices of their similarities are not drawn."""
 MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
-Rows = list[list[Picture]]
+DRAWN = {
+    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
+    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
+    "mlm": {"loss": "loss of the hidden tokens, nats"},
+    "classification": {"accuracy": "accuracy"},
+    "embedding": {
+        "cosine": "cosine to the first",
+        "spearman": "Spearman's correlation",
+        "retrieval": "retrieved",
+    },
+}
+"""Task -> score -> the title of its panel."""
+Rows = Iterator[list[Picture]]
 """Rows of pictures, for the page and for `--plot`."""
 
 
@@ -128,10 +142,37 @@ def training_curves(
     )
 
 
+def evaluation_pictures(evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> list[Picture]:
+    """Draw the scores by what was removed; `checkpoints` are the directories of the labels."""
+    results = evaluation.results
+    opened = [open_model(checkpoints[result.checkpoint]) for result in results]
+    unit, lost = removed(opened)
+    fractions = [one.fraction for one in lost]
+    kept = kept_of_one_training(opened, fractions)
+    pictures = []
+    for name, title in DRAWN[evaluation.task].items():
+        if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
+            continue
+        # The first checkpoint has no divergence.
+        scores = [float(result.main.get(name, 0.0)) for result in results]
+        if kept is not None:
+            caption = f"{title} through the training"
+            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+            continue
+        models = [
+            (Point(100 * one.fraction, score, result.checkpoint), one)
+            for one, score, result in zip(lost, scores, results, strict=True)
+        ]
+        wholes = [score for score, one in zip(scores, lost, strict=True) if one.is_original]
+        axes, caption = (f"% of {unit} removed", title), f"{title} against the {unit} removed"
+        pictures.append(reduction_curves(caption, models, axes, references=wholes))
+    return pictures
+
+
 @singledispatch
 def pictures_of(_result: Any) -> Rows:
-    """Return rows of pictures of a result, for the page and for `--plot`."""
-    return []
+    """Yield rows of pictures of a result, for the page and for `--plot`."""
+    yield from ()
 
 
 @pictures_of.register
@@ -149,7 +190,7 @@ def _shrinking(shrunk: Shrunk) -> Rows:
         f"What was tried for {shrunk.output}",
         ("parameters, millions", "cost: loss, or 1 - cosine"),
     )
-    return [[curves(caption, points, *titles, joined=alone)]]
+    yield [curves(caption, points, *titles, joined=alone)]
 
 
 @pictures_of.register
@@ -175,7 +216,7 @@ def _speed(latency: Latency) -> Rows:
         ]
         caption = f"{caption}, against batch size"
         pictures.append(curves(caption, points, "batch size", unit, x_ticks=sizes, y_from_zero=True))
-    return [pictures]
+    yield pictures
 
 
 def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list[Picture]:
@@ -225,14 +266,16 @@ def _languages(languages: Languages) -> Rows:
         ]
         caption = "Experts kept by each layer under the global threshold: mean and range over the pairs"
         drawn = [bars(caption, rows, "experts")]
-    return [trees(by_side, languages.families), maps, drawn]
+    yield trees(by_side, languages.families)
+    yield maps
+    yield drawn
 
 
 @pictures_of.register
 def _texts(texts: Texts) -> Rows:
     """Draw the tree and the similarities of texts."""
     shared = _similarities("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
-    return [[*trees({"Texts by their experts": texts.clustering}, texts.families), shared]]
+    yield [*trees({"Texts by their experts": texts.clustering}, texts.families), shared]
 
 
 @pictures_of.register
@@ -243,7 +286,7 @@ def _gates(statistics: GateStatistics) -> Rows:
     frame = pd.DataFrame(sums.top1, statistics.layers).div(tokens, axis=0)
     entry = "text" if statistics.mode == "text" else "pair"
     caption = f"Share of a layer's tokens that rank an expert first, over all {entry}s"
-    return [[heat_map(caption, frame, colour_range([frame]), titles=("", "expert"))]]
+    yield [heat_map(caption, frame, colour_range([frame]), titles=("", "expert"))]
 
 
 @pictures_of.register
@@ -264,14 +307,15 @@ def _training(training: Training) -> Rows:
     ]
     if scores:
         pictures.append(curves(f"chrF++ of {training.output}", scores, "update", "chrF++"))
-    return [pictures]
+    yield pictures
 
 
 @pictures_of.register
 def _heads(scores: Scores) -> Rows:
     """Draw the importance of heads, or the score with each head alone in its layer."""
     drawn = scores.means() if scores.method == "all-but-one" else scores.importance()
-    return [head_maps(scores, drawn)] if scores.kind == "head" else []
+    if scores.kind == "head":
+        yield head_maps(scores, drawn)
 
 
 def head_maps(scores: Scores, values: Mapping[str, Floats], counted: str | None = None) -> list[Picture]:
@@ -317,7 +361,7 @@ def _head_comparison(comparison: HeadComparison) -> Rows:
     ]
     caption = f"Importance of {len(points)} heads{stated_correlation(stated.get('all'))}"
     titles = axis_title(comparison.first), axis_title(comparison.second)
-    return [[curves(caption, points, *titles, joined=(), references=[0.0])]]
+    yield [curves(caption, points, *titles, joined=(), references=[0.0])]
 
 
 @pictures_of.register
@@ -328,7 +372,6 @@ def _components(similarity: Similarity) -> Rows:
     a row for each measure. A name is layer.kind: sa, ca, ffn.
     """
     models = dict(zip(("first", "second"), similarity.checkpoints, strict=False))
-    rows: Rows = []
     for measure, matrices in similarity.matrices.items():
         by_side = []
         for side in get_args(Side):
@@ -345,11 +388,10 @@ def _components(similarity: Similarity) -> Rows:
                     titles = names if len(single) > 1 else ("", "")
                     maps.append(heat_map(title, frame, titles=titles))
             by_side.append(maps)
-        rows += by_side if "between" in matrices else [[picture for maps in by_side for picture in maps]]
-    return rows
+        yield from by_side if "between" in matrices else [[*chain(*by_side)]]
 
 
-def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> Rows:
+def correlation_maps(rows: Sequence[Mapping[str, Floats]]) -> list[list[Picture]]:
     """Draw correlation maps (1911.12385, Figures 4 and 7 to 11): name -> map [size, size] for each row."""
     return [
         [

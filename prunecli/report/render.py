@@ -1,7 +1,5 @@
 """Write pictures as PNG, SVG or HTML, and pages of texts, tables and pictures from the template page.html."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -10,55 +8,28 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from prunecli.report.charts import VEGA_LITE, WIDTH, Picture, missing_packages
+from prunecli.report.history import Node
 from prunecli.results.document import Json, Shown
 from prunecli.tensors.transaction import new_file
-
-if TYPE_CHECKING:
-    from prunecli.report.history import Node
 
 NOTHING = "–"
 """Text of a table cell without a value."""
 
-INK, SOFT, LINE = "#16161a", "#55555e", "#d5d5da"
-"""Colours of texts and lines in charts: those of the page by day. By night a filter of the page inverts the charts."""
-_GUIDE = {"labelColor": SOFT, "titleColor": INK, "titleFontWeight": "normal"}
-THEME: Json = {
-    "background": None,
-    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        **_GUIDE,
-        "domainColor": SOFT,
-        "tickColor": SOFT,
-        "gridColor": LINE,
-        "labelFontSize": 11,
-        "titleFontSize": 12,
-        "labelLimit": 220,
-        "labelOverlap": True,
-    },
-    "legend": {**_GUIDE, "labelFontSize": 12},
-    "title": {"color": INK, "fontSize": 13, "fontWeight": "normal", "anchor": "start"},
-    "text": {"fill": INK},
-    "line": {"color": SOFT},
-    "point": {"color": INK},
-    "rule": {"color": INK},
-    "range": {
-        "category": (
-            *("#2a78d6", "#0f8a60", "#a86f00", "#4a3aa7"),
-            *("#d03b3b", "#b8437f", "#c4501c", "#55555e"),
-        ),
-        "heatmap": ("#e8f1fb", "#aecdf3", "#5e9ee8", "#256abf", "#0d366b"),
-        "diverging": ("#184f95", "#86b6ef", "#f0efec", "#f09a9a", "#932020"),
-    },
-    "style": {"reference": {"stroke": SOFT, "strokeDash": [4, 3]}},
-}
-"""Vega-Lite configuration of all charts."""
+
+def _asset(name: str) -> str:
+    return (files("prunecli.report") / name).read_text(encoding="utf-8")
+
+
+THEME: Json = json.loads(_asset("theme.json"))
+"""Vega-Lite configuration of all charts; colours are those of the page by day. By night a filter of the page inverts
+the charts.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +42,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or bullet points if `items` are given; with the style "steps" numbered command lines."""
+    """A paragraph with a style, or bullet points if `items` are given; with "steps" numbered command lines."""
 
     text: str = ""
     style: str = ""
@@ -86,8 +57,8 @@ class Tree:
     nodes: Sequence[Node]
 
 
-Block = Heading | Text | Shown | list[Picture] | Tree
-"""A block of a page; pictures of a list are beside one another, as far as the page is wide enough."""
+Block = Heading | Text | Shown | list[Picture] | Tree | str
+"""A block of a page: a text is a paragraph; pictures of a list are beside one another, if the page is wide enough."""
 
 
 def save_pictures(rows: Sequence[list[Picture]], path: Path, title: str) -> None:
@@ -164,10 +135,6 @@ def render(
         kind=lambda content: type(content).__name__,
         specification=lambda picture: _json(picture.specification("container")),
     )
-
-
-def _asset(name: str) -> str:
-    return (files("prunecli.report") / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> Markup:

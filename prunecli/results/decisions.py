@@ -3,8 +3,6 @@
 The pruning commands print the same JSON of one decision with `--json`, there with ranks and margins.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b64decode
@@ -26,7 +24,7 @@ from prunecli.model.decision import Decision, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.rewrite import Rewrite
 from prunecli.progress import Say
-from prunecli.results.document import Count, Document, Json, Record, Row, Tables, array_of
+from prunecli.results.document import Count, Document, Json, Record, Row, Tables, array_of, known
 from prunecli.tensors.json_files import parsed
 
 History = Sequence[Mapping[str, Any]]
@@ -103,7 +101,7 @@ def _said(values: Mapping[str, Any]) -> Json:
 
 def _place(found: Any) -> Json:
     """The fields of a `Ranked` from its JSON: arrays for lists, booleans for the ids that stay."""
-    there, count = {name: value for name, value in found.items() if value is not None}, found["count"]
+    there, count = known(found), found["count"]
 
     def array(name: str, **options: bool) -> NDArray[Any] | None:
         return array_of(_unpacked(there[name]), (count,), **options) if name in there else None
@@ -212,7 +210,7 @@ class Decisions(Document):
                     "cutoff": place.cutoff,
                 }
                 for at in range(place.count):
-                    unit = {name: value for name, value in place.unit(at).items() if value is not None}
+                    unit = known(place.unit(at))
                     rows.append({**step, **where, decision.part: unit.pop("id"), **unit})
         return {"decisions": rows}
 

@@ -7,14 +7,14 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from string import Formatter
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,7 @@ class Shown:
         cls,
         title: str,
         rows: Sequence[Mapping[str, Any]],
-        columns: Mapping[str, str] | None,
+        columns: Mapping[str, str] | None = None,
         text_columns: int = 1,
         keys: int = 1,
     ) -> Shown:
@@ -133,13 +133,17 @@ class Shown:
         return sum(name in self.columns for name in names[: self.text_columns])
 
 
+Blocks = Iterator[Shown | str]
+"""The tables and lines that the terminal shows."""
+
+
 class _Cells(Formatter):
     """Fills forms of cells as `str.format` does; `!b` is a number of bytes, `!m` millions, `!n` `number_text`."""
 
     def fill(self, form: str, row: Mapping[str, Any]) -> str | None:
         """The form with values of a row; None if one is missing or None."""
         try:
-            return self.vformat(form, (), {name: value for name, value in row.items() if value is not None})
+            return self.vformat(form, (), known(row))
         except KeyError:
             return None
 
@@ -164,6 +168,11 @@ def millions(parameters: int) -> str:
 def number_text(value: float) -> str:
     """A value with four digits; a whole number with all of them."""
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def known(values: Mapping[str, Any]) -> Row:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def scalars(values: Json) -> Row:
@@ -314,7 +323,7 @@ class Document(Record):
     seed: int | None = None
 
     @classmethod
-    def header(cls, checkpoints: Sequence[Checkpoint], seed: int | None) -> Json:
+    def header(cls, checkpoints: Iterable[Checkpoint], seed: int | None = None) -> Json:
         """The fields that every document begins with.
 
         Args:
@@ -412,15 +421,6 @@ class Document(Record):
             for name, value in fields.items()
             if isinstance(value, list) and all(isinstance(record, Record) for record in value)
         }
-
-
-Result = TypeVar("Result")
-
-
-def with_fingerprints(document: Document, results: Sequence[Result]) -> list[tuple[Result, str]]:
-    """Each result and the fingerprint of its checkpoint; "" if the header does not state one for each result."""
-    stated = [model.fingerprint or "" for model in document.models]
-    return list(zip(results, stated if len(stated) == len(results) else [""] * len(results), strict=True))
 
 
 def first_fault(error: ValidationError) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NotRequired
 
@@ -185,9 +185,9 @@ class Evaluation(Document):
         return (self.model_copy(update={"significance": None}) if few else self), few
 
     @property
-    def ruined(self) -> list[str]:
-        """One line for each checkpoint whose outputs are of a wrong length, or whose perplexity is far worse."""
-        first, lines = self.results[0], []
+    def ruined(self) -> Iterator[str]:
+        """Yield a line for each checkpoint whose outputs are of a wrong length, or whose perplexity is far worse."""
+        first = self.results[0]
         for result in self.results:
             found, base = numbers({**result.mean, **result.scores}), numbers(first.scores)
             over, length = found.get("over_generated", 0.0), found.get("length_ratio", 1.0)
@@ -207,8 +207,7 @@ class Evaluation(Document):
                 if result is first
                 else "Remove less, or finetune"
             )
-            lines.append(f"{result.checkpoint}: {fault}. {remedy}.")
-        return lines
+            yield f"{result.checkpoint}: {fault}. {remedy}."
 
     @property
     def shown_scores(self) -> dict[str, Score]:
@@ -216,8 +215,8 @@ class Evaluation(Document):
         measured = {name for one in self.results for name in (*one.main, *self.signatures)}
         return {name: score for name, score in SCORES.get(self.task, {}).items() if name in measured}
 
-    def shown(self, pairs: int | None = None) -> list[Shown]:
-        """The scores of each checkpoint; then by pair, by group of languages with differences, and by text.
+    def shown(self, pairs: int | None = None) -> Iterator[Shown]:
+        """Yield the scores of each checkpoint; then by pair, by group of languages with differences, and by text.
 
         Args:
             pairs: with more pairs than this, the scores are not shown by pair. If None, all are shown.
@@ -236,30 +235,30 @@ class Evaluation(Document):
             }
             for one in self.results
         ]
-        shown = [Shown(title, main)]
+        yield Shown(title, main)
         second = "spbleu" if "spbleu" in scores else "bleu"
         names = ("chrf++", second) if len(self.results) <= WIDE else ("chrf++",)
         few = {name: score for name, score in scores.items() if name in names}
         if count > 1 and (pairs is None or count <= pairs):
             rows = [{**row, "pair": f"{row['source']}-{row['target']}"} for row in tables["pairs"]]
             rows += [{**row, "pair": "mean"} for row in tables["mean"]]
-            shown.append(beside("By pair", rows, {"pair": "pair"}, lambda row: self._texts(row, few)))
+            yield beside("By pair", rows, {"pair": "pair"}, lambda row: self._texts(row, few))
         if self.groups:
             groups = {"source_group": "from", "target_group": "to", "pairs": "pairs"}
             title, rows = "Means by group of languages", tables["by_group"]
-            shown.append(beside(title, rows, groups, lambda row: self._texts(row, few)))
+            yield beside(title, rows, groups, lambda row: self._texts(row, few))
             first = self.results[0].checkpoint
             rows += [{**row, "source_group": "all", "target_group": ""} for row in tables["mean"]]
             rows = [row for row in rows if row["checkpoint"] != first]
             title = f"chrF++, difference from {first} over the pairs"
-            shown += [beside(title, rows, groups, _spread)] if rows else []
+            yield beside(title, rows, groups, _spread)
         by_text = tables["by_text"]
         order = [*dict.fromkeys(row["text"] for row in by_text)]
         texts = [
             {"text": row["text"], "checkpoint": row["checkpoint"], **self._texts(row, self.shown_scores)}
             for row in sorted(by_text, key=lambda row: order.index(row["text"]))
         ]
-        return [*shown, Shown("By text", texts, 2, 2)] if texts else shown
+        yield Shown("By text", texts, 2, 2)
 
     @property
     def _title(self) -> str:

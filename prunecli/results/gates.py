@@ -23,7 +23,17 @@ from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, reason_of
 from prunecli.model.axes import Axis, axis_name
 from prunecli.model.decision import Floats
-from prunecli.results.document import Count, Document, Record, Tables, array_of, merged_text
+from prunecli.results.document import (
+    Blocks,
+    Cells,
+    Count,
+    Document,
+    Record,
+    Shown,
+    Tables,
+    array_of,
+    merged_text,
+)
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import new_file
@@ -43,6 +53,8 @@ TEXT_SUMS = (
 )
 """What is collected of language models: besides SUMS, those over the tokens that are routed to an expert."""
 COUNTS = ("tokens", "top1", "top2", "routed")
+ROWS_SHOWN = 12
+"""Entries that the terminal shows."""
 ANY = "X"
 """In a pair of the authors' files, "any language": `eng_Latn-X` sums over all targets."""
 NLLB_200_LAYERS = tuple(
@@ -227,6 +239,32 @@ class GateStatistics(Document):
         if self.mode == "text":
             return f"{counted(len(self.entries), 'text')}."
         return f"{counted(len(self.entries), 'pair')}, collected with {self.mode} decoding."
+
+    @property
+    def blocks(self) -> Blocks:
+        """Tokens of each entry, and how many of a layer's experts rank first for nine tokens in ten."""
+        is_text = self.mode == "text"
+        sides = np.array([side_of(layer) for layer in self.layers])
+        rows: list[Cells] = []
+        for name, sums in list(self.entries.items())[:ROWS_SHOWN]:
+            running = np.cumsum(-np.sort(-sums.top1, axis=1), axis=1)
+            busy = (running < 0.9 * running[:, -1:]).sum(axis=1) + 1
+            first, last = f"{int(sums.tokens[0]):,}", f"{int(sums.tokens[-1]):,}"
+            tokens = {"text": name, "tokens": first}
+            if not is_text:
+                tokens = {"pair": name, "encoder tokens": first, "decoder tokens": last}
+            shares = {
+                f"busy experts, {side}": f"{busy[sides == side].mean():.1f}" if side in sides else None
+                for side in ("encoder", "decoder")
+            }
+            idle = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}" if is_text else None
+            rows.append({**tokens, **shares, "experts without a token": idle})
+        yield Shown("Gate statistics", rows)
+        hidden = len(self.entries) - len(rows)
+        more = f"{hidden} more {'text' if is_text else 'pair'}s in the file. " if hidden else ""
+        yield (
+            f"{more}Busy: those that take 90% of a layer's first choices, of {self.num_experts}; mean over layers."
+        )
 
     @property
     def fingerprint(self) -> str | None:

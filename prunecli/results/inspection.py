@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from pydantic import AliasChoices, Field
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.inventory import Amount, Inventory, Quantisation, StackLayers
-from prunecli.results.document import Count, Document, Json, Record, Tables, cells
+from prunecli.results.document import Count, Document, Json, Record, Shown, Tables, cells
+from prunecli.tensors.dtypes import config_dtype
+from prunecli.tensors.quantities import bytes_text, counted, option_size
 
 
 class SparseLayer(Record):
@@ -58,6 +62,12 @@ class Way(Record):
     keep: Count | None = None
     held: Count | None = None
 
+    def name(self, *, quantised: bool) -> str:
+        """Return `ratio 0.25, float16, decoded`: how much of the model is held, and in which type."""
+        stored = ", as stored" if self.as_stored else ", decoded" if quantised else ""
+        name = "whole" if self.ratio is None else f"ratio {self.ratio:g}"
+        return f"{name}, {self.dtype}{stored}"
+
 
 class LayerWays(Record):
     """Ways to run layer by layer, and their batches."""
@@ -86,6 +96,104 @@ class Fit(Record):
     pruned: list[Way]
     by_layer: LayerWays
     unknown: list[str] = []
+
+    def shown(self, *, quantised: bool) -> Shown:
+        """Return a row for each way; `quantised`: whether the weights are stored as codes."""
+        named = [(way.name(quantised=quantised), way) for way in (*self.whole, *self.pruned)]
+        named += [(f"layer by layer, {way.dtype}", way) for way in self.by_layer.ways]
+        rows = [
+            {
+                **vars(way),
+                "way": name,
+                "besides": way.needed_bytes - way.weight_bytes,
+                "is": ("no", "yes")[way.fits],
+            }
+            for name, way in named
+        ]
+        columns = {
+            "way": "{way}",
+            "weights": "{weight_bytes!b}",
+            "besides": "{besides!b}",
+            "together": "{needed_bytes!b}",
+            "fits": "{is}",
+        }
+        return Shown.of(f"What fits in {bytes_text(self.budget_bytes or 0)}", rows, columns)
+
+    def assumed(self, *, is_stock: bool) -> Iterator[str]:
+        """Yield lines on what the figures assume; `is_stock`: whether the model runs in its stock class."""
+        texts = counted(self.batch or 1, "text")
+        yield f"Whole: {texts} decoding, beam {self.beam}, {self.length:,} tokens, and 10% of the memory free."
+        if is_stock:
+            first = self.whole[0]
+            cache, decoding = first.cache_bytes or 0, first.decoding_bytes or 0
+            yield (
+                f"Besides: {bytes_text(cache)} of keys, values and states, "
+                f"{bytes_text(decoding - cache)} of activations."
+            )
+        yield from self.unknown
+        if pruned := {way.keep: way for way in self.pruned}:
+            yield (
+                "; ".join(
+                    f"ratio {way.ratio:g} keeps {way.keep:,} of {way.held:,} experts"
+                    for way in pruned.values()
+                ).capitalize()
+                + "."
+            )
+        if not self.by_layer.ways:
+            return
+        batch = f"batches of {self.by_layer.batch_tokens:,} tokens, {self.by_layer.batch_length:,}"
+        if is_stock:
+            yield f"Layer by layer (collect-gates --memory): {batch} a window."
+        else:
+            yield f"Layer by layer (--memory): {batch} a sentence."
+        if tokens := [
+            f"{way.state_tokens:,} in {way.dtype}"
+            for way in self.by_layer.ways
+            if way.state_tokens is not None
+        ]:
+            yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
+
+    def next_steps(self, checkpoint: str, dtype: str | None, *, quantised: bool) -> Iterator[str]:
+        """Yield whether the model fits, and else what makes it fit: the smallest ratio of experts, or shrink.
+
+        Args:
+            dtype: the type asked for; None: any will do.
+            quantised: as stored and decoded are two things to run then, and said apart.
+        """
+
+        def pruning(pruned: Sequence[Way], cast: Callable[[Way], bool]) -> str:
+            """The ratio of `pruned` that keeps most and fits, with its type if it is `cast`."""
+            ratios = [way for way in pruned if way.fits]
+            if not ratios:
+                return "it does not fit, and no ratio of its experts makes it."
+            least = min(ratios, key=lambda way: way.ratio or 0)
+            words = ["prune-experts", checkpoint, "--ratio", f"{least.ratio:g}"]
+            words += ["--dtype", least.dtype] if cast(least) else []
+            return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
+
+        if quantised:
+            for way in self.whole:
+                same = [one for one in self.pruned if one.dtype == way.dtype]
+                how = "As stored" if way.as_stored else f"Decoded to {way.dtype}"
+                yield f"{how}, {'it fits as it is.' if way.fits else pruning(same, lambda _way: False)}"
+            return
+        asked = None if dtype is None else config_dtype(dtype)
+        whole, pruned = (
+            [way for way in ways if asked in (None, way.dtype)] for ways in (self.whole, self.pruned)
+        )
+        fitting = [way for way in whole if way.fits]
+        if self.whole[0].fits:
+            yield "It fits as it is."
+        elif fitting:
+            yield f"It fits in {fitting[0].dtype}."
+        elif self.pruned:
+            line = pruning(pruned, lambda way: bool(asked) or not way.as_stored)
+            yield line[0].upper() + line[1:]
+        else:
+            smallest, budget = min(self.whole, key=lambda way: way.needed_bytes), self.budget_bytes or 0
+            yield f"It needs {bytes_text(smallest.needed_bytes - budget)} more, in {smallest.dtype}."
+            words = ["shrink", checkpoint, "--fit", option_size(budget)]
+            yield f"Next, with text of your own: prunecli {shlex.join(words)} --text FILE"
 
 
 class Inspection(Document):
@@ -118,7 +226,7 @@ class Inspection(Document):
         ]
         return cls.model_validate(
             {
-                **cls.header([checkpoint], None),
+                **cls.header([checkpoint]),
                 **found,
                 "embedding": {} if tables is None else tables.change.to_json(),
                 "files": files,

@@ -5,11 +5,13 @@ languages.json also has the experts that each layer keeps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations, zip_longest
 
 from pydantic import Field, model_validator
 
 from prunecli.results.document import (
+    Blocks,
     Count,
     Document,
     Json,
@@ -24,6 +26,8 @@ from prunecli.results.document import (
 from prunecli.tensors.quantities import counted
 
 SIDES = ("encoder", "decoder")
+TABLE_PAIRS = 12
+"""With more pairs than this, their similarities are summed up, not listed."""
 
 
 class Tree(Record):
@@ -59,31 +63,30 @@ class Tree(Record):
             raise ValueError("a negative distance")
         return self
 
-    @property
-    def lines(self) -> list[str]:
-        """The tree as lines of text; see `text_tree`."""
-        return text_tree(self.clusters)
+    def blocks(self, title: str) -> Iterator[str]:
+        """Yield a title and the tree as text; see `text_tree`."""
+        yield title
+        yield "\n".join(text_tree(self.clusters)) + "\n"
 
-    def rows(self) -> list[Row]:
-        """Each two clusters that join, by the leaves in them."""
+    def rows(self) -> Iterator[Row]:
+        """Yield each two clusters that join, by the leaves in them."""
         members = [[leaf] for leaf in self.leaves]
-        rows = []
         for first, second, distance, _ in self.matrix:
             one, other = members[int(first)], members[int(second)]
-            rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})
+            yield {"first": " ".join(one), "second": " ".join(other), "distance": distance}
             members.append([*one, *other])
-        return rows
 
 
-def text_tree(root: Json | str) -> list[str]:
-    """Nested clusters as lines of text; a number is the distance at which the branches below it join."""
+def text_tree(root: Json | str) -> Iterator[str]:
+    """Yield nested clusters as lines of text; a number is the distance at which the branches below it join."""
     if isinstance(root, str):
-        return [root]
-    lines = [f"{root['distance']:.3f}"]
+        yield root
+        return
+    yield f"{root['distance']:.3f}"
     for member, (branch, below) in zip(root["members"], (("├─ ", "│  "), ("└─ ", "   ")), strict=True):
         first, *rest = text_tree(member)
-        lines += [branch + first, *(below + line for line in rest)]
-    return lines
+        yield branch + first
+        yield from (below + line for line in rest)
 
 
 class Relation(Record):
@@ -180,8 +183,8 @@ class Languages(Document):
         )
 
     @property
-    def shown(self) -> list[Shown]:
-        """Similarities by what pairs have in common, and the experts that each layer keeps."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield similarities by what pairs have in common, and the experts that each layer keeps."""
         rows = self._tables()
         relation = {
             "experts of the": "{side}",
@@ -192,7 +195,7 @@ class Languages(Document):
         }
         removed = f"{self.ratio:.0%} of the experts removed by {self.metric}, {self.strategy}"
         title = f"Jaccard similarity of the selected experts ({removed})"
-        tables = [Shown.of(title, rows["relations"], relation, 2)]
+        yield Shown.of(title, rows["relations"], relation, 2)
         if (kept := self.experts_per_layer) is not None:
             layers = rows["experts_per_layer"]
             sides = [
@@ -209,7 +212,7 @@ class Languages(Document):
             }
             by = f"({self.ratio:.0%} of the experts removed by {kept.metric}), mean over {len(self.pairs)} pairs"
             title = f"Experts per layer under the global threshold {by}"
-            tables.append(Shown.of(title, [*layers, *sides], layer))
+            yield Shown.of(title, [*layers, *sides], layer)
             group = {
                 "from": "{source}",
                 "to": "{target}",
@@ -218,8 +221,41 @@ class Languages(Document):
                 "decoder": "{decoder:.1f}",
             }
             title = "The same by group of languages: experts of a side"
-            tables.append(Shown.of(title, rows["experts_by_group"], group, 2))
-        return [table for table in tables if table.rows]
+            yield Shown.of(title, rows["experts_by_group"], group, 2)
+
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """Names of the tables that are too long to be listed."""
+        return ("similarity",) if len(self.pairs) > TABLE_PAIRS else ()
+
+    @property
+    def blocks(self) -> Blocks:
+        """Similarities, trees, and experts of each layer."""
+        similarity, pairs, clusters = self.similarity, self.pairs, self.clustering
+        first, *others = self.shown
+        yield first
+        if similarity is not None and self.summed_up:
+            yield f"{len(pairs)} pairs; --langs A,B,C lists those between a few languages.\n"
+        elif similarity is not None:
+            # Table 4: the encoder below the diagonal, the decoder above.
+            sides = similarity.encoder or [], similarity.decoder or []
+            rows = [
+                {
+                    "pair": f"{row + 1} {pair}",
+                    **{
+                        str(column + 1): None
+                        if row == column
+                        else f"{100 * sides[column > row][row][column]:.0f}"
+                        for column in range(len(pairs))
+                    },
+                }
+                for row, pair in enumerate(pairs)
+            ]
+            yield Shown("Jaccard similarity in %, encoder below the diagonal and decoder above", rows)
+        for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
+            if tree is not None:
+                yield from tree.blocks(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
+        yield from others
 
     def _tables(self) -> Tables:
         """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
@@ -315,8 +351,8 @@ class Texts(Document):
         )
 
     @property
-    def shown(self) -> list[Shown]:
-        """The experts of each layer that texts select."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield the experts of each layer that texts select."""
         rows = [
             {
                 "layer": row.layer,
@@ -327,7 +363,31 @@ class Texts(Document):
             }
             for row in self.layers
         ]
-        return [Shown("Experts of each layer that texts select", rows)]
+        yield Shown("Experts of each layer that texts select", rows)
+
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """See `Languages`."""
+        return ()
+
+    @property
+    def blocks(self) -> Blocks:
+        """Jaccard similarities, the tree, and experts by layer."""
+        removed = f"{self.ratio:.0%} of the experts removed by {self.metric}"
+        rows = [
+            {
+                "text": text,
+                **{
+                    other: None if other == text else f"{100 * value:.0f}"
+                    for other, value in zip(self.texts, row, strict=True)
+                },
+            }
+            for text, row in zip(self.texts, self.similarity, strict=True)
+        ]
+        yield Shown(f"Jaccard similarity of the selected experts in % ({removed})", rows)
+        if self.clustering is not None:
+            yield from self.clustering.blocks(f"Clusters of texts ({self.linkage} linkage)")
+        yield from self.shown
 
     def _tables(self) -> Tables:
         """`similarity` (each two texts once), `clusters` (as they join), `layers`."""
@@ -336,7 +396,7 @@ class Texts(Document):
                 {"first": first, "second": second, "jaccard": self.similarity[one][other]}
                 for (one, first), (other, second) in combinations(enumerate(self.texts), 2)
             ],
-            "clusters": [] if self.clustering is None else self.clustering.rows(),
+            "clusters": [] if self.clustering is None else [*self.clustering.rows()],
             "layers": [
                 {
                     "layer": layer.layer,

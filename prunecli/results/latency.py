@@ -162,8 +162,8 @@ class Latency(Document):
         return f"Median ± deviation of {runs}{threads}, {self.device}."
 
     @property
-    def shown(self) -> list[Shown]:
-        """The speed of each checkpoint at each batch size, and its size, load time and memory."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield the speed of each checkpoint at each batch size, and its size, load time and memory."""
         spread = "{{{0}_median:,.{1}f}} ± {{{0}_deviation:,.{1}f}}".format
         first, tables = self.results[0], self._tables()
         speed = {
@@ -192,10 +192,8 @@ class Latency(Document):
             for row, (_, timing) in zip(tables["speed"], self._timings(), strict=True)
         ]
         title = f"{self.described}; speed-up against {first.checkpoint}"
-        return [
-            Shown.of(title, speeds, speed, keys=3 if first.timings[0].setting else 2),
-            Shown.of("Size, load time and memory", tables["size"], size),
-        ]
+        yield Shown.of(title, speeds, speed, keys=3 if first.timings[0].setting else 2)
+        yield Shown.of("Size, load time and memory", tables["size"], size)
 
     def _timings(self) -> Iterator[tuple[Timed, Timing]]:
         """The timings of all checkpoints at each setting together."""

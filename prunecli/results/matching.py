@@ -1,7 +1,5 @@
 """Match statistics with a checkpoint: read several files, rename layers, refuse statistics of another model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The JSON that the rewriting commands print with `--json`; of `shrink` also what was tried, and what it costs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from typing import Any, Literal
 
@@ -93,11 +93,10 @@ class Similarity(Document):
         return f"{' and '.join(self.checkpoints[:2])} on {named or 'unnamed text'}.{benchmarks}"
 
     @property
-    def shown(self) -> list[Shown]:
-        """Similarities of `pairs` by side and layer, then their means."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield similarities of `pairs` by side and layer, then their means."""
         names, (pairs, mean, _) = " and ".join(self.checkpoints[:2]), self._tables().values()
         labels = {component.name: component.label for component in self.components["first"]}
-        tables = []
         for side in self.mean:
             lines: dict[Any, Cells] = {}
             for measure, row in product(self.matrices, pairs):
@@ -112,13 +111,13 @@ class Similarity(Document):
                     heading += f" {COLUMNS.get(row['kind'], row['kind'])}"
                     line = lines.setdefault(row["layer"], {"layer": str(row["layer"])})
                 line[heading] = maybe("{:.3f}", numbers(row).get(measure))
-            tables.append(Shown(f"{names}, {side}", [*lines.values()], 1 if self.corresponding else 2))
+            yield Shown(f"{names}, {side}", [*lines.values()], 1 if self.corresponding else 2)
         means = {"mean of the": "{side}"} | {
             title.format(measure.upper()): form.format(measure)
             for measure in self.matrices
             for title, form in MEANS.items()
         }
-        return [*tables, Shown.of("Means", mean, means)]
+        yield Shown.of("Means", mean, means)
 
     def _tables(self) -> Tables:
         """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
@@ -222,8 +221,8 @@ class HeadComparison(Document):
     heads: list[ComparedHead] = Field(min_length=1)
 
     @property
-    def shown(self) -> list[Shown]:
-        """The correlations."""
+    def shown(self) -> Iterator[Shown]:
+        """Yield the correlations."""
         rows = [{**vars(row), "of": KIND_NAMES.get(row.of, row.of)} for row in self.correlations]
         columns = {
             "attention": "{of}",
@@ -233,7 +232,7 @@ class HeadComparison(Document):
             "Spearman r": "{spearman:.3f}",
             "p of its rank": "{spearman_p:.2g}",
         }
-        return [Shown.of(f"Importance of heads, {self.first.file} and {self.second.file}", rows, columns)]
+        yield Shown.of(f"Importance of heads, {self.first.file} and {self.second.file}", rows, columns)
 
 
 LEAST_HEADS = 3
@@ -283,7 +282,7 @@ def compare_heads(scores: tuple[Scores, Scores], files: tuple[str, str]) -> Head
         for file, one in zip(files, scores, strict=True)
     ]
     return HeadComparison(
-        **HeadComparison.header([], None) | {"models": models},
+        **HeadComparison.header([]) | {"models": models},
         first=compared[0],
         second=compared[1],
         correlations=[correlation("all", heads), *(correlation(kind, own) for kind, own in by_kind(heads))],

@@ -13,7 +13,9 @@ from prunecli.errors import PruneError, StatisticsError
 from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats, Origin
+from prunecli.model.parts import AttentionLayer
 from prunecli.results.document import (
+    Blocks,
     Count,
     Document,
     Json,
@@ -21,17 +23,20 @@ from prunecli.results.document import (
     Number,
     Record,
     Row,
+    Shown,
     Tables,
     Total,
     first_fault,
     merged_text,
 )
-from prunecli.results.evaluation import LOWER_IS_BETTER
+from prunecli.results.evaluation import LOWER_IS_BETTER, SCORES, too_few
 from prunecli.selection.select import HOLDERS
 from prunecli.tensors.quantities import counted
 
 AGAIN = "Measure the scores again."
 Array = Floats
+Arrays = dict[str, Array]
+"""Name of an axis -> `[units]`."""
 Kind = str
 """Kind of units: "head", "unit", "layer", or any other one."""
 Method = Literal["gradient", "ablation", "all-but-one"]
@@ -80,6 +85,14 @@ ABOUT = {
     "all-but-one": "The score with this head alone in its layer",
 }
 """Method of scoring heads -> in words."""
+TITLES = {
+    "gradient": "Importance (I_h of eq. 2{per}, not normalised)",
+    "ablation": "Change of {metric} without the head",
+    "all-but-one": "Change of {metric} with the head alone in its layer",
+}
+"""Method of scoring heads -> title of their table."""
+LEVEL = 0.01
+"""A difference counts as significant below this p-value (1905.10650, Tables 1 to 3)."""
 EFFECTS = {"ablation": "without", "all-but-one": "only"}
 """Methods that measure a metric of the model with some heads masked -> column of the tables with this metric."""
 FIELDS_OF_FIRST = {
@@ -302,16 +315,16 @@ class Scores(Document):
         """The method that scored the units."""
         return MEASURES.get(self.method, Measure())
 
-    def means(self) -> dict[str, Array]:
+    def means(self) -> Arrays:
         """Name of an axis -> `[units]`: the sums divided by their counts; other values as they are."""
         counts = self.counts if self.measure.additive else dict.fromkeys(self.values, 1)
         return {name: np.array(own) / counts[name] for name, own in self.values.items()}
 
-    def changes(self) -> dict[str, Array]:
+    def changes(self) -> Arrays:
         """ablation, all-but-one: name of an axis -> `[heads]`: difference of the metric from the whole model's."""
         return {name: np.array(own) - (self.base or 0.0) for name, own in self.values.items()}
 
-    def importance(self) -> dict[str, Array]:
+    def importance(self) -> Arrays:
         """Name of an axis -> `[units]`: what the units are ranked by; the lowest go first.
 
         Heads: the mean of the gradient's sums (1905.10650, eq. 2), or what the metric loses without the head,
@@ -330,7 +343,7 @@ class Scores(Document):
             return {name: -self.sign * change for name, change in self.changes().items()}
         return {name: self.measure.importance(own) for name, own in self.means().items()}
 
-    def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> Arrays:
         """Name of each of `axes` -> `[units]`: the values of its units, in the order of `Axis.ids`.
 
         Args:
@@ -343,6 +356,69 @@ class Scores(Document):
         """Positions of the units of an axis in the arrays."""
         where = {number: place for place, number in enumerate(self.ids[axis.name])}
         return [where[number] for number in axis.ids]
+
+    @property
+    def shown_values(self) -> Arrays:
+        """Axis -> the shown value of every head: I_h, or the difference of the score from the whole model's."""
+        return self.means() if self.method == "gradient" else self.changes()
+
+    @property
+    def metric_title(self) -> str:
+        """Name of the metric as tables show it."""
+        known = SCORES["translation"].get(str(self.metric))
+        return str(self.metric) if known is None else known.title
+
+    @property
+    def title(self) -> str:
+        """Title of the table of heads."""
+        per = ", per token" if self.per == "token" else ""
+        return TITLES[self.method].format(per=per, metric=self.metric_title)
+
+    @property
+    def few(self) -> str | None:
+        """The message that replaces tests on too few examples. None if there are enough, or if nothing is tested."""
+        return None if self.method == "gradient" else too_few((self.reported or self).examples, "examples")
+
+    def head_blocks(self, layers: Sequence[AttentionLayer]) -> Blocks:
+        """Yield the table of heads, and what it says in words.
+
+        Args:
+            layers: the attentions of the model, in the order of the rows.
+        """
+        values = {module_of(name): own.tolist() for name, own in self.shown_values.items()}
+        yield head_table(values, layers, self.title)
+        if self.method == "gradient":
+            what = "the tokens of " if self.per == "token" else ""
+            yield f"Mean over {what}{self.examples:,} examples of {self.task}."
+            return
+        yield f"{self.metric_title} of the whole model: {self.base:.4g}, on {self.examples:,} examples."
+        if self.method != "ablation":
+            yield from self._best_blocks()
+        elif self.few is None:
+            gains = self.sign * np.concatenate([*self.changes().values()])
+            sure = np.concatenate([*self.p_values.values()]) < LEVEL
+            worse, better = np.sum(sure & (gains < 0)), np.sum(sure & (gains > 0))
+            yield (
+                f"Without one head: {worse} of {len(sure)} make it significantly worse, {better} better (p < {LEVEL})."
+            )
+
+    def _best_blocks(self) -> Blocks:
+        """Yield the best single head of each layer; if changes are tested, with a mark for significant ones."""
+        rows = []
+        for best in self._best_rows():
+            mark = "*" if self.few is None and best["p_value"] < LEVEL else ""
+            rows.append(
+                {
+                    "attention": best["attention"],
+                    "head": str(best["head"]),
+                    self.metric_title: f"{best['only']:.4g}",
+                    "change": f"{best['change']:+.4g}{mark}",
+                }
+            )
+        where = "chosen on other text" if self.reported is not None else "chosen on the same text"
+        yield Shown(f"The best single head of each layer, {where}", rows)
+        if self.few is None:
+            yield f"* differs from the whole model with p < {LEVEL}."
 
     def _tables(self) -> Tables:
         """A row for each unit, of ablation and all-but-one for each metric; `best`: the best head of each layer."""
@@ -386,6 +462,26 @@ class Scores(Document):
                 row["change"] = other.only[name] - other.base
             found.append(row)
         return found
+
+
+def head_table(values: Mapping[str, Sequence[float]], layers: Sequence[AttentionLayer], title: str) -> Shown:
+    """Return a row for each attention, a column for each head of the original model; pruned heads have no value.
+
+    Args:
+        values: attention's name -> a value for each head that it holds.
+        layers: the attentions, in the order of the rows; those without values are left out.
+        title: above the table.
+    """
+    rows = []
+    for layer in layers:
+        if layer.name in values:
+            by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+            cells = {
+                str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
+                for head in range(layer.original_heads)
+            }
+            rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
+    return Shown(title, rows, keys=2)
 
 
 def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:

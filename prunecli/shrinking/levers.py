@@ -1,17 +1,20 @@
-"""The kinds of units that `shrink` removes: which shares of each can go, and which units these are."""
+"""The kinds of units that `shrink` removes: which shares of each can go, and which units these are.
 
-from __future__ import annotations
+And the parts of the text that units are scored on, mixtures chosen on, and results reported on.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property
+from itertools import pairwise
 from math import floor, gcd, lcm
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import DataError, PruneError, UsageError
+from prunecli.evaluation.quality_check import characters_of, part_of
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
@@ -32,7 +35,9 @@ from prunecli.methods.scoring import CollectOptions
 from prunecli.methods.units import Ranking, TextRun, drawn, plan
 from prunecli.methods.vocabulary.plan import plan_vocabulary
 from prunecli.model.axes import Axis, Kind
+from prunecli.model.cache import stated_count
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import text_config
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import head_counts
 from prunecli.model.stock import stock_support, uniform_heads
@@ -43,10 +48,10 @@ from prunecli.selection.cut import cut, kind_of
 from prunecli.selection.select import Budget, held_in
 from prunecli.selection.selection import Selection
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
-from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
-from prunecli.text.plain import Corpus, PlainText
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import Corpus, LabelledText, PlainText
 
 KINDS: tuple[LeverName, ...] = get_args(LeverName)
 DEFAULT = tuple(name for name in KINDS if name != "channels")
@@ -58,6 +63,11 @@ COUNTS = (1, 2, 4)
 """Occurrences that a token needs to be kept."""
 TOKEN_STEPS = 8
 """Steps from all tokens to those of the text."""
+ENDS = (0.0, 0.6, 0.8, 1.0)
+"""Ends of the parts of the text: units are scored on the first, mixtures chosen on the second, results reported on the
+third."""
+CONTEXT = 512
+"""Tokens of a window of plain text, if none is given."""
 
 
 @dataclass(frozen=True)
@@ -325,3 +335,45 @@ def named(selection: Selection, target: str) -> Selection:
     """The selection with an argument in its history entry that names `shrink` and its target."""
     arguments = {**selection.step["arguments"], "by shrink": target}
     return replace(selection, step={**selection.step, "arguments": arguments})
+
+
+def parts(data: Dataset) -> tuple[Dataset, Dataset, Dataset]:
+    """The text in its three parts, in its order.
+
+    Raises:
+        DataError: a part would be empty.
+    """
+    first, second, third = (replace(data, text=part_of(data.text, *ends)) for ends in pairwise(ENDS))
+    if not all(map(characters_of, (first, second, third))):
+        raise DataError("The text is too short to be divided.", "Give at least five lines of text.")
+    return first, second, third
+
+
+def windowed(data: Dataset, config: Mapping[str, Any]) -> Dataset:
+    """The text of a language model in windows of `CONTEXT` tokens, or of its positions, if none are asked for."""
+    if data.task != "lm" or data.context is not None:
+        return data
+    positions = stated_count(
+        text_config(config), "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"
+    )
+    return replace(data, context=min(CONTEXT, positions or CONTEXT))
+
+
+def written(data: Dataset, folder: Path, split: str) -> TextChoice:
+    """Write a part of a text to files, and return the choice that reads it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = data.text
+    if isinstance(text, ParallelText):
+        for language, lines in text.sentences.items():
+            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return TextChoice(data=folder, pairs=tuple(pair_name(*pair) for pair in data.pairs), split=split)
+    if isinstance(text, LabelledText):
+        rows = zip(text.labels, text.texts, *filter(None, [text.seconds]), strict=True)
+        path = folder / f"{split}.tsv"
+        path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
+        return TextChoice(labelled=path)
+    names = []
+    for number, one in enumerate(text.texts if text.whole_files else ["\n".join(text.texts)]):
+        names.append(folder / f"{split}-{number}.txt")
+        names[-1].write_text(f"{one}\n", encoding="utf-8")
+    return TextChoice(files=tuple(names), whole_files=text.whole_files)

@@ -1,7 +1,5 @@
 """Options of `shrink`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -87,7 +85,6 @@ class ShrinkOptions(RunOptions):
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
         role="output",
-        recorded=False,
     )
     minutes: Minutes | None = selection_option(
         None,

@@ -1,9 +1,8 @@
 """The cheapest mixture of removals that reaches a target: curves of single kinds, then whole mixtures."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import inf, prod
@@ -19,6 +18,10 @@ from prunecli.shrinking.levers import Lever
 
 Shares = dict[str, float]
 """Kind of units -> fraction of its units that is removed."""
+Metrics = Mapping[str, str]
+"""Kind of units -> metric that its units are ranked by."""
+Size = Callable[[Shares, Metrics], float]
+"""From a mixture to its size."""
 POINTS = (0.25, 0.5, 1.0)
 """Places of a curve's points, as fractions of the share at which the kind alone reaches the target."""
 GRID = 16
@@ -35,9 +38,7 @@ AGAIN = 3
 """Times that a mixture is tried with more of the filler if its size turns out to be above the target."""
 
 
-def sizes_of(
-    checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool
-) -> Callable[[Shares, Mapping[str, str]], float]:
+def sizes_of(checkpoint: Checkpoint, levers: Mapping[str, Lever], *, in_bytes: bool) -> Size:
     """The function from a mixture's shares and metrics to its parameters or bytes.
 
     Of each tensor the parts of the units that stay are counted: those of layers and heads that a metric takes, of other
@@ -69,7 +70,7 @@ def sizes_of(
             fractions[tensors] *= stay
         return fractions
 
-    def size(shares: Shares, metrics: Mapping[str, str]) -> float:
+    def size(shares: Shares, metrics: Metrics) -> float:
         stay = sizes
         for name, share in shares.items():
             stay = stay * left(name, share, metrics[name])
@@ -93,38 +94,35 @@ def curve(points: Mapping[float, float]) -> Callable[[float], float]:
     return lambda share: inf if share > shares[-1] else float(inner(share))
 
 
+@dataclass
 class Search:
     """Finds the cheapest mixture of removals that reaches a target.
 
     Attributes:
-        tried: everything that was tried, in its order.
-
-    Args:
         levers: the kinds of units.
         size: size of a mixture of shares with metrics, as far as it is known before it is tried.
         value: size of a tried mixture.
         most: largest size that reaches the target.
         base: cost of the original.
         attempt: tries shares with metrics at a stage; returns None if the time is over.
+        tried: everything that was tried, in its order.
     """
 
-    def __init__(
-        self,
-        levers: Mapping[str, Lever],
-        size: Callable[[Shares, Mapping[str, str]], float],
-        value: Callable[[Tried], float],
-        most: float,
-        base: float,
-        attempt: Callable[[Shares, dict[str, str], str], Tried | None],
-    ) -> None:
-        self._levers, self._size, self._value, self._most = levers, size, value, most
-        self._base, self._attempt = base, attempt
+    levers: Mapping[str, Lever]
+    size: Size
+    value: Callable[[Tried], float]
+    most: float
+    base: float
+    attempt: Callable[[Shares, dict[str, str], str], Tried | None]
+
+    def __post_init__(self) -> None:
+        """Begin with nothing tried."""
         self.tried: list[Tried] = []
-        self._metrics = {name: lever.metrics[0] for name, lever in levers.items()}
+        self._metrics = {name: lever.metrics[0] for name, lever in self.levers.items()}
         self._curves: dict[str, Callable[[float], float]] = {}
         self._grids: dict[str, tuple[float, ...]] = {}
         # The kind with most shares fills up to the target.
-        self._filler = max(levers.values(), key=lambda lever: len(lever.shares)).name
+        self._filler = max(self.levers.values(), key=lambda lever: len(lever.shares)).name
 
     def run(self, trials: int) -> Tried:
         """Measure the curves, then whole mixtures; return the best mixture that reaches the target.
@@ -135,13 +133,13 @@ class Search:
         Raises:
             UsageError: no mixture reaches the target, or the time was over before one was measured.
         """
-        if self._filled({name: lever.shares[-1] for name, lever in self._levers.items()}) is None:
+        if self._filled({name: lever.shares[-1] for name, lever in self.levers.items()}) is None:
             raise UsageError(
                 "Not even the smallest mixture reaches the target.",
                 "Choose a larger target, or allow more kinds with `only`.",
             )
         self._measure_curves()
-        self._size = self._measured_size() if self.tried and self.tried[0].speedup else self._size
+        self.size = self._measured_size() if self.tried and self.tried[0].speedup else self.size
         for shares in (*self._predicted(), *self._simple()):
             self._whole(shares)
         for _ in range(trials):
@@ -161,16 +159,16 @@ class Search:
         The middle of every curve comes first, then the ends: the time may be over before all points are measured.
         """
         points = {}
-        for name, lever in self._levers.items():
+        for name, lever in self.levers.items():
             reach = self._alone(name) or lever.shares[-1]
             points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
         middles = {name: shares[len(shares) // 2] for name, shares in points.items()}
-        ranks = max(len(lever.metrics) for lever in self._levers.values())
+        ranks = max(len(lever.metrics) for lever in self.levers.values())
         for rank in range(ranks):  # the first metric of every kind, then the second
-            for name, lever in self._levers.items():
+            for name, lever in self.levers.items():
                 for metric in lever.metrics[rank : rank + 1]:
                     self._try({name: middles[name]}, {name: metric}, "curve")
-        for name, lever in self._levers.items():
+        for name, lever in self.levers.items():
             tried = {metric: self._single(name, middles[name], metric) for metric in lever.metrics}
             costs = {metric: _cost(one) for metric, one in tried.items() if one is not None}
             self._metrics[name] = min(costs, key=costs.__getitem__, default=lever.metrics[0])
@@ -179,7 +177,7 @@ class Search:
                 self._try({name: shares[position]}, {name: self._metrics[name]}, "curve")
         for name, shares in points.items():
             self._curves[name] = curve(measured := self._costs(name, shares))
-            grid = [share for share in self._levers[name].shares if share <= max(measured)]
+            grid = [share for share in self.levers[name].shares if share <= max(measured)]
             self._grids[name] = tuple(grid[:: -(-len(grid) // GRID)])
 
     def _costs(self, name: str, shares: Sequence[float]) -> dict[float, float]:
@@ -189,19 +187,19 @@ class Search:
         the share. Shares that ruin the model are left out.
         """
         tried = {share: self._single(name, share, self._metrics[name]) for share in shares}
-        costs = {share: _cost(one) - self._base for share, one in tried.items() if one is not None}
+        costs = {share: _cost(one) - self.base for share, one in tried.items() if one is not None}
         if costs:
             known = min(costs, key=lambda share: abs(share - shares[len(shares) // 2]))
             costs = {share: costs.get(share, costs[known] * (share / known) ** 2) for share in shares}
         return {0.0: 0.0} | {share: cost for share, cost in costs.items() if cost < inf}
 
-    def _measured_size(self) -> Callable[[Shares, Mapping[str, str]], float]:
+    def _measured_size(self) -> Size:
         """Time of a mixture relative to the original's: the product of the times with each kind alone."""
 
-        points = {name: {0.0: 1.0} for name in self._levers}
+        points = {name: {0.0: 1.0} for name in self.levers}
         for one in self.tried:
             if len(one.shares) == 1:
-                points[next(iter(one.shares))] |= {share: self._value(one) for share in one.shares.values()}
+                points[next(iter(one.shares))] |= {share: self.value(one) for share in one.shares.values()}
         known = {name: [*zip(*sorted(own.items()), strict=True)] for name, own in points.items()}
         times = {name: (shares, np.minimum.accumulate(own)) for name, (shares, own) in known.items()}
         return lambda shares, _metrics: prod(
@@ -215,24 +213,24 @@ class Search:
         found = [one for one in filled if one is not None and self._predict(one) < inf]
         chosen: list[Shares] = []
         # Of those that cost the same, as where a curve is flat, the largest comes first.
-        for shares in sorted(found, key=lambda one: (self._predict(one), -self._size(one, self._metrics))):
+        for shares in sorted(found, key=lambda one: (self._predict(one), -self.size(one, self._metrics))):
             if len(chosen) < FIRST and all(self._are_apart(shares, other) for other in chosen):
                 chosen.append(shares)
         return chosen
 
     def _are_apart(self, one: Shares, other: Shares) -> bool:
         return any(
-            abs(one.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name) for name in self._levers
+            abs(one.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name) for name in self.levers
         )
 
     def _simple(self) -> Iterator[Shares]:
         """Yield the mixture with one share for all kinds, then each kind alone, if these reach the target."""
         for step in range(1, EVEN):
-            even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self._levers.items()}
-            if self._size(even, self._metrics) <= self._most:
+            even = {name: _nearest(lever.shares, step / EVEN) for name, lever in self.levers.items()}
+            if self.size(even, self._metrics) <= self.most:
                 yield {name: share for name, share in even.items() if share}
                 break
-        for name in self._levers:
+        for name in self.levers:
             if (alone := self._alone(name)) is not None:
                 yield {name: alone}
 
@@ -241,11 +239,11 @@ class Search:
         if (best := self._best()) is None:
             return []
         found = []
-        for name in self._levers:
+        for name in self.levers:
             for sign in (-1, 1) if name != self._filler else ():
                 present = best.shares.get(name, 0.0)
                 step = sign * self._step(name)
-                others = [share for share in self._levers[name].shares if (share - present) * sign > 0]
+                others = [share for share in self.levers[name].shares if (share - present) * sign > 0]
                 if others:
                     moved = {**best.shares, name: _nearest(others, present + step)}
                     filled = self._filled(moved)
@@ -258,20 +256,20 @@ class Search:
 
     def _alone(self, name: str) -> float | None:
         """The least share of a kind that reaches the target alone."""
-        return self._least(name, {}, self._most)
+        return self._least(name, {}, self.most)
 
     def _filled(self, shares: Shares, most: float | None = None) -> Shares | None:
         """The mixture with the least share of the filler that reaches the target. None: there is no such share."""
-        least = self._least(self._filler, shares, most or self._most)
+        least = self._least(self._filler, shares, most or self.most)
         made = {**shares, self._filler: least}
         return None if least is None else {name: own for name, own in made.items() if own}
 
     def _least(self, name: str, shares: Shares, most: float) -> float | None:
         """The least share of a kind with which a mixture is not larger than `most`."""
-        of_kind = self._levers[name].shares
+        of_kind = self.levers[name].shares
 
         def reduced(share: float) -> float:
-            return -self._size({**shares, name: share}, self._metrics)
+            return -self.size({**shares, name: share}, self._metrics)
 
         place = bisect_left(of_kind, -most, key=reduced)
         return of_kind[place] if place < len(of_kind) else None
@@ -281,11 +279,11 @@ class Search:
 
     def _whole(self, shares: Shares) -> Tried | None:
         """Try a mixture; if its size turns out to be above the target, again with more of the filler."""
-        made, most = self._try(shares), self._most
+        made, most = self._try(shares), self.most
         for _ in range(AGAIN):
-            if made is None or (value := self._value(made)) <= self._most:
+            if made is None or (value := self.value(made)) <= self.most:
                 break
-            most *= self._most / value
+            most *= self.most / value
             more = self._filled(shares, most)
             made = None if more is None else self._try(more)
         return made
@@ -295,7 +293,7 @@ class Search:
     ) -> Tried | None:
         """Try a mixture once. If the time is over, nothing is tried."""
         metrics = metrics or {name: self._metrics[name] for name in shares}
-        made = self._tried_as(shares, stage, metrics) or self._attempt(shares, metrics, stage)
+        made = self._tried_as(shares, stage, metrics) or self.attempt(shares, metrics, stage)
         if made is not None and made not in self.tried:
             self.tried.append(made)
         return made
@@ -312,7 +310,7 @@ class Search:
 
         Of those that cost about the same, the one whose next tokens are nearest to the original's, or the simplest.
         """
-        reach = [one for one in self.tried if one.stage == "whole" and self._value(one) <= self._most]
+        reach = [one for one in self.tried if one.stage == "whole" and self.value(one) <= self.most]
         least = min(map(_cost, reach), default=inf)
         equal = [one for one in reach if _cost(one) <= least + NOISE * abs(least)]
         if all(one.quality.divergence is not None for one in equal):

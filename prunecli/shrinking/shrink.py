@@ -1,11 +1,8 @@
 """`shrink`: from a model, a text and a target to the smaller model that is best on the text."""
 
-from __future__ import annotations
-
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,10 +23,9 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection, together
-from prunecli.shrinking.levers import KINDS, Levers, named
+from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
-from prunecli.shrinking.search import Search, Shares, sizes_of
-from prunecli.shrinking.texts import parts, windowed, written
+from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
@@ -53,42 +49,40 @@ def figures_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.shrink.json")
 
 
+@dataclass
 class Shrinking:
     """One run: tries mixtures, and carries out the best one.
 
     Attributes:
-        closing: the part of the text that the result is reported on.
-
-    Args:
         source: the original.
         choice: the text.
         options: see `ShrinkOptions`.
         output: directory of the result, beside which an unfinished run is kept. If None, nothing is kept.
+        closing: the part of the text that the result is reported on.
     """
 
-    def __init__(
-        self,
-        source: Checkpoint,
-        choice: TextChoice,
-        options: ShrinkOptions,
-        output: Path | None,
-        progress: Progress,
-        say: Say,
-    ) -> None:
+    source: Checkpoint
+    choice: TextChoice
+    options: ShrinkOptions
+    output: Path | None
+    progress: Progress
+    say: Say
+
+    def __post_init__(self) -> None:
+        """Read the text, find an unfinished run, and measure the original."""
+        source, options = self.source, self.options
         options.check_target()
         source.check()
         task = task_of(source)
-        choice.check_task(task)
+        self.choice.check_task(task)
         if options.teacher_logits is not None:
             check_logits_file(options.teacher_logits, task)
-        data = choice.read(task, say)
+        data = self.choice.read(task, self.say)
         if task == "embedding":
             data = replace(data, text=_plain(data))
-        first, second, third = parts(windowed(data, source.config))
-        self._source, self._options, self._progress, self._say = source, options, progress, say
-        self._choice, self._parts = choice, (first, second, third)
+        first, second, third = self._parts = parts(windowed(data, source.config))
         self.closing = little(third, CLOSING * options.trial_tokens)
-        scored, tried = little(first, options.score_tokens), little(second, options.trial_tokens)
+        self._scored = little(first, options.score_tokens)
         # A run for another target can use these measurements too.
         given = [
             options.uniform,
@@ -100,22 +94,22 @@ class Shrinking:
         work = digest(
             [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
         )
-        self._store = Store(None if output is None else partial_path(output), work)
+        self._store = Store(None if self.output is None else partial_path(self.output), work)
         if self._store.records:
-            say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
-        self._scored = scored
+            self.say(f"Resuming an unfinished run: {len(self._store.records)} results are there.")
         self._maps: Maps = {}
         # The maps are solved from the states of a model in memory.
         self._replaces = options.replace == "linear" and options.memory is None
-        levers = Levers(source, scored, _lines(first), options, self._store, progress, say)
-        self._levers = levers.find()
-        self._measurer = self._measurer_of(tried)
+        self._levers = Levers(
+            source, self._scored, _lines(first), options, self._store, self.progress, self.say
+        ).find()
+        self._measurer = self._measurer_of(little(second, options.trial_tokens))
         self._begun, self._begun_with = time.monotonic(), set[str]()
 
     def _measurer_of(self, data: Dataset) -> Measurer:
-        own = self._options
+        own = self.options
         # For the divergence, the original's output layer would be kept.
-        return Measurer(self._source, data, own, self._progress, diverges=own.memory is None)
+        return Measurer(self.source, data, own, self.progress, diverges=own.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -123,9 +117,9 @@ class Shrinking:
         Raises:
             UsageError: no mixture reaches the target.
         """
-        options = self._options
+        options = self.options
         in_bytes = options.size is not None or options.fit is not None
-        size = sizes_of(self._source, self._levers, in_bytes=in_bytes)
+        size = sizes_of(self.source, self._levers, in_bytes=in_bytes)
         whole = size({}, {})
         if options.speed is not None:
             most = 1 / options.speed
@@ -134,7 +128,7 @@ class Shrinking:
         else:
             most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-        def predicted(shares: Shares, metrics: Mapping[str, str]) -> float:
+        def predicted(shares: Shares, metrics: Metrics) -> float:
             return size(shares, metrics) / (whole if options.speed is not None else 1)
 
         def measured(one: Tried) -> float:
@@ -152,40 +146,40 @@ class Shrinking:
         Raises:
             UsageError: decoding alone needs more.
         """
-        options = self._options
+        options = self.options
         if options.fit is None:
             return options.size or 0
         left = (
             options.fit
             - margin_bytes(options.fit)
-            - sum(decoding_bytes(self._source, usual_load(self._source), None))
+            - sum(decoding_bytes(self.source, usual_load(self.source), None))
         )
         if left <= 0:
             raise UsageError(f"`fit={options.fit}`: decoding alone needs more memory.", "Give more memory.")
         return left
 
-    def selection(self, shares: Shares, metrics: Mapping[str, str]) -> Selection:
+    def selection(self, shares: Shares, metrics: Metrics) -> Selection:
         """The units that stay after these shares are removed."""
         own = [
-            named(self._levers[name].select(shares[name], metrics[name]), self._options.target)
+            named(self._levers[name].select(shares[name], metrics[name]), self.options.target)
             for name in KINDS
             if shares.get(name)
         ]
         return together(own)
 
-    def rewrite(self, shares: Shares, metrics: Mapping[str, str]) -> Rewrite:
+    def rewrite(self, shares: Shares, metrics: Metrics) -> Rewrite:
         """How these shares are removed; layers leave linear maps, if that is asked for and possible."""
         selection = self.selection(shares, metrics)
         if self._replaces and "layers" in shares:
-            run = TextRun(self._choice, self._options, None, self._progress, self._say)
+            run = TextRun(self.choice, self.options, None, self.progress, self.say)
             try:
-                return cut_replaced(self._source, selection, self._scored, run, self._maps)
+                return cut_replaced(self.source, selection, self._scored, run, self._maps)
             except UnsupportedModelError as error:
-                made = cut(self._source, selection)  # which refuses layers that cannot go at all
+                made = cut(self.source, selection)  # which refuses layers that cannot go at all
                 self._replaces = False
-                self._say(f"No linear maps: {error.message}.")
+                self.say(f"No linear maps: {error.message}.")
                 return made
-        return cut(self._source, selection)
+        return cut(self.source, selection)
 
     def _attempt(self, shares: Shares, metrics: dict[str, str], stage: str) -> Tried | None:
         """Cut the model in a temporary directory and measure it, or return what an earlier run measured.
@@ -202,13 +196,13 @@ class Shrinking:
         try:
             rewrite = self.rewrite(shares, metrics)
         except UnsupportedModelError as error:  # of these units alone, perhaps
-            self._say(f"Not tried, {what}: {error.message}.")
+            self.say(f"Not tried, {what}: {error.message}.")
             return None
         with TemporaryDirectory(prefix="prunecli-") as folder:
             path = Path(folder) / "trial"
-            applied = apply(self._source, rewrite, path)
+            applied = apply(self.source, rewrite, path)
             quality = self._measurer.measure(path, what, same_tokens="tokens" not in shares)
-            speedup = None if self._options.speed is None else self._speedup(path)
+            speedup = None if self.options.speed is None else self._speedup(path)
         made = Tried(
             shares=dict(shares),
             metrics=dict(metrics),
@@ -226,37 +220,35 @@ class Shrinking:
         what = "whole" if stage == "whole" else ",".join(shares)
         is_first = what not in self._begun_with
         self._begun_with.add(what)
-        spent, minutes = time.monotonic() - self._begun, self._options.minutes
+        spent, minutes = time.monotonic() - self._begun, self.options.minutes
         return minutes is not None and not is_first and spent > (60 if stage == "whole" else 30) * minutes
 
     def _speedup(self, path: Path) -> float | None:
         """How many times faster than the original a model is, measured in turns; None: layer by layer, or it fails."""
-        if self._options.memory is not None:
+        if self.options.memory is not None:
             return None
-        options = LatencyOptions(
-            sentences=2, new_tokens=16, runs=3, memory=False, device=self._options.device
-        )
-        models = {"original": self._source.path, "smaller": path}
+        options = LatencyOptions(sentences=2, new_tokens=16, runs=3, memory=False, device=self.options.device)
+        models = {"original": self.source.path, "smaller": path}
         try:
-            found = bench_latency(models, self._choice, options, task=self._parts[0].task)
+            found = bench_latency(models, self.choice, options, task=self._parts[0].task)
         except PruneError as error:
-            if self._options.speed is not None:
+            if self.options.speed is not None:
                 raise
-            self._say(f"The speed is not measured: {error.message}")
+            self.say(f"The speed is not measured: {error.message}")
             return None
         timings = found.results[1].timings
         return float(timings[-1].speedup.median)
 
     def carry_out(self, best: Tried, output: Path, *, force: bool) -> tuple[Applied, list[Stage]]:
         """Write the result, healed if that is asked for, and measure it on text that nothing was chosen by."""
-        options, source = self._options, self._source
+        options, source = self.options, self.source
         healing = options.heal is not None or options.heal_steps is not None
         work = output.with_name(f"{output.name}.cut")
         cut_path = work / "model" if healing else output
         cut_path.parent.mkdir(parents=True, exist_ok=True)
         rewrite, same = self.rewrite(best.shares, best.metrics), "tokens" not in best.shares
         applied = apply(
-            source, rewrite, cut_path, force=force or healing, progress=self._progress, say=self._say
+            source, rewrite, cut_path, force=force or healing, progress=self.progress, say=self.say
         )
         measurer = self._measurer_of(self.closing)
         sizes, speedup = applied.summary, self._speedup(cut_path)
@@ -291,7 +283,7 @@ class Shrinking:
             teacher: the original, or a copy with the same vocabulary as the cut model.
             destination: where the healed model goes.
         """
-        options, (first, second, _) = self._options, self._parts
+        options, (first, second, _) = self.options, self._parts
         folder = path.parent / "text"
         train, valid = written(first, folder, "train"), written(second, folder, "val")
         steps = options.heal_steps
@@ -316,8 +308,8 @@ class Shrinking:
             training,
             valid=valid,
             task=first.task,
-            progress=self._progress,
-            say=self._say,
+            progress=self.progress,
+            say=self.say,
         )
 
 
@@ -360,7 +352,7 @@ def shrink(
     else:
         applied, stages = run.carry_out(best, path, force=force)
     document = Shrunk(
-        **Shrunk.header([source], None),
+        **Shrunk.header([source]),
         left_out=[*applied.left_out],
         output=None if path is None else str(path),
         stock=applied.stock_support.to_json(),

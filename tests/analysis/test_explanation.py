@@ -101,7 +101,7 @@ def test_a_result_without_the_file_says_what_to_do(thrice):
         explain(thrice / "two", "unit 1")
     assert "save_pretrained" in str(caught.value.remedy)
     explained = Explained.open(thrice / "two")
-    assert "Nothing tells" in explained.untold(0)
+    assert "Nothing tells" in [*explained.overview][1]
     # The structure still says which layers went.
     assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 was removed; no record says why."
 
@@ -187,7 +187,7 @@ def test_experts_of_one_layer():
     )
     (row,) = cuts(decision).rows
     assert list(row.values()) == ["encoder layer 3", "5", "3", "0.5", "3: 0.5", "4: 0.5", "0.000"]
-    assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
+    assert next(summary(decision)) == "3 of 5 experts kept by importance; per-layer."
 
 
 def test_a_head_that_its_layer_needs_says_so():

@@ -127,7 +127,7 @@ def test_tree_of_four_points_on_a_line():
     found = cluster(LINE, "average")
     assert found is not None
     lines = "8.333|├─ 3.500|│  ├─ 1.000|│  │  ├─ a|│  │  └─ b|│  └─ c|└─ far"
-    assert found.lines == lines.split("|")
+    assert list(found.blocks(""))[1].splitlines() == lines.split("|")
     assert found.clusters["members"][1] == "far"
     assert found.clusters["members"][0]["distance"] == pytest.approx(3.5)
 

@@ -178,7 +178,7 @@ PAIR = ("eng_Latn", "fra_Latn")
 class Subject:
     def __init__(self, path: Path, case: str) -> None:
         self.case = case
-        self.components = components(open_model(path))
+        self.components = tuple(components(open_model(path)))
         self.model = load_model(path, device="cpu", dtype="float32")
         self.tokenizer = load_tokenizer(path)
 

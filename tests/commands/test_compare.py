@@ -227,7 +227,7 @@ def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_similarities_of_many_pairs_are_not_listed(tmp_path, monkeypatch, most, listed):
-    monkeypatch.setattr("prunecli.commands.compare.TABLE_PAIRS", most)
+    monkeypatch.setattr("prunecli.results.languages.TABLE_PAIRS", most)
     write_gates(tmp_path / "gates.json")
     assert languages("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed

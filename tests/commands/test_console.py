@@ -31,15 +31,19 @@ def terminal(monkeypatch: pytest.MonkeyPatch, name: str, columns: int) -> _Termi
     return stream
 
 
+def table(*arguments, **options):
+    console.show([console.table(*arguments, **options)])
+
+
 def test_a_title_is_not_wrapped_at_the_width_of_its_table(capsys):
     title = "Experts that each layer keeps under a threshold"
-    console.table(title, [{"layer": "0", "n": "12"}])
+    table(title, [{"layer": "0", "n": "12"}])
     assert capsys.readouterr().out.split("\n")[0] == title
 
 
 def test_a_title_is_wrapped_at_the_width_of_the_terminal(monkeypatch):
     shown = terminal(monkeypatch, "stdout", 40)
-    console.table("word " * 12, [{"layer": "0", "n": "12"}])
+    table("word " * 12, [{"layer": "0", "n": "12"}])
     lines = shown.getvalue().splitlines()
     assert [line.count("word") for line in lines[:2]] == [8, 4]
 
@@ -50,7 +54,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     console.note(line)
     console.verbatim(line)
-    console.table("", [{"checkpoint": "x" * 40}])
+    table("", [{"checkpoint": "x" * 40}])
     out, err = capsys.readouterr()
     wrapped = ["  a note of words that does", "  not fit,", "  not/even/this/path/of/one/word"]
     assert err.splitlines() == [line, *wrapped]
@@ -60,7 +64,7 @@ def test_columns_that_are_asked_for_hold_in_a_pipe(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["a[red]b", "a[/b]", ":smile:"])
 def test_names_are_shown_as_they_are(capsys, name):
-    console.table(f"of {name}", [{"checkpoint": name, name: "1"}])
+    table(f"of {name}", [{"checkpoint": name, name: "1"}])
     assert capsys.readouterr().out.count(name) == 3
 
 
@@ -240,7 +244,7 @@ def printed(monkeypatch, capsys):
 
     def show(rows, width, **more):
         monkeypatch.setenv("COLUMNS", str(width))
-        console.table("Speed", rows, **more)
+        table("Speed", rows, **more)
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= width
         return lines
@@ -276,9 +280,9 @@ def test_what_fits_is_one_table_with_whole_headings(printed):
 
 
 def test_no_rows_and_a_value_wider_than_the_terminal(monkeypatch, capsys):
-    console.table("nothing", [])
+    table("nothing", [])
     assert not capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "60")
-    console.table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
+    table("", [{"name": "n", "one": "x" * 90, "two": "y" * 90}])
     shown = capsys.readouterr().out
     assert (shown.count("x"), shown.count("y")) == (90, 90)

@@ -310,5 +310,5 @@ def test_limits(gate, task, first, other, missed):
 )
 def test_ruined_models_are_named(task, other, line):
     first = {"perplexity": 10.0} if task == "lm" else {"over_generated": 0.0, "length_ratio": 1.0}
-    found = evaluation(task, first, other).ruined
+    found = [*evaluation(task, first, other).ruined]
     assert found == [] if line is None else (found[0].startswith(line) and found[0].endswith("or finetune."))

@@ -46,7 +46,7 @@ def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **l
 def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes):
     costs = {"layers": lambda share, _: 4 * share**2, "units": lambda share, _: share**2}
     model = search(costs, layers=lever("layers"), units=lever("units"))
-    model._attempt = lambda shares, metrics, stage, attempt=model._attempt: (
+    model.attempt = lambda shares, metrics, stage, attempt=model.attempt: (
         None if stage == "curve" and len(model.tried) >= minutes else attempt(shares, metrics, stage)
     )
     best = model.run(0)
@@ -70,7 +70,7 @@ def test_equal_costs_are_the_simplest_mixture():
 def test_of_equal_costs_the_least_divergence_counts():
     costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
     run = search(costs, most=0.7, units=lever("units"), layers=lever("layers"))
-    attempt = run._attempt
+    attempt = run.attempt
 
     def diverging(*given: Any) -> Tried:
         """Layers make no next token another one."""
@@ -78,7 +78,7 @@ def test_of_equal_costs_the_least_divergence_counts():
         quality = made.quality.model_copy(update={"divergence": made.shares.get("units", 0.0)})
         return made.model_copy(update={"quality": quality})
 
-    run._attempt = diverging
+    run.attempt = diverging
     assert [*run.run(4).shares] == ["layers"]
 
 
