@@ -19,7 +19,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Summary, apply, plan_ffn_on_text, summarize
-from prunecli.tensors.stream import Copy, Output, Slices
+from prunecli.tensors.stream import Copy, Output
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 from tests.structures import axes_of
@@ -41,7 +41,7 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
         elif ".router." in name:
             ranges = tuple((row, row + 1) for row in kept[layer])
-            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Slices(name, 0, ranges)))
+            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Copy(name, ((0, ranges),))))
         elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
     structure = replace(source.structure, axes=axes_of("expert", kept, 4))

@@ -25,7 +25,7 @@ from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.selection import Selection
-from prunecli.tensors.stream import Copy, Expression, Output, Slices
+from prunecli.tensors.stream import Copy, Output
 
 Places = dict[str, tuple[int, ...]]
 """Name of an axis that loses units -> where those that stay lie among its units."""
@@ -85,7 +85,6 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     for name, info in source.tensors.items():
         member = own_names.get(name, moved.get(name, name))
         new = None if member is None or name in dropped else rename(member)
-        expression: Expression = Copy(name)
         shape = [*info.shape]
         taken = []
         for carrier, own, held in carriers.get(name, ()):
@@ -93,11 +92,8 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             shape[carrier.dim] = sum(stop - start for start, stop in ranges)
             new = new if ranges else None  # a tensor of no head at all is not stored
             taken.append((carrier.dim, ranges))
-        if taken:
-            first, *inner = sorted(taken)
-            expression = Slices(name, *first, tuple(inner))
         if new is not None:
-            outputs.append(Output(new, info.dtype, tuple(shape), expression))
+            outputs.append(Output(new, info.dtype, tuple(shape), Copy(name, tuple(sorted(taken)))))
     structure = _structure(source, axes, places, kept_layers)
     for one in selection.earlier:
         structure = structure.after(one.step)

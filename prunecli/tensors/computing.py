@@ -20,10 +20,8 @@ from prunecli.tensors.stream import (
     Copy,
     Expression,
     Generated,
-    Moved,
     Output,
     Ranges,
-    Slices,
     Sum,
     joined,
     shape_of,
@@ -80,8 +78,8 @@ def blocks(source: TensorReader, output: Output, target: int, target_offset: int
     Columns are taken, and values cast, in rows of the inner axes alone, so that a stack of matrices is not one row.
     """
     expression, shape, depth = output.expression, output.shape, 1
-    if isinstance(expression, (Copy, Slices)):
-        depth = max(1, len(shape) if isinstance(expression, Copy) else expression.axis)
+    if isinstance(expression, Copy):
+        depth = max(1, expression.taken[0][0] if expression.taken else len(shape))
     width = size_of(shape[depth:], output.dtype)
     for start, stop in row_blocks(shape, depth, REMOTE_ELEMENTS if source.is_remote else BLOCK_ELEMENTS):
         yield Block(source, output, depth, start, stop, target, target_offset + start * width)
@@ -114,7 +112,7 @@ def compute(
     """Return rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
 
     Args:
-        depth: number of leading axes that a row is an index of; more than 1 for `Moved` expressions only.
+        depth: number of leading axes that a row is an index of; more than 1 for `Copy` only.
 
     Raises:
         CheckpointError: a source file ends early, or a value cannot be cast.
@@ -123,13 +121,13 @@ def compute(
         return cast(np.asarray(expression.rows(start, stop)), dtype, where)
     if isinstance(expression, Sum):
         total = None
-        for part, weight in zip(expression.parts, expression.weights, strict=True):
-            if isinstance(part, (Copy, Slices)):  # what is no number shows in the sum
+        for part in expression.parts:
+            if isinstance(part, Copy):  # what is no number shows in the sum
                 values = _read(source, part, start, stop).astype(np.float64)
             else:
                 values = compute(part, source, start, stop, "F64", where)
-            if weight != 1:
-                values *= weight
+            if expression.weight != 1:
+                values *= expression.weight
             total = values if total is None else np.add(total, values, out=total)
         assert total is not None
         return cast(total, dtype, where)
@@ -149,14 +147,12 @@ def compute(
     return values if source.info(expression.source).dtype == dtype else cast(values, dtype, where)
 
 
-def _read(source: TensorReader, expression: Moved, start: int, stop: int, depth: int = 1) -> np.ndarray:
+def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: int = 1) -> np.ndarray:
     """Return rows `start` to `stop` of the selection of a source tensor, in its own type."""
-    if isinstance(expression, Copy):
-        return _rows_read(source, expression.source, [(start, stop)], depth)
     rows: Iterable[tuple[int, int]] = [(start, stop)]
     taken = expression.taken
-    if not expression.axis:
-        rows, taken = _cut(expression.ranges, start, stop), expression.inner
+    if taken and not taken[0][0]:
+        rows, taken = _cut(taken[0][1], start, stop), taken[1:]
     found = _rows_read(source, expression.source, rows, depth)
     for axis, ranges in taken:
         found = take(found, ranges, axis - depth + 1)

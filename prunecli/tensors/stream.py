@@ -23,44 +23,28 @@ TILE = 1 << 16
 
 @dataclass(frozen=True)
 class Copy:
-    """All of a source tensor; cast where the output has another type."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Parts of a source tensor.
+    """A source tensor, or parts of it; cast where the output has another type.
 
     Attributes:
         source: name of the tensor.
-        axis: the first axis that parts are taken of.
-        ranges: index ranges (start, stop) on it, in order.
-        inner: further axes after `axis`, ascending, and their ranges.
+        taken: axes that parts are taken of, ascending, each with index ranges (start, stop) in order; of others all.
     """
 
     source: str
-    axis: int
-    ranges: Ranges
-    inner: tuple[tuple[int, Ranges], ...] = ()
-
-    @property
-    def taken(self) -> tuple[tuple[int, Ranges], ...]:
-        """Each axis that parts are taken of, and its ranges."""
-        return ((self.axis, self.ranges), *self.inner)
+    taken: tuple[tuple[int, Ranges], ...] = ()
 
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of like tensors, in float64, rounded once: sum_i w_i x_i.
+    """The weighted sum of like tensors, in float64, rounded once: sum_i w x_i.
 
     Attributes:
         parts: the x_i.
-        weights: the w_i; a mean of k has 1/k each, a single part is scaled by its weight.
+        weight: w; a mean of k has 1/k, a single part is scaled.
     """
 
     parts: tuple[Expression, ...]
-    weights: tuple[float, ...]
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -117,10 +101,7 @@ def noise(shape: tuple[int, ...], std: float, seed: int) -> Generated:
     return Generated(shape, rows)
 
 
-Moved = Copy | Slices
-"""Values of one source tensor that go as they are, or cast."""
-
-Expression = Moved | Sum | Concat | Generated
+Expression = Copy | Sum | Concat | Generated
 
 
 def sources(expression: Expression) -> Iterator[str]:
@@ -128,7 +109,7 @@ def sources(expression: Expression) -> Iterator[str]:
     if isinstance(expression, (Sum, Concat)):
         for part in expression.parts:
             yield from sources(part)
-    elif isinstance(expression, (Copy, Slices)):
+    elif isinstance(expression, Copy):
         yield expression.source
 
 
@@ -177,7 +158,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
         for name in sources(output.expression):
-            dtype, moved = source.info(name).dtype, isinstance(output.expression, (Copy, Slices))
+            dtype, moved = source.info(name).dtype, isinstance(output.expression, Copy)
             if not is_float(dtype) and not (moved and output.dtype == dtype):
                 raise CheckpointError(
                     f"{name} is of type {dtype}, which cannot be merged or resized",
@@ -188,7 +169,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
 def is_plain_copy(source: TensorReader, output: Output) -> bool:
     """Whether it is a tensor of `source` as it is stored, as nearly all are."""
     expression = output.expression
-    if not isinstance(expression, Copy):
+    if not isinstance(expression, Copy) or expression.taken:
         return False
     _, dtype, shape = source.info(expression.source)
     return output.dtype == dtype and output.shape == shape
@@ -216,8 +197,6 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
         (around,) = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         return (*around[:axis], sum(shape[axis] for shape in shapes), *around[axis:])
     shape = source.info(expression.source).shape
-    if not isinstance(expression, Slices):
-        return shape
     for axis, ranges in expression.taken:
         if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in ranges):
             raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
@@ -228,19 +207,16 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
 def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]] | None:
     """Return the byte ranges (start, stop) of a source tensor that an output is a copy of; None if it is computed."""
     expression = output.expression
-    if not isinstance(expression, (Copy, Slices)):
+    if not isinstance(expression, Copy):
         return None
     info = source.info(expression.source)
     if info.dtype != output.dtype:
         return None
-    if isinstance(expression, Copy):
+    if not expression.taken:
         return [(0, info.nbytes)]
-    axis, ranges = expression.axis, joined(expression.ranges)
-    if (
-        expression.inner
-        or math.prod(info.shape[:axis]) != 1
-        or (len(ranges) > MOST_RANGES and not source.is_remote)
-    ):
+    (axis, taken), *inner = expression.taken
+    ranges = joined(taken)
+    if inner or math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
         return None
     width = info.nbytes // info.shape[axis] if info.shape[axis] else 0
     return [(start * width, stop * width) for start, stop in ranges]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Output, Slices, check_expressions, copied_ranges
+from prunecli.tensors.stream import Copy, Output, check_expressions, copied_ranges
 from prunecli.tensors.unfinished import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
@@ -156,7 +156,7 @@ def _write_shard(
                 computed += blocks(source, output, target, place)
                 place += output.nbytes
                 continue
-            assert isinstance(output.expression, (Copy, Slices))
+            assert isinstance(output.expression, Copy)
             handle, offset, _ = source.location(output.expression.source)
             where = f"{source.path}: {output.expression.source}"
             for first, stop in ranges:
@@ -186,22 +186,18 @@ def _write_shard(
             pool.shutdown(cancel_futures=True)
 
 
-def coalesced(moves: Iterable[Move]) -> Iterator[Move]:
-    """Yield copies of neighbouring bytes joined to one, without empty ones."""
-    last: Move | None = None
+def coalesced(moves: Iterable[Move]) -> list[Move]:
+    """Copies of neighbouring bytes joined to one, without empty ones."""
+    runs: list[Move] = []
     for move in moves:
-        if not move.nbytes:
-            continue
+        last = runs[-1] if runs else move
         if (
-            last is not None
+            runs
             and last.source == move.source
             and last.source_offset + last.nbytes == move.source_offset
             and last.target_offset + last.nbytes == move.target_offset
         ):
-            last = replace(last, nbytes=last.nbytes + move.nbytes)
-            continue
-        if last is not None:
-            yield last
-        last = move
-    if last is not None:
-        yield last
+            runs[-1] = replace(last, nbytes=last.nbytes + move.nbytes)
+        elif move.nbytes:
+            runs.append(move)
+    return runs

@@ -35,7 +35,7 @@ from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.tensors.computing import take, values
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stream import Copy, Output, Slices, given
+from prunecli.tensors.stream import Copy, Output, given
 from prunecli.text.choice import Dataset, described
 
 RIDGE = 1e-3
@@ -105,10 +105,10 @@ def cut_replaced(
 def _with_map(output: Output, made: Mapping[str, Floats]) -> Output:
     """The output tensor, made of the product with a map if its source is one of `made`."""
     part = output.expression
-    if not isinstance(part, (Copy, Slices)) or part.source not in made:
+    if not isinstance(part, Copy) or part.source not in made:
         return output
     array = made[part.source]
-    for axis, ranges in part.taken if isinstance(part, Slices) else ():
+    for axis, ranges in part.taken:
         array = take(array, ranges, axis)
     return output._replace(expression=given(array))
 

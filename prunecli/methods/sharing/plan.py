@@ -33,7 +33,6 @@ from prunecli.tensors.stream import (
     Copy,
     Expression,
     Output,
-    Slices,
     Sum,
     joined,
     noise,
@@ -270,7 +269,7 @@ def ffn_tensor(
             if units is None and blocks == 1:
                 held.append(Copy(source))
             elif own:
-                held.append(Slices(source, axis, tuple(places)))
+                held.append(Copy(source, ((axis, tuple(places)),)))
             if group.init == "concat":
                 before += width
         together = [[part] for part in held] if group.init == "concat" else [held]
@@ -295,7 +294,7 @@ def initial_std(config: Mapping[str, Any]) -> float:
 
 def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     """`weight` times the sum; one part by 1 is itself."""
-    return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
+    return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), weight)
 
 
 def group_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
