@@ -20,8 +20,7 @@ from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
-from prunecli.tensors.computing import values
-from prunecli.tensors.stream import Copy, Expression
+from prunecli.tensors.stream import Copy, Expression, values
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import MIXED
 from prunecli.text.tasks import TaskName

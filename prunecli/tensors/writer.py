@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
-from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Output, check_expressions, copied_ranges
+from prunecli.tensors.stream import Block, Copy, Output, blocks, check_expressions, copied_ranges
 from prunecli.tensors.unfinished import Journal, digest
 
 SHARD_BYTES = 5_000_000_000

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, copying
+from prunecli.tensors import copying, stream
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import shards_of, write_tensors
@@ -87,7 +87,7 @@ def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last)
     output = Output("out", wanted, expected.shape, Copy("a", tuple(parts)))
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
-        patch.setattr(computing, "BLOCK_ELEMENTS", block)
+        patch.setattr(stream, "BLOCK_ELEMENTS", block)
         patch.setattr(copying, "JOB_BYTES", 8 * block)
         found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
     assert_same(found, {"out": expected})

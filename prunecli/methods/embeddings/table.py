@@ -16,9 +16,8 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks
-from prunecli.tensors.computing import compute
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stream import Copy
+from prunecli.tensors.stream import Copy, compute
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 Array = NDArray[np.float32]

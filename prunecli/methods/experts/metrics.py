@@ -43,9 +43,9 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
-from prunecli.tensors.computing import REMOTE_ELEMENTS
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.stream import REMOTE_ELEMENTS
 from prunecli.text.files import near_names
 
 if TYPE_CHECKING:

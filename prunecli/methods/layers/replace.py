@@ -33,9 +33,8 @@ from prunecli.modules.hooks import states_of
 from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.tensors.computing import take, values
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stream import Copy, Output, given
+from prunecli.tensors.stream import Copy, Output, given, take, values
 from prunecli.text.choice import Dataset, described
 
 RIDGE = 1e-3

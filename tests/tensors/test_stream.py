@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, stream
-from prunecli.tensors.computing import values
+from prunecli.tensors import stream
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
     TILE,
@@ -24,6 +23,7 @@ from prunecli.tensors.stream import (
     check_expressions,
     noise,
     shape_of,
+    values,
     zeros,
 )
 from tests.reference.casting import rounded
@@ -57,7 +57,7 @@ def expected(expression: Expression, tensors: dict[str, np.ndarray]) -> np.ndarr
 
 def made(expression: Expression, kind: str = "F32", wanted: str = "F32", block: int = 1 << 18) -> np.ndarray:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(computing, "BLOCK_ELEMENTS", block)
+        patch.setattr(stream, "BLOCK_ELEMENTS", block)
         source = checkpoint(Path(folder) / "in", tensors_of(kind))
         with open_model(source) as opened:
             shape = shape_of(opened, expression, "out")
@@ -120,7 +120,6 @@ def test_scattered_slices_are_put_together_in_blocks(wanted, monkeypatch):
     expression = Copy("a", ((1, ((0, 1), (2, 3), (4, 5), (6, 7))),))
     moved = made(expression, wanted=wanted)
     monkeypatch.setattr(stream, "MOST_RANGES", 3)
-    monkeypatch.setattr(computing, "MOST_RANGES", 3)
     assert made(expression, wanted=wanted, block=10).tobytes() == moved.tobytes()
     np.testing.assert_array_equal(
         moved.astype(np.float32),
@@ -140,7 +139,7 @@ def test_noise_depends_on_its_seed_alone():
 
 
 def test_values_come_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 16)
     with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
         found = list(values(opened, Sum(ABC, -0.5), "F64"))
     assert [len(block) for block in found] == [2] * 6 + [1]
