@@ -22,7 +22,7 @@ from prunecli.methods.ffn.narrow import plan_widths as plan_widths
 from prunecli.methods.heads.plan import plan_heads as plan_heads
 from prunecli.methods.heads.score import score_heads as score_heads
 from prunecli.methods.layers.plan import plan_layers as plan_layers
-from prunecli.methods.layers.replace import cut_replaced as cut_replaced
+from prunecli.methods.layers.score import cut_replaced as cut_replaced
 from prunecli.methods.options import ExpertOptions as ExpertOptions
 from prunecli.methods.options import HeadOptions as HeadOptions
 from prunecli.methods.options import LayerOptions as LayerOptions

@@ -176,7 +176,7 @@ def prune_layers(options: PruneLayers) -> None:
 def _with_maps(source: Checkpoint, selection: Selection, run: TextRun) -> Rewrite:
     """Remove layers, and leave linear maps in their place."""
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.methods.layers.replace import Maps, cut_replaced
+    from prunecli.methods.layers.score import Maps, cut_replaced
 
     data, maps = measured_text(source, run.choice, "`replace=linear`"), Maps()
     rewrite = cut_replaced(source, selection, data, run, maps)

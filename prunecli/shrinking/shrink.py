@@ -16,7 +16,7 @@ from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.evaluation.quality_check import Measurer, little
 from prunecli.methods.experts.options import margin_bytes
-from prunecli.methods.layers.replace import Maps, cut_replaced
+from prunecli.methods.layers.score import Maps, cut_replaced
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import decoding_bytes, usual_load
