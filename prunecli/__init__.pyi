@@ -9,11 +9,11 @@ from prunecli.evaluation.latency import bench_latency as bench_latency
 from prunecli.evaluation.on_text import RunOptions as RunOptions
 from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
 from prunecli.evaluation.options import LatencyOptions as LatencyOptions
-from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
-from prunecli.methods.embeddings.factorize import rewrite_embeddings as rewrite_embeddings
 from prunecli.methods.embeddings.options import EmbeddingOptions as EmbeddingOptions
 from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
+from prunecli.methods.embeddings.plan import fit_embeddings as fit_embeddings
 from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
+from prunecli.methods.embeddings.plan import rewrite_embeddings as rewrite_embeddings
 from prunecli.methods.experts.collect import collect_gates as collect_gates
 from prunecli.methods.experts.plan import mean_outputs as mean_outputs
 from prunecli.methods.experts.plan import plan_experts as plan_experts

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from prunecli.methods.embeddings.factorize import Factors
-    from prunecli.methods.embeddings.plan import EmbeddingPlan
+    from prunecli.methods.embeddings.plan import EmbeddingPlan, Factors
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.define import DefineEmbedding
@@ -46,8 +45,12 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import embedding_shapes, fit_embeddings, rewrite_embeddings
-    from prunecli.methods.embeddings.plan import plan_embeddings
+    from prunecli.methods.embeddings.plan import (
+        embedding_shapes,
+        fit_embeddings,
+        plan_embeddings,
+        rewrite_embeddings,
+    )
 
     plot = options.plot
     if plot is not None:
