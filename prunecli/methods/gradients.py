@@ -202,7 +202,7 @@ def measure_gradients(
     Args:
         running: how the model runs; its batches are of one example.
     """
-    runner = runner_of(checkpoint, running, gradients=True)
+    runner, _ = runner_of(checkpoint, running, gradients=True)
     fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 

@@ -222,8 +222,11 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         )
         products += torch.einsum("rgi,rgj->gij", known, known).double()
         missing += torch.einsum("rgi,rgo->gio", known, difference).double()
-    solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
-    added, constants = solve(products, missing)
+    if unit.shape.shared_blocks and groups > 1:
+        added, constants = _solve_shared(products, missing)
+    else:
+        solutions = _ridge(products, missing)
+        added, constants = solutions[:, :-1], solutions[:, -1].flatten()
     if unit.reduce is not None:
         unit.reduce.weight.add_(added[0].T)
         unit.reduce.bias.add_(constants)
@@ -233,14 +236,11 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         bias.add_(constants)
 
 
-def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """[g, w + 1, w + 1] and [g, w + 1, o] -> a block [g, w, o] for each group, and constants [g o]."""
-    solutions = _ridge(products, missing)
-    return solutions[:, :-1], solutions[:, -1].flatten()
-
-
 def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """`_solve` with one block [1, w, o] for all groups: each group's constants are eliminated first."""
+    """[g, w + 1, w + 1] and [g, w + 1, o] -> one block [1, w, o] for all groups, and constants [g o].
+
+    Each group's constants are eliminated first.
+    """
     total, means = products[0, -1, -1], products[:, :-1, -1:]
     own = products[:, :-1, :-1] - means @ means.mT / total
     across = missing[:, :-1] - means @ missing[:, -1:] / total

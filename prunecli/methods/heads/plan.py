@@ -45,7 +45,14 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
                 f"`attention={kind}`: the model has no such attention.", f"It has {', '.join(present)}."
             )
     chosen = [axis for axis in axes if axis.attention in options.attention]
-    even = _stock_numbers(checkpoint) if options.uniform else None
+    even = uniform_heads(checkpoint) if options.uniform else None
+    if even == ():
+        family = checkpoint.require_architecture()
+        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
+        raise UsageError(
+            f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+            "Leave `uniform` out: the result then opens only where prunecli is installed.",
+        )
     budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
     normalize, method = None, None
     if options.metric == "random":
@@ -58,14 +65,16 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             files = "".join(f"{path}: " for path in options.score_files[:1])
             raise StatisticsError(f"{files}{error.message}", error.remedy) from error
         normalize = options.normalize or DEFAULT_NORMALIZE[scores.method]
-        own = normalized(worth) if normalize == "per-layer" else worth
-        by = "" if normalize == "none" else ", over the l2 norm of its attention"
-        shown = f"importance by {scores.method}{by}"
-        method = scores.method
-        normalised = "not normalised" if normalize == "none" else f"normalised {normalize}"
+        method, by, normalised = scores.method, "", "not normalised"
+        if normalize == "per-layer":
+            worth, by, normalised = (
+                normalized(worth),
+                ", over the l2 norm of its attention",
+                "normalised per-layer",
+            )
         default = "" if options.normalize else " (default)"
         ranking = replace(
-            by_scores(scores, scores.picked(axes, own), options, scores.method, shown),
+            by_scores(scores, scores.picked(axes, worth), options, method, f"importance by {method}{by}"),
             note=f" over {scores.examples:,} examples, {normalised}{default}",
         )
     arguments = {
@@ -77,22 +86,6 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     }
     of = " of all attentions" if is_all else f" of {', '.join(options.attention)} attention"
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)
-
-
-def _stock_numbers(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Numbers of heads that every layer of a stock model may keep.
-
-    Raises:
-        UsageError: the family's config cannot say a smaller number.
-    """
-    if numbers := uniform_heads(checkpoint):
-        return numbers
-    family = checkpoint.require_architecture()
-    why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
-    raise UsageError(
-        f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
-        "Leave `uniform` out: the result then opens only where prunecli is installed.",
-    )
 
 
 def normalized(importance: Mapping[str, Array]) -> dict[str, Array]:
