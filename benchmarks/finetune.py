@@ -30,8 +30,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.watch import Watch
+from prunecli.training.trainer import FinetuneTrainer, Watch, training_arguments
 
 
 def bare(model: Any, examples: Examples, options: TrainingOptions, device: torch.device) -> None:

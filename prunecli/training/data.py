@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
-from prunecli.running.examples import Examples, TokenExamples
+from prunecli.running.examples import IGNORED, Examples, TokenExamples
 from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, all_texts
 from prunecli.text.files import lines_sha256
@@ -36,7 +36,6 @@ from prunecli.training.loss import (
     write_logits,
 )
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.watch import Validation
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,47 @@ def read_training_data(
     if valid.labelled is None and not valid.files:
         return TrainingData(task, train)
     return TrainingData(task, train, valid.text_of(task)[0])
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out text.
+
+    Attributes:
+        batch_tokens: padded tokens in a batch.
+        objective: what the loss is the mean of, over the scored tokens.
+        chrf: returns chrF++ of translations of the text; None: it is not measured.
+    """
+
+    examples: Examples
+    batch_tokens: int
+    objective: Objective
+    chrf: Callable[[Any, ProcessGroup], float] | None = None
+
+    def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
+        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`.
+
+        The model is put into evaluation mode.
+        """
+        model.eval()
+        total, count = 0.0, 0
+        batches = self.examples.cut(self.batch_tokens)
+        for first in range(0, len(batches), process_group.world_size):
+            # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
+            number = first + process_group.rank
+            batch = self.examples.batch(batches[min(number, len(batches) - 1)])
+            tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
+            with torch.no_grad():
+                loss = float(self.objective(model, tensors))
+            if number < len(batches):
+                total += loss
+                count += int((batch.labels != IGNORED).sum())
+        total, tokens = process_group.all_reduce([total, count])
+        loss = total / max(tokens, 1)
+        scores = {"loss": loss, **self.objective.figures(loss)}
+        if self.chrf is not None:
+            scores["chrf++"] = self.chrf(model, process_group)
+        return scores
 
 
 def make_examples(

@@ -47,8 +47,7 @@ from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, outputs_of, prepare, stage
 from prunecli.training.start import Start
 from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
-from prunecli.training.trainer import FinetuneTrainer, training_arguments, with_dtype
-from prunecli.training.watch import Keep, Watch
+from prunecli.training.trainer import FinetuneTrainer, Keep, Watch, training_arguments, with_dtype
 
 NO_END = 1 << 40
 """Updates of a run that time alone ends."""
