@@ -29,13 +29,15 @@ from prunecli.running.encoding import (
     embedding_examples,
     filling,
     labelled_examples,
+    lm_windows,
+    mlm_examples,
     require_task,
     translation_examples,
+    window_examples,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
 from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText

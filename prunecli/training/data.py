@@ -17,9 +17,14 @@ from prunecli.evaluation.scoring import make_metrics
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
+from prunecli.running.encoding import (
+    labelled_examples,
+    mlm_examples,
+    packed_examples,
+    text_examples,
+    translation_examples,
+)
 from prunecli.running.examples import IGNORED, Examples, TokenExamples
-from prunecli.running.windows import mlm_examples, packed_examples
 from prunecli.text.choice import Text, TextChoice, all_texts
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import Pairs, ParallelText, has_split, pair_name, read_parallel

@@ -17,8 +17,8 @@ from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import measure_losses
+from prunecli.running.encoding import lm_windows, window_examples
 from prunecli.running.runner import InMemory
-from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer

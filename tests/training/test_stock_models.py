@@ -12,7 +12,7 @@ from torch.nn import functional
 from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.windows import packed_examples
+from prunecli.running.encoding import packed_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune

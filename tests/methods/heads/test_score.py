@@ -32,10 +32,15 @@ from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.batches import example_losses
-from prunecli.running.encoding import padding_id, translation_examples
+from prunecli.running.encoding import (
+    lm_windows,
+    mlm_examples,
+    padding_id,
+    translation_examples,
+    window_examples,
+)
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.runner import InMemory, Runner
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName

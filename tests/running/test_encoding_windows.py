@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
+from prunecli.running.encoding import lm_windows, window_examples
 from prunecli.running.examples import IGNORED
-from prunecli.running.windows import lm_windows, window_examples
 
 
 class _Words:
