@@ -30,10 +30,9 @@ from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Dataset
+from prunecli.text.choice import Dataset, TaskName
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
-from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import load_tokenizer
 
 

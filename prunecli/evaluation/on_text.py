@@ -10,10 +10,9 @@ from pydantic import model_validator
 from prunecli.errors import UsageError
 from prunecli.options import Options, Size, compute_option
 from prunecli.progress import Say, unsaid
-from prunecli.text.choice import Dataset, TextChoice, described
+from prunecli.text.choice import Dataset, TaskName, TextChoice, described, task_of
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
-from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
     import torch

@@ -21,9 +21,8 @@ from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
 from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.tensors.stream import Copy, Expression, values
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset, TaskName, TextChoice
 from prunecli.text.plain import MIXED
-from prunecli.text.tasks import TaskName
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences, TokenExamples
+from prunecli.text.choice import TASKS, TaskName, has_decoder
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, label_ids
-from prunecli.text.tasks import TASKS, TaskName, has_decoder
 from prunecli.text.tokens import encode, require_rows, tokenized
 
 MIXING = (

@@ -33,10 +33,9 @@ from prunecli.shrinking.texts import parts, windowed, written
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts
+from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
-from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions

@@ -25,11 +25,10 @@ from prunecli.running.encoding import (
     translation_examples,
 )
 from prunecli.running.examples import IGNORED, Examples, TokenExamples
-from prunecli.text.choice import Text, TextChoice, all_texts
+from prunecli.text.choice import HEADLESS, Text, TextChoice, TrainingTask, all_texts
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import Pairs, ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
-from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import (
     HiddenDistance,

@@ -38,8 +38,7 @@ from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
 from prunecli.tensors.transaction import output_error, refuse_target
-from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data, with_filled_batch
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher

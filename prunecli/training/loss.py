@@ -43,7 +43,7 @@ from prunecli.progress import Progress, Say, unsaid
 from prunecli.running.encoding import embedding_examples, position_count, require_task
 from prunecli.running.examples import IGNORED, Batch, Examples
 from prunecli.tensors.transaction import refuse_output
-from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.text.choice import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions
 

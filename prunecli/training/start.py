@@ -27,7 +27,7 @@ from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.tensors.unfinished import digest
-from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
+from prunecli.text.choice import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")

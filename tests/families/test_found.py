@@ -27,7 +27,7 @@ from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
-from prunecli.text.tasks import task_of
+from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny

@@ -33,9 +33,8 @@ from prunecli.running.batches import batch_vectors, example_losses, require_fini
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.documents import refuse_unwritable
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
 METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {

@@ -19,7 +19,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.results.unit_scores import Array
 from prunecli.selection.select import Budget
 from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
-from prunecli.text.tasks import TaskName, training_task_of
+from prunecli.text.choice import TaskName, training_task_of
 
 LAST_WARNING = (
     "Warning: last looks at no text. On SmolLM2-135M it raised the perplexity of WikiText-2 from 15.4 to 4,167 at "

@@ -41,9 +41,8 @@ from prunecli.running.encoding import (
 )
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.runner import InMemory, Runner
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import TaskName, TextChoice
 from prunecli.text.parallel import ParallelText
-from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
