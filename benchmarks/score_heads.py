@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.score import Ablation, chosen_metric, masks_of, measure_masked
+from prunecli.methods.measuring import gradient_sums
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of

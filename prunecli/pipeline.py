@@ -273,7 +273,7 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
 
 def _merged_activations(checkpoint: Checkpoint, merging: SharePlan, data: Dataset, run: TextRun) -> Scores:
     """Activations of the merged FFNs of a plan; their model is written to a temporary directory, if it is new."""
-    from prunecli.methods.ffn.activations import measure_activations
+    from prunecli.methods.measuring import measure_activations
 
     rewrite = rewrite_shared(checkpoint, merging)
     if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):

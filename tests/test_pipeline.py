@@ -8,7 +8,7 @@ import pytest
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, MemoryShortError, Shortage
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.methods.ffn import activations
+from prunecli.methods import measuring
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
@@ -129,7 +129,7 @@ def text(tmp_path):
 
 def test_the_units_that_stay_are_the_most_active(model, text):
     options = NarrowOptions(width=5, metric="activation")
-    measured = activations.measure_activations(model, text.choice.read("lm"), text)
+    measured = measuring.measure_activations(model, text.choice.read("lm"), text)
     by_hand = {
         name: tuple(sorted(np.argsort(-np.array(values))[:5])) for name, values in measured.values.items()
     }
@@ -144,7 +144,7 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model,
         ran.append(checkpoint.path)
         raise MemoryShortError("too large", "smaller", Shortage(checkpoint.path, "cpu", "float32", 1, 1))
 
-    monkeypatch.setattr(activations, "measure_activations", too_large)
+    monkeypatch.setattr(measuring, "measure_activations", too_large)
     with pytest.raises(MemoryShortError) as caught:
         plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
     assert caught.value.shortage.checkpoint == model.path != ran[0]

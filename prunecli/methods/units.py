@@ -82,20 +82,6 @@ def measured(
     return scores, describe(data, run.choice)
 
 
-def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
-    """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
-    of_modules = {axis.module: axis.name for axis in axes}
-    of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
-    found = {}
-    for number, layer in enumerate(checkpoint.require_routed()):
-        of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
-        for expert in range(layer.num_experts):
-            name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)
-            if name is not None:
-                found[number, expert] = name
-    return found
-
-
 def unit_norms(
     checkpoint: Checkpoint,
     carriers: Mapping[str, Carrier],

@@ -15,12 +15,11 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.ffn.activations import measure_activations
 from prunecli.methods.ffn.narrow import GROUPED, plan_widths
-from prunecli.methods.gradients import GRADIENT, NORMS, measure_gradients
 from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
+from prunecli.methods.measuring import GRADIENT, NORMS, measure_activations, measure_gradients
 from prunecli.methods.options import (
     ExpertOptions,
     HeadOptions,

@@ -7,8 +7,8 @@ import torch
 from prunecli.analysis.explanation import explain
 from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.activations import ExpertUnitObserver
 from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.measuring import ExpertUnitObserver
 from prunecli.methods.options import NarrowOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model

@@ -68,8 +68,10 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     else:
 
         def measure(data: Dataset, run: TextRun) -> Scores:
-            from prunecli.methods.ffn.activations import measure_activations  # imports torch
-            from prunecli.methods.gradients import measure_gradients
+            from prunecli.methods.measuring import (
+                measure_activations,  # imports torch
+                measure_gradients,
+            )
 
             if metric == "gradient":
                 return measure_gradients(checkpoint, data, {"unit": axes}, run.running, run.progress)["unit"]

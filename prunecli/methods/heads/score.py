@@ -17,7 +17,7 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.on_text import runner_of, text_fields
 from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t_test
-from prunecli.methods.gradients import gradient_fields
+from prunecli.methods.measuring import gradient_fields
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.axes import Axis, Kind, axis_name

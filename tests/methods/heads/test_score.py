@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.score import (
     HeadMask,
     ScoreOptions,
@@ -24,6 +23,7 @@ from prunecli.methods.heads.score import (
     score_heads,
     translation_measurements,
 )
+from prunecli.methods.measuring import gradient_sums
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
