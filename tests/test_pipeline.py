@@ -9,8 +9,7 @@ from prunecli import pipeline
 from prunecli.errors import CheckpointError, MemoryShortError, Shortage
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods import measuring
-from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.plans import LayerOptions, NarrowOptions, plan_layers, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model

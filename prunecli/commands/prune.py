@@ -101,7 +101,7 @@ def prune_heads(options: PruneHeads) -> None:
 
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further.
     """
-    from prunecli.methods.heads.plan import plan_heads
+    from prunecli.methods.plans import plan_heads
 
     if options.keep is not None and ("scores" in options.model_fields_set or options.metric == "random"):
         raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
@@ -125,7 +125,7 @@ def prune_ffn(options: PruneFfn) -> None:
 
     Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import NORMS_WARNING, plan_widths
+    from prunecli.methods.plans import NORMS_WARNING, plan_widths
 
     options = dense_for_demo(options)
     options.check_options()
@@ -156,7 +156,7 @@ def prune_layers(options: PruneLayers) -> None:
 
     Each stack keeps at least one layer. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.layers.plan import LAST_WARNING, plan_layers
+    from prunecli.methods.plans import LAST_WARNING, plan_layers
 
     options.check_options()
     reads = options.needs_text or options.replace is not None

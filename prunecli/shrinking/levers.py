@@ -15,9 +15,6 @@ from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.ffn.narrow import GROUPED, plan_widths
-from prunecli.methods.heads.plan import plan_heads
-from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
 from prunecli.methods.measuring import GRADIENT, NORMS, measure_activations, measure_gradients
 from prunecli.methods.options import (
@@ -27,6 +24,7 @@ from prunecli.methods.options import (
     NarrowOptions,
     VocabularyOptions,
 )
+from prunecli.methods.plans import GROUPED, plan_heads, plan_layers, plan_widths
 from prunecli.methods.scoring import CollectOptions
 from prunecli.methods.units import Ranking, TextRun, drawn, plan
 from prunecli.methods.vocabulary.plan import plan_vocabulary

@@ -7,9 +7,9 @@ import torch
 from prunecli.analysis.explanation import explain
 from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.narrow import plan_widths
 from prunecli.methods.measuring import ExpertUnitObserver
 from prunecli.methods.options import NarrowOptions
+from prunecli.methods.plans import plan_widths
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of

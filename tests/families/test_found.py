@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from prunecli import load_model
 from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.methods.ffn.narrow import plan_widths
-from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
+from prunecli.methods.plans import plan_heads, plan_widths
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import submodule

@@ -18,10 +18,9 @@ from transformers import (
 )
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.ffn.narrow import plan_widths
-from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import RIDGE, cut_replaced
 from prunecli.methods.options import LayerOptions, NarrowOptions
+from prunecli.methods.plans import plan_layers, plan_widths
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
