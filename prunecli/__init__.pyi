@@ -30,9 +30,9 @@ from prunecli.methods.plans import plan_layers as plan_layers
 from prunecli.methods.plans import plan_widths as plan_widths
 from prunecli.methods.scoring import CollectOptions as CollectOptions
 from prunecli.methods.scoring import ScoreOptions as ScoreOptions
-from prunecli.methods.sharing.arrange import SharePlan as SharePlan
 from prunecli.methods.sharing.options import AttentionOptions as AttentionOptions
 from prunecli.methods.sharing.options import FfnOptions as FfnOptions
+from prunecli.methods.sharing.plan import SharePlan as SharePlan
 from prunecli.methods.sharing.plan import plan_attention as plan_attention
 from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
 from prunecli.methods.sharing.plan import rewrite_shared as rewrite_shared

@@ -16,7 +16,7 @@ from prunecli import __version__
 from prunecli.errors import CheckpointError, HubError, MemoryShortError, located
 from prunecli.evaluation.on_text import describe, measured_text
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import narrows, plan_ffn, rewrite_shared
+from prunecli.methods.sharing.plan import arranged, plan_ffn, rewrite_shared
 from prunecli.methods.units import TextRun
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -40,7 +40,7 @@ from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
 if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import SharePlan
+    from prunecli.methods.sharing.plan import SharePlan
     from prunecli.results.unit_scores import Scores
     from prunecli.text.choice import Dataset
 
@@ -263,7 +263,9 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
     Raises:
         PruneError: as `plan_ffn`; text or a model that cannot be used.
     """
-    if options.keep_units == "norms" or (options.keep_units is None and not narrows(checkpoint, options)):
+    if options.keep_units == "norms" or (
+        options.keep_units is None and not arranged(checkpoint, options).narrowed
+    ):
         return plan_ffn(checkpoint, options)
     what, without = "`width` below that of the FFNs", "`keep_units=norms`"
     data = measured_text(checkpoint, run.choice, what, run.say, without=without)

@@ -15,7 +15,7 @@ from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, Shown, 
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import Group, SharePlan
+    from prunecli.methods.sharing.plan import Group, SharePlan
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import Sharing
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import group_norms, plan_ffn
+from prunecli.methods.sharing.plan import Group, group_norms, plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors import stream

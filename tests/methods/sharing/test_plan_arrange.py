@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
 from prunecli.methods.sharing.options import Configuration, FfnOptions, Order
+from prunecli.methods.sharing.plan import Group, SharePlan, arrange, group_numbers
 from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
