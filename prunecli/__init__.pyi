@@ -58,7 +58,7 @@ from prunecli.training.finetune import Destination as Destination
 from prunecli.training.finetune import finetune as finetune
 from prunecli.training.options import LossOptions as LossOptions
 from prunecli.training.options import TrainingOptions as TrainingOptions
-from prunecli.training.start import Start as Start
+from prunecli.training.state import Start as Start
 
 __version__: str
 PACKAGE: str

@@ -166,7 +166,7 @@ def finetune(options: Finetune) -> None:
     from prunecli.tensors.hub.names import local_path
     from prunecli.training.finetune import Destination
     from prunecli.training.finetune import finetune as run
-    from prunecli.training.start import Start
+    from prunecli.training.state import Start
 
     options.check_options()
     if options.stored_dtype is not None and "dtype" not in options.model_fields_set:

@@ -39,7 +39,7 @@ from prunecli.text.plain import LabelledText, PlainText
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 
 WARMUP, EVERY = 20, 100
 """Updates of the warm-up and between validations, if the healing is bounded by time."""

@@ -44,8 +44,14 @@ from prunecli.training.data import TrainingData, make_examples, read_training_da
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, outputs_of, prepare, stage
-from prunecli.training.start import Start
-from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
+from prunecli.training.state import (
+    Start,
+    last_checkpoint,
+    load_weights,
+    prepare_state,
+    sole_writer,
+    state_directory,
+)
 from prunecli.training.trainer import FinetuneTrainer, Keep, Watch, training_arguments, with_dtype
 
 NO_END = 1 << 40

@@ -15,7 +15,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import Validation
 from prunecli.training.loss import HiddenDistance, make_lesson
 from prunecli.training.options import LossOptions
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 from tests.commands.calls import call, done, refused
 from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
 from tests.families import tiny_family

@@ -17,7 +17,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 from tests.commands.calls import raising
 from tests.families import tiny
 from tests.families.mixtures import TINY

@@ -18,15 +18,18 @@ import numpy as np
 
 from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
-from prunecli.methods.vocabulary.renumber import (
+from prunecli.methods.vocabulary.tokenizer import (
     SENTENCEPIECE,
     VOCABULARIES,
     Renumbering,
+    Vocabulary,
+    is_fast,
     named_ids,
+    read_vocabulary,
     renumbered,
+    token_ids,
     tokenizer_files,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary, token_ids
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.vocabulary.renumber import Renumbering, named_ids, renumbered, tokenizer_files
+from prunecli.methods.vocabulary.tokenizer import Renumbering, named_ids, renumbered, tokenizer_files
 
 CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)
 """Of <s> b a c ab </s>, without b and ab."""
