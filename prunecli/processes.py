@@ -195,14 +195,13 @@ def together() -> Iterator[ProcessGroup]:
         import torch
 
         group = torch.distributed
-        if group.is_initialized():
-            yield ProcessGroup(group.get_rank(), group.get_world_size())
-            return
+        was_joined = group.is_initialized()
         join()
         try:
             yield ProcessGroup(group.get_rank(), group.get_world_size())
         finally:
-            leave()
+            if not was_joined:
+                leave()
     except SystemExit as end:
         if end.code != StoppedError.exit_status:
             raise

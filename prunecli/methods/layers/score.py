@@ -55,7 +55,7 @@ from prunecli.running.runner import Runner
 from prunecli.selection.cut import cut
 from prunecli.selection.selection import Selection
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stream import Copy, Output, given, take, values
+from prunecli.tensors.stream import Copy, given, take, values
 from prunecli.text.choice import Dataset, described
 from prunecli.text.parallel import ParallelText
 
@@ -344,18 +344,15 @@ def cut_replaced(
                 )
                 is_turned = carrier is None or carrier.dim != 1
                 made[name] = own @ maps[gap.ends] if is_turned else maps[gap.ends].T @ own
-    return replace(rewrite, outputs=tuple(_with_map(output, made) for output in rewrite.outputs))
-
-
-def _with_map(output: Output, made: Mapping[str, Floats]) -> Output:
-    """The output tensor, made of the product with a map if its source is one of `made`."""
-    part = output.expression
-    if not isinstance(part, Copy) or part.source not in made:
-        return output
-    array = made[part.source]
-    for axis, ranges in part.taken:
-        array = take(array, ranges, axis)
-    return output._replace(expression=given(array))
+    outputs = [*rewrite.outputs]
+    for number, output in enumerate(outputs):
+        part = output.expression
+        if isinstance(part, Copy) and part.source in made:
+            array = made[part.source]
+            for axis, ranges in part.taken:
+                array = take(array, ranges, axis)
+            outputs[number] = output._replace(expression=given(array))
+    return replace(rewrite, outputs=tuple(outputs))
 
 
 def _gaps(checkpoint: Checkpoint, selection: Selection) -> Iterator[Gap]:

@@ -534,14 +534,11 @@ def ffn_tensor(
             else:
                 own_seed = f"{seed}:{block}" if block else seed
                 number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
-                parts.append(noise(tuple(shape), initial_std(checkpoint.config), number))
+                config = checkpoint.config
+                drawn: Any = config.get("initializer_range", config.get("init_std"))
+                is_known = isinstance(drawn, (int, float)) and 0 < drawn < 1
+                parts.append(noise(tuple(shape), float(drawn) if is_known else 0.02, number))
     return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
-
-
-def initial_std(config: Mapping[str, Any]) -> float:
-    """Standard deviation with which the model's weights are drawn at its making."""
-    value = config.get("initializer_range", config.get("init_std"))
-    return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else 0.02
 
 
 def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
