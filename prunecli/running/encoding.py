@@ -6,7 +6,7 @@ Texts of any length for causal language models become windows of the context in 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -58,7 +58,7 @@ def require_task(model: Any, task: TaskName) -> None:
     is_pair = has_decoder(name, is_pair=bool(getattr(model.config, "is_encoder_decoder", False)))
     generates = bool(model.can_generate())
     reads_text = not is_pair or model.main_input_name == "input_ids"
-    able: Mapping[TaskName, bool] = {
+    able = {
         "translation": generates and is_pair and reads_text,
         "classification": name.endswith("ForSequenceClassification"),
         "mlm": name.endswith(("ForMaskedLM", "WithLMHeadModel")),  # the latter: XLM, FlauBERT

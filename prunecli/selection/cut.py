@@ -189,7 +189,7 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: R
             for spec in attention.tensors
             if spec.first
         }
-    parts: Sequence[Any] = (*layout.ffns, *layout.attentions)
+    parts = (*layout.ffns, *layout.attentions)
     names = {part.name: part.tensor_names for part in parts}
     for owner, heir in heirs(source.structure, rename).items():
         moved |= dict(zip(names[owner], names[heir], strict=True))

@@ -316,7 +316,7 @@ def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
     """Return the place of a described tensor's values in the zip file; None if they are no plain run of bytes."""
     info = _info(path, name, tensor)
     storage = tensor.untyped_storage()
-    start: int | None = getattr(storage, OFFSET, None)
+    start = getattr(storage, OFFSET, None)
     if start is None or not tensor.is_contiguous():
         return None
     shift = int(tensor.storage_offset()) * tensor.element_size()

@@ -108,7 +108,7 @@ class TensorReader:
         self._opening = threading.Lock()
         self._files = files
         self._stored = self._named()
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+        self.tensors = MappingProxyType(
             {
                 name: stored.info if stored.info.name == name else stored.info._replace(name=name)
                 for name, (_, stored) in self._stored.items()

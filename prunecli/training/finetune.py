@@ -402,7 +402,7 @@ def finetune(
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
             stage(model, source, state / "result")
-            arguments: Json = {
+            arguments = {
                 **data.describe(),
                 **{key: value for key, value in decisive(options).items() if value is not None},
                 "steps": log["steps"],

@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -342,7 +342,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
         self.parameter_names = [name for name, _ in model.named_parameters()]
-        own: list[Any] = [watch]
+        own = [watch]
         if validation is not None and options.patience is not None:
             own.append(EarlyStoppingCallback(options.patience))
         super().__init__(
@@ -430,7 +430,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         metrics = {f"eval_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
         self.log(metrics)
-        handler: Any = self.callback_handler
+        handler = self.callback_handler
         self.control: Any = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -563,7 +563,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
 
     def figures(self) -> dict[str, Any]:
         """Figures of a finished training: steps, speed, losses, validations."""
-        history: Sequence[Mapping[str, Any]] = self.state.log_history
+        history = self.state.log_history
         training = [
             {"step": row["step"], "loss": round(row["loss"], 6), "learning_rate": row["learning_rate"]}
             for row in history

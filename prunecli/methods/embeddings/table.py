@@ -56,7 +56,7 @@ class Table:
         Raises:
             CheckpointError: one of them is not finite.
         """
-        found: Array = np.asarray(self.read(start, stop)).astype(np.float32)
+        found = np.asarray(self.read(start, stop)).astype(np.float32)
         bad = ~np.isfinite(found).all(axis=1)
         if bad.any():
             row = start + int(bad.argmax())

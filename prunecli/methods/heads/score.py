@@ -301,7 +301,7 @@ class Ablation:
             for name in ("values", "p_values"):
                 own = zip(layers, np.split(np.array(found[name]), ends), strict=True)
                 found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in own}
-        fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
+        fields = {"examples": examples, **effects[0], "also": effects[1:]}
         if self.options.metric == "all-but-one":
             # The best single head (3.3), the first of equal ones.
             pick = np.argmin if self.metric == "loss" else np.argmax

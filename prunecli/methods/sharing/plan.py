@@ -31,7 +31,7 @@ from prunecli.model.axes import Axis, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.history import given, history_step
-from prunecli.model.parts import KIND_NAMES, KINDS, AttentionKind, AttentionLayer, FfnLayer
+from prunecli.model.parts import KIND_NAMES, KINDS, AttentionLayer, FfnLayer
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.results.unit_scores import Array, Scores
@@ -160,9 +160,9 @@ def arrange(
     for layer in layers:
         if layer.name not in sparse:
             treated["drop" if layer.removed else getattr(chosen, layer.kind)].append(layer)
-    alike: dict[tuple[AttentionKind, str, object], list[Any]] = defaultdict(list)
+    alike = defaultdict(list)
     for layer in treated["share"]:
-        kind: AttentionKind = "encoder" if chosen.across else layer.kind
+        kind = "encoder" if chosen.across else layer.kind
         alike[kind, getattr(layer, "window", ""), _form(layer, shapes)].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
