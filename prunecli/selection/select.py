@@ -209,7 +209,7 @@ def held_in(axes: Iterable[Axis]) -> int:
     return sum(axis.count for axis in axes)
 
 
-def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tuple[int, ...]]:
+def select(axes: Sequence[Axis], values: Values, budget: Budget) -> Kept:
     """Name of each axis -> ids of the units that stay, in the order of `Axis.ids`.
 
     Raises:
@@ -221,7 +221,7 @@ def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tu
 
 def select_with_thresholds(
     axes: Sequence[Axis], values: Values, budget: Budget
-) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
+) -> tuple[Kept, dict[str, float]]:
     """The selection of `select`; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
 
     Raises:

@@ -39,7 +39,7 @@ class Selection:
         earlier: selections of other kinds of units that are carried out with this one, see `together`.
     """
 
-    kept: Mapping[str, Sequence[int]]
+    kept: Kept
     dtype: str | None = None
     step: Mapping[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ def decision_of(
     return Decision(kind, tuple(places), **fields)
 
 
-def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> dict[str, tuple[int, ...]]:
+def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> Kept:
     """Name of each of `axes` -> ids of the units that stay, in the order in which they are stored.
 
     Args:

@@ -261,7 +261,7 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
 
 def read_experts(
     path: Path, axes: Sequence[Axis], sources: Sequence[str] = (), targets: Sequence[str] = ()
-) -> dict[str, tuple[int, ...]]:
+) -> Kept:
     """The experts to keep from a file of expert ids: name of the axis -> original ids, ascending.
 
     Forms: a plain list of ids; `{pair: [ids]}`, of which the pairs of the given sources and targets are
