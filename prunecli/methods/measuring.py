@@ -290,11 +290,10 @@ def _note_input(
 def _on_gradient(values: Tensor, factor: Tensor, take: Take) -> None:
     """Have `take` called with `factor` x dL/d`values`, `[tokens, width]` float32, in the backward pass."""
     held = [factor.detach()]
-
-    def multiply(gradient: Tensor) -> None:
-        take((held.pop().float() * gradient.float()).flatten(0, -2))  # popped: freed as the pass goes down
-
-    values.register_hook(multiply)  # type: ignore[no-untyped-call]
+    # Popped, so that it is freed as the pass goes down.
+    values.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: take((held.pop().float() * gradient.float()).flatten(0, -2))
+    )
 
 
 def _by_unit(add: Add, name: str, carrier: Carrier, units: int, products: Tensor) -> None:

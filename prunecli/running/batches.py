@@ -300,11 +300,13 @@ def token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     counts = counted.sum(dim=1) if labels.dim() > 1 else torch.ones_like(labels)
     targets, mask = labels[counted].to(model.device), counted.to(model.device)
     logits = Logits(model, batch.arguments(model), mask)
-
-    def block_losses(number: int, place: slice) -> Tensor:
-        return functional.cross_entropy(logits.block(number).float(), targets[place], reduction="none")
-
-    losses = torch.cat(logits.each(block_losses))
+    losses = torch.cat(
+        logits.each(
+            lambda number, place: functional.cross_entropy(
+                logits.block(number).float(), targets[place], reduction="none"
+            )
+        )
+    )
     if labels.dim() < 2:
         return losses, counts
     return losses.new_zeros(labels.shape).masked_scatter(mask, losses).sum(dim=1), counts

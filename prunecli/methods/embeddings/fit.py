@@ -180,11 +180,11 @@ def fit_output(table: Table, mapped: Array) -> OutputMap:
         CheckpointError: a value of E is not finite.
     """
     map_dim = mapped.shape[1]
-
-    def both(start: int, stop: int) -> Array:
-        return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
-
-    joined = replace(table, model_dim=map_dim + table.model_dim, read=both)
+    joined = replace(
+        table,
+        model_dim=map_dim + table.model_dim,
+        read=lambda start, stop: np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1),
+    )
     found = moments(joined)
     own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))

@@ -254,11 +254,12 @@ def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = sil
             "Give a checkpoint in float32, bfloat16 or float16.",
         )
     where = f"{checkpoint.path}: {name}"
-
-    def rows(start: int, stop: int) -> NDArray[np.generic]:
-        return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
-
-    return Table(*info.shape, rows, where, progress)
+    return Table(
+        *info.shape,
+        lambda start, stop: compute(Copy(name), checkpoint, start, stop, info.dtype, where),
+        where,
+        progress,
+    )
 
 
 def count_tokens(

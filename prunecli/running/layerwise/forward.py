@@ -245,10 +245,11 @@ class LayerPasses:
         return self._given[side]
 
     def _fetch(self, tree: Any) -> Any:
-        def get(held: Stored) -> Tensor:
-            return self._states.get(held).to(self._device).requires_grad_(held.requires_grad)
-
-        return map_tree(tree, get, Stored)
+        return map_tree(
+            tree,
+            lambda held: self._states.get(held).to(self._device).requires_grad_(held.requires_grad),
+            Stored,
+        )
 
     def _run_through(self, forward: Pass, outputs: Outputs) -> None:
         """Run a pass through the current layer and store its output."""
@@ -285,9 +286,6 @@ class LayerPasses:
     def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
         """Within the block, a pass gets the experts' outputs and the attentions' that are stored."""
 
-        def outputs(rows: Tensor, _groups: Groups) -> Tensor:
-            return self._states.rows(routed.rows, 0, len(rows)).to(self._device)
-
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if number in routed.attention:
                 return self._fetch(routed.attention[number])
@@ -295,7 +293,11 @@ class LayerPasses:
 
         assert stage.mixture is not None
         with (
-            swapped(stage.mixture.module, "runner", outputs),
+            swapped(
+                stage.mixture.module,
+                "runner",
+                lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
+            ),
             replaced(dict(enumerate(stage.attentions)), attend),
         ):
             yield
