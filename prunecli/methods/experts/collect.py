@@ -41,7 +41,7 @@ from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, o
 from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
-from prunecli.tensors.documents import layers_path, partial_path, refuse_unwritable, write_json
+from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
@@ -460,12 +460,12 @@ class PartialRun:
         """File for the states of this process's batches."""
         alone = self.process_group.world_size == 1
         whose = "" if alone else f".{self.process_group.rank}of{self.process_group.world_size}"
-        return layers_path(output, whose)
+        return output.with_name(f".{output.name}.layers{whose}")
 
 
 def layers_paths(output: Path) -> list[Path]:
     """Files that runs layer by layer left beside `output`, with any number of processes."""
-    name = layers_path(output).name
+    name = f".{output.name}.layers"
     return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
 
 
