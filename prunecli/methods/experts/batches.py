@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError
 from prunecli.evaluation.decoding import beam_cache, sound_settings
 from prunecli.methods.experts.observer import GateObserver, StockObserver
 from prunecli.methods.scoring import CollectOptions
-from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.building import refused_by_layer
 from prunecli.modules.logits import vocabulary_size
 from prunecli.results.gates import ANY, Mode, OutputArrays
 from prunecli.running.encoding import (
@@ -112,15 +110,6 @@ class Translation:
             "pairs": [list(pair) for pair in self.pairs],
             **self.options.values_of(CollectOptions),
         }
-
-    def whole(self, _checkpoint: Checkpoint) -> UsageError | None:
-        """Why the whole model must be in memory, as an error. None if the model can run layer by layer."""
-        if self.mode == "forced":
-            return None
-        return UsageError(
-            "`mode=beam` needs the whole model in memory: each step of a search goes through all layers",
-            "Use `mode=forced`, or leave `memory` out on a machine that holds the model.",
-        )
 
     def work(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Work:
         """The batches for a runner's model.
@@ -257,10 +246,6 @@ class Texts:
             "texts": [[corpus.name, corpus.sha256] for corpus in self.corpora],
             **self.options.values_of(CollectOptions),
         }
-
-    def whole(self, checkpoint: Checkpoint) -> UsageError | None:
-        """Why the whole model must be in memory, as an error. None if the model can run layer by layer."""
-        return refused_by_layer(checkpoint)
 
     def work(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Work:
         """The batches for a runner's model.

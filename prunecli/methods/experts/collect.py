@@ -32,6 +32,7 @@ from prunecli.methods.experts.observer import LayerSums
 from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, need_of, say_spread
 from prunecli.modules.machine import free_memory
@@ -118,7 +119,13 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
-        refusal = material.whole(checkpoint)
+        # Why the whole model must be in memory.
+        refusal = refused_by_layer(checkpoint) if material.mode == "text" else None
+        if material.mode == "beam":
+            refusal = UsageError(
+                "`mode=beam` needs the whole model in memory: each step of a search goes through all layers",
+                "Use `mode=forced`, or leave `memory` out on a machine that holds the model.",
+            )
         if memory is not None and refusal is not None:
             raise refusal
         devices = choose_devices(device)
