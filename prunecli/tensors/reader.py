@@ -139,10 +139,9 @@ class TensorReader:
         Raises:
             CheckpointError: there is none of this name.
         """
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise CheckpointError(f"{self.path}: holds no tensor {name}") from None
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path}: holds no tensor {name}")
+        return self.tensors[name]
 
     def stored_bytes(self, name: str) -> int:
         """Bytes in the files that its values are made of.
@@ -249,12 +248,12 @@ def reading(file: Handle, offset: int, nbytes: int) -> Fill:
     """
     if not isinstance(file, int):
         return file.reading(offset, nbytes)
-    position, descriptor = offset, file
+    descriptor = file
 
     def filled(view: memoryview) -> None:
-        nonlocal position
-        read_into(descriptor, position, view)
-        position += len(view)
+        nonlocal offset
+        read_into(descriptor, offset, view)
+        offset += len(view)
 
     return filled
 
