@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from prunecli.errors import PruneError, UsageError, located
-from prunecli.methods.embeddings.fit import DefineFit, FitOptions, OutputMap, fit_define
+from prunecli.methods.embeddings.fit import DefineFit, OutputMap, fit_define
 from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.embeddings.table import checkpoint_table, count_tokens
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
@@ -300,7 +300,8 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         fit = fit_define(
             checkpoint_table(checkpoint, f"{tables.input}.weight", progress),
             plan.shape,
-            FitOptions(epochs=plan.options.epochs, seed=plan.options.seed),
+            epochs=plan.options.epochs,
+            seed=plan.options.seed,
             counts=counts,
             padding_idx=plan.padding_id,
             tied_output=plan.output_dim is not None and plan.is_tied,
