@@ -363,7 +363,13 @@ def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: 
     taken = expression.taken
     if taken and not taken[0][0]:
         rows, taken = _cut(taken[0][1], start, stop), taken[1:]
-    found = _rows_read(source, expression.source, rows, depth)
+    info, runs = source.info(expression.source), joined(rows)
+    width = size_of(info.shape[depth:], info.dtype)
+    count = sum(last - first for first, last in runs)
+    found = np.empty((count, *info.shape[depth:]), numpy_dtype(info.dtype))
+    view, done = found.reshape(-1).view(np.uint8).data, 0
+    for first, last in runs:
+        done += len(source.read_range(info.name, first * width, last * width, view[done:]))
     for axis, ranges in taken:
         found = take(found, ranges, axis - depth + 1)
     return found
@@ -384,15 +390,3 @@ def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
         if low < high:
             yield first + low, first + high
         before += last - first
-
-
-def _rows_read(source: TensorReader, name: str, ranges: Iterable[tuple[int, int]], depth: int) -> np.ndarray:
-    """Return these ranges of rows of a tensor, one after another."""
-    info, ranges = source.info(name), joined(ranges)
-    width = size_of(info.shape[depth:], info.dtype)
-    rows = sum(last - first for first, last in ranges)
-    values = np.empty((rows, *info.shape[depth:]), numpy_dtype(info.dtype))
-    view, done = values.reshape(-1).view(np.uint8).data, 0
-    for first, last in ranges:
-        done += len(source.read_range(name, first * width, last * width, view[done:]))
-    return values

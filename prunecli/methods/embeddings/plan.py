@@ -78,8 +78,25 @@ def plan_embeddings(
     name = f"{tables.output}.weight"
     is_tied = _has_output(checkpoint) and name in checkpoint.layout.ties and name not in checkpoint.tensors
     asked: dict[str, Any] = {"tables": tables, "is_tied": is_tied, "options": options, "text": text}
-    if options.cache and tables.unit is not None:
-        return _cached(checkpoint, tables, options, asked)
+    unit, output = tables.change.input, tables.change.output
+    if options.cache and tables.change.unit is not None:  # its rows are written down
+        fitting = {"map_dim", *EXPANSION, "kind", "epochs", "shared_blocks", "reduction"}
+        if options.side not in (None, "input") or options.changed & fitting or text is not None:
+            raise UsageError(
+                f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
+                "Give `cache` alone, or factorise the original model.",
+            )
+        if output is not None and output.tied:
+            output = OutputChange(output.map_dim)
+        return EmbeddingPlan(
+            **asked,
+            change=EmbeddingChange(replace(tables.change.unit, cached=True), output),
+            shape=None,
+            output_dim=None,
+            padding_id=None,
+            step=history_step(COMMAND, checkpoint, stated({"cache": True, "dtype": options.dtype})),
+            reasons=("The rows of its unit become the input table; nothing is fitted.",),
+        )
     sides = _sides(checkpoint, tables, options, is_tied)
     shape = chosen_shape(tables, options, "input" in sides)
     zero_row = None  # the padding token, if its row is zero
@@ -88,7 +105,6 @@ def plan_embeddings(
         padding = getattr(stock_config(checkpoint), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
-    unit, output = tables.change.input, tables.change.output
     if "input" in sides:
         expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
         layers = shape.shared_blocks, shape.reduction
@@ -134,32 +150,6 @@ def plan_embeddings(
         padding_id=zero_row,
         step=history_step(COMMAND, checkpoint, stated(arguments)),
         reasons=tuple(reasons),
-    )
-
-
-def _cached(
-    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, asked: dict[str, Any]
-) -> EmbeddingPlan:
-    """Write down the rows of the unit that the checkpoint holds."""
-    fitting = {"map_dim", *EXPANSION, "kind", "epochs", "shared_blocks", "reduction"}
-    if options.side not in (None, "input") or options.changed & fitting or asked["text"] is not None:
-        raise UsageError(
-            f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
-            "Give `cache` alone, or factorise the original model.",
-        )
-    unit, output = tables.change.unit, tables.change.output
-    assert unit is not None
-    cached = replace(unit, cached=True)
-    if output is not None and output.tied:
-        output = OutputChange(output.map_dim)
-    return EmbeddingPlan(
-        **asked,
-        change=EmbeddingChange(cached, output),
-        shape=None,
-        output_dim=None,
-        padding_id=None,
-        step=history_step(COMMAND, checkpoint, stated({"cache": True, "dtype": options.dtype})),
-        reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )
 
 

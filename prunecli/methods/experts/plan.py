@@ -285,7 +285,32 @@ def read_experts(
         raise StatisticsError(f"{path}: holds no expert ids.")
     is_saved = isinstance(content, dict) and ("format" in content or isinstance(content.get("kept"), dict))
     if isinstance(content, dict) and not is_saved:
-        content = _picked(path, content, axes, sources, targets)
+        by_key = content
+
+        def ids_of(*keys: str) -> list[int]:
+            """The ids under the first of the keys that the file has."""
+            key = next((key for key in keys if key in by_key), None)
+            if key is None:
+                raise StatisticsError(f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], by_key))
+            ids = by_key[key]
+            if not isinstance(ids, list) or not all(type(e) is int for e in ids):
+                raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
+            return ids
+
+        if not sources or not targets:
+            raise UsageError(
+                f"{path} holds experts by language: name `sources` and `targets`.", near_names("", by_key)
+            )
+        encoder = sum(axis.original for axis in axes if axis.side == "encoder")
+        content = []
+        for source, target in product(sources, targets):
+            if f"{source}-{target}" in by_key:
+                content += ids_of(f"{source}-{target}")
+            elif len(sources) == len(targets) == 1 or source != target:
+                content += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
+                content += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
+        if not content:
+            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
         raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
@@ -303,43 +328,6 @@ def read_experts(
         for axis, first in zip(axes, starts, strict=False)
     }
     return read_kept(path, axes, {"kept": kept})
-
-
-def _picked(
-    path: Path,
-    content: Mapping[str, Any],
-    axes: Sequence[Axis],
-    sources: Sequence[str],
-    targets: Sequence[str],
-) -> list[int]:
-    """The ids under the keys that the languages pick."""
-
-    def ids_of(*keys: str) -> list[int]:
-        """The ids under the first of the keys that the file has."""
-        key = next((key for key in keys if key in content), None)
-        if key is None:
-            raise StatisticsError(f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], content))
-        ids = content[key]
-        if not isinstance(ids, list) or not all(type(e) is int for e in ids):
-            raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
-        return ids
-
-    if not sources or not targets:
-        raise UsageError(
-            f"{path} holds experts by language: name `sources` and `targets`.", near_names("", content)
-        )
-    encoder = sum(axis.original for axis in axes if axis.side == "encoder")
-    ids = []
-    for source in sources:
-        for target in targets:
-            if f"{source}-{target}" in content:
-                ids += ids_of(f"{source}-{target}")
-            elif len(sources) == len(targets) == 1 or source != target:
-                ids += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
-                ids += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
-    if not ids:
-        raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
-    return ids
 
 
 KEY = "approximate_experts"

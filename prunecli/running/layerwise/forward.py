@@ -271,10 +271,25 @@ class LayerPasses:
         def leave(rows: Tensor, groups: Groups) -> Tensor:
             raise StopForward((rows, groups.sizes))
 
+        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            """Store the output of one of the layer's attentions if there is memory for it."""
+            output = forward(*args, **kwargs)
+            # (output, weights): no layer reads the weights, and most attention functions return none.
+            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
+            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
+            nbytes = sum(
+                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
+                for leaf in leaves(found, Tensor)
+            )
+            if self._states.free_memory > to_come * nbytes:
+                attention[number] = map_tree(found, self._states.put, Tensor)
+            return output
+
+        attentions = () if torch.is_grad_enabled() else stage.attentions
         with (
             swapped(mixture.module, "runner", leave),
             swapped(mixture.module, "observer", None),
-            self._remembering(stage, mixture, attention, to_come),
+            replaced(dict(enumerate(attentions)), attend),
             rehearsing(),
         ):
             (rows, counts), _ = self.run_pass(forward, outputs)
@@ -301,32 +316,6 @@ class LayerPasses:
             replaced(dict(enumerate(stage.attentions)), attend),
         ):
             yield
-
-    def _remembering(
-        self, stage: Stage, mixture: Mixture, stored: dict[int, Any], to_come: int
-    ) -> AbstractContextManager[None]:
-        """Within the block, outputs of the layer's attentions are stored where there is memory for them.
-
-        Args:
-            stored: number of the attention -> its output.
-            to_come: passes, this one among them, that still need memory.
-        """
-
-        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            # (output, weights): no layer reads the weights, and most attention functions return none.
-            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
-            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
-            nbytes = sum(
-                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
-                for leaf in leaves(found, Tensor)
-            )
-            if self._states.free_memory > to_come * nbytes:
-                stored[number] = map_tree(found, self._states.put, Tensor)
-            return output
-
-        attentions = () if torch.is_grad_enabled() else stage.attentions
-        return replaced(dict(enumerate(attentions)), attend)
 
     def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
         """See `InMemory`; all passes go through every layer once, and back.
