@@ -42,7 +42,6 @@ from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 if TYPE_CHECKING:
     from prunecli.methods.sharing.plan import SharePlan
     from prunecli.results.unit_scores import Scores
-    from prunecli.text.choice import Dataset
 
 
 @dataclass(frozen=True)
@@ -269,22 +268,22 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
         return plan_ffn(checkpoint, options)
     what, without = "`width` below that of the FFNs", "`keep_units=norms`"
     data = measured_text(checkpoint, run.choice, what, run.say, without=without)
+
+    def activations(merging: SharePlan) -> Scores:
+        """Activations of the merged FFNs; their model is written to a temporary directory, if it is new."""
+        from prunecli.methods.measuring import measure_activations
+
+        rewrite = rewrite_shared(checkpoint, merging)
+        if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):
+            return measure_activations(checkpoint, data, run)
+        with TemporaryDirectory(prefix="prunecli-") as folder:
+            apply(checkpoint, rewrite, Path(folder) / "merged", progress=run.progress)
+            with open_model(Path(folder) / "merged") as merged:
+                try:
+                    return measure_activations(merged, data, run)
+                except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
+                    error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
+                    raise
+
     options = options.updated(keep_units="activations", text=describe(data, run.choice))
-    return plan_ffn(checkpoint, options, lambda merging: _merged_activations(checkpoint, merging, data, run))
-
-
-def _merged_activations(checkpoint: Checkpoint, merging: SharePlan, data: Dataset, run: TextRun) -> Scores:
-    """Activations of the merged FFNs of a plan; their model is written to a temporary directory, if it is new."""
-    from prunecli.methods.measuring import measure_activations
-
-    rewrite = rewrite_shared(checkpoint, merging)
-    if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):
-        return measure_activations(checkpoint, data, run)
-    with TemporaryDirectory(prefix="prunecli-") as folder:
-        apply(checkpoint, rewrite, Path(folder) / "merged", progress=run.progress)
-        with open_model(Path(folder) / "merged") as merged:
-            try:
-                return measure_activations(merged, data, run)
-            except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
-                error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
-                raise
+    return plan_ffn(checkpoint, options, activations)

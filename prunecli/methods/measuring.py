@@ -172,7 +172,10 @@ def gradient_sums(
             hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
-        _watch_norms(checkpoint, model, named, sums.add, hooks)
+        if (channels := named.get(CHANNELS)) is not None:
+            norms = {*map(StockNames(checkpoint, model).parameter, channels.carriers)}
+            for norm in stream_norms(model, norms):
+                hooks.enter_context(norm.register_forward_hook(partial(_note_norm, sums.add, channels.count)))
         differentiate_losses(runner, batches, losses, progress)
     sums.flush()
     found = {}
@@ -403,19 +406,10 @@ def _watch_layers(
         numbers[name] += 1
 
 
-def _watch_norms(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
-) -> None:
-    """Watch what norms hand on of each channel."""
-    if (axis := axes.get(CHANNELS)) is None:
-        return
-
-    def note(_: nn.Module, __: Any, made: Tensor) -> None:
-        if made.shape[-1] == axis.count:
-            add(CHANNELS, made.detach().float().abs().reshape(-1, axis.count).sum(dim=0))
-
-    for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
-        hooks.enter_context(norm.register_forward_hook(note))
+def _note_norm(add: Add, count: int, _: nn.Module, __: Any, made: Tensor) -> None:
+    """Add what a norm hands on of each channel."""
+    if made.shape[-1] == count:
+        add(CHANNELS, made.detach().float().abs().reshape(-1, count).sum(dim=0))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:

@@ -304,11 +304,27 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
     """
     options.check_options()
     axes = axes_of(checkpoint, "layer")
-    made = (
-        _by_name(checkpoint, options, axes)
-        if options.is_named
-        else _by_values(checkpoint, options, axes, run)
-    )
+    if options.is_named:
+        keeps = options.remove is None
+        flag, text = ("keep", str(options.keep)) if keeps else ("remove", str(options.remove))
+        if keeps and not text[:1].isdigit() and Path(text).is_file():
+            kept = read_kept(Path(text), axes)
+        else:
+            named = parse_layers(flag, text, {axis.side: axis.count for axis in axes})
+            kept = {
+                axis.name: tuple(
+                    number
+                    for place, number in enumerate(axis.ids)
+                    if axis.side not in named or (place in named[axis.side]) == keeps
+                )
+                for axis in axes
+            }
+        decision = decision_of(axes, kept, how=f"named by --{flag}")
+        made = selection_of(
+            options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype
+        )
+    else:
+        made = _by_values(checkpoint, options, axes, run)
     removed = {
         axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
         for axis in axes
@@ -396,26 +412,6 @@ def _by_values(
         "text": text,
     }
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
-
-
-def _by_name(checkpoint: Checkpoint, options: LayerOptions, axes: Sequence[Axis]) -> Selection:
-    """The layers that `remove` or `keep` names."""
-    keeps = options.remove is None
-    flag, text = ("keep", str(options.keep)) if keeps else ("remove", str(options.remove))
-    if keeps and not text[:1].isdigit() and Path(text).is_file():
-        kept = read_kept(Path(text), axes)
-    else:
-        named = parse_layers(flag, text, {axis.side: axis.count for axis in axes})
-        kept = {
-            axis.name: tuple(
-                number
-                for place, number in enumerate(axis.ids)
-                if axis.side not in named or (place in named[axis.side]) == keeps
-            )
-            for axis in axes
-        }
-    decision = decision_of(axes, kept, how=f"named by --{flag}")
-    return selection_of(options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype)
 
 
 def best_runs(distances: Array, count: int) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, cast
 
 from prunecli.architectures.records import Side
@@ -67,7 +68,6 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     kept_layers = {
         cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
     }
-    own_names = _member_names(axes, places)
     family = source.resolved.family
     if kept_layers and family.found is not None:
         with located(source.path):
@@ -77,9 +77,18 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     rename = renaming_of(family, kept_layers)
     moved = _inherited(source, kept_layers, rename) if kept_layers else {}
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
+    own_names: dict[
+        str, str | None
+    ] = {}  # tensor that one expert alone has -> its name in the result, if it stays
     for name, own in places.items():
-        for tensor, carrier in axes[name].carriers.items():
-            carriers.setdefault(tensor, []).append((carrier, own, axes[name].count))
+        axis, numbers = axes[name], {old: number for number, old in enumerate(own)}
+        for tensor, carrier in axis.carriers.items():
+            carriers.setdefault(tensor, []).append((carrier, own, axis.count))
+        for part, place in product(axis.parts, range(axis.count)):
+            before, after = (
+                f"{axis.members.format(number)}.{part}" for number in (place, numbers.get(place))
+            )
+            own_names[before] = after if place in numbers else None
     dropped = set(selection.dropped)
     outputs = []
     for name, info in source.tensors.items():
@@ -159,19 +168,6 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
                 f'("{key}").',
                 "Keep the same number everywhere.",
             )
-
-
-def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
-    """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
-    names = {}
-    for name, own in places.items():
-        axis = axes[name]
-        new = {old: number for number, old in enumerate(own)}
-        for place in range(axis.count) if axis.parts else ():
-            before, after = (axis.members.format(number) for number in (place, new.get(place)))
-            for part in axis.parts:
-                names[f"{before}.{part}"] = f"{after}.{part}" if place in new else None
-    return names
 
 
 def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: Rename) -> dict[str, str]:

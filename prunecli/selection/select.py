@@ -253,7 +253,17 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     if budget.keep is not None:
         return {name: min(budget.keep[name], number) for name, number in held.items()}
     if budget.even is not None:
-        counts = dict.fromkeys(held, _even(axes, budget))
+        most = min(*held.values(), (held_in(axes) - budget.removable(axes)) // len(axes))
+        least = max(budget.least, 1)
+        able = [number for number in budget.even if least <= number <= most]
+        if not able:
+            choices = ", ".join(map(str, budget.even)) or "none"
+            raise UsageError(
+                f"`uniform`: at most {most} {axes[0].kind}s may be kept in each layer, and at least {least} have to; "
+                f"a stock model may keep {choices}.",
+                f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
+            )
+        counts = dict.fromkeys(held, max(able))
     elif budget.scope == "model":
         # Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go.
         rank = np.concatenate([ranks(values[axis.name], budget.groups) for axis in axes])
@@ -295,22 +305,6 @@ def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable").reshape(-1)
-
-
-def _even(axes: Sequence[Axis], budget: Budget) -> int:
-    """Number of units that each axis keeps, the same for all, so that enough are removed."""
-    held = [axis.count for axis in axes]
-    most = min(*held, (sum(held) - budget.removable(axes)) // len(held))
-    least = max(budget.least, 1)
-    able = [number for number in budget.even or () if least <= number <= most]
-    if not able:
-        choices = ", ".join(map(str, budget.even or ())) or "none"
-        raise UsageError(
-            f"`uniform`: at most {most} {axes[0].kind}s may be kept in each layer, and at least {least} have to; "
-            f"a stock model may keep {choices}.",
-            f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
-        )
-    return max(able)
 
 
 def shares(axis: Axis, values: Floats) -> Floats:

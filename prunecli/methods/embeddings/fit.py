@@ -224,8 +224,13 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         )
         products += torch.einsum("rgi,rgj->gij", known, known).double()
         missing += torch.einsum("rgi,rgo->gio", known, difference).double()
-    if unit.shape.shared_blocks and groups > 1:
-        added, constants = _solve_shared(products, missing)
+    if unit.shape.shared_blocks and groups > 1:  # one block for all, each group's constants eliminated first
+        total, means = products[0, -1, -1], products[:, :-1, -1:]
+        own = products[:, :-1, :-1] - means @ means.mT / total
+        across = missing[:, :-1] - means @ missing[:, -1:] / total
+        block = _ridge(own.sum(0), across.sum(0))
+        added = block.unsqueeze(0)
+        constants = ((missing[:, -1] - means.squeeze(-1) @ block) / total).flatten()
     else:
         solutions = _ridge(products, missing)
         added, constants = solutions[:, :-1], solutions[:, -1].flatten()
@@ -236,19 +241,6 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         weight, bias = unit.group_layer(len(unit.layers) - 1)
         weight.add_(added)
         bias.add_(constants)
-
-
-def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """[g, w + 1, w + 1] and [g, w + 1, o] -> one block [1, w, o] for all groups, and constants [g o].
-
-    Each group's constants are eliminated first.
-    """
-    total, means = products[0, -1, -1], products[:, :-1, -1:]
-    own = products[:, :-1, :-1] - means @ means.mT / total
-    across = missing[:, :-1] - means @ missing[:, -1:] / total
-    block = _ridge(own.sum(0), across.sum(0))
-    constants = (missing[:, -1] - means.squeeze(-1) @ block) / total
-    return block.unsqueeze(0), constants.flatten()
 
 
 def _ridge(products: Tensor, missing: Tensor) -> Tensor:
@@ -409,7 +401,17 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
         groups, (_, inputs, room) = shape.groups[number], blocks.shape
         parts = read.view(-1, groups, inputs)
         if number == last and not shape.reduction:
-            _finish(blocks, bias, parts, offsets, start, shape)
+            # e_o = mean + x expansion from the last layer itself: of x, each group has what `parts` reads in it.
+            expansion = expansion.reshape(shape.map_dim, groups, -1)
+            blocks.zero_()
+            bias.copy_(mean)
+            if shape.kind == "hgt-residual" and len(shape.layers) > 1:  # the input is added once more
+                blocks.sub_(torch.eye(inputs, room))
+            if len(blocks) == groups:
+                blocks.add_(torch.einsum("ngi,ngo->gio", parts, expansion))
+                bias.sub_(
+                    torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten()
+                )
             return shape.map_dim if groups == 1 else 0
         fresh = torch.randn(blocks.shape, generator=generator) * (1 + (number > 0)) ** 0.5
         blocks.copy_(fresh / inputs**0.5)
@@ -472,18 +474,3 @@ def _carry(
                     moved[number, place] = sign
                 column += 1
     return moved, added
-
-
-def _finish(
-    blocks: Tensor, bias: Tensor, parts: Tensor, offsets: Tensor, start: Projective, shape: UnitShape
-) -> None:
-    """e_o = mean + x expansion from the last layer itself: of x, each group has what `parts` reads in it."""
-    _, groups, inputs = parts.shape
-    expansion = torch.from_numpy(start.expansion).reshape(len(parts), groups, -1)
-    blocks.zero_()
-    bias.copy_(torch.from_numpy(start.mean))
-    if shape.kind == "hgt-residual" and len(shape.layers) > 1:  # the input is added once more
-        blocks.sub_(torch.eye(inputs, blocks.shape[2]))
-    if len(blocks) == groups:
-        blocks.add_(torch.einsum("ngi,ngo->gio", parts, expansion))
-        bias.sub_(torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten())

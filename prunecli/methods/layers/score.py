@@ -96,7 +96,8 @@ def layer_scores(
     By `cka` it is 1 - linear CKA (1905.00414) of x_l and x_(l+1), tokens being the examples.
 
     By `perplexity` it is ln(perplexity without the layer / perplexity), by `embedding` the mean over the texts of
-    1 - cos(vector without the layer, vector): each layer is passed by in turn.
+    1 - cos(vector without the layer, vector): each layer is passed by in turn. Sums are those of the rise of the losses
+    over the tokens, or of the cosines over the texts.
 
     Args:
         runner: a runner of a model that is held whole.
@@ -106,6 +107,7 @@ def layer_scores(
         DataError: no text or token, or a loss or vector of the whole model that is not finite.
         PruneError: a state is not finite.
     """
+    total, fields = num_examples(batches), dict[str, Any]()
     if metric in ("cosine", "cka"):
         observer = StateObserver(checkpoint.layout, metric)
         observe_batches(runner, observer, batches, "layers", progress)
@@ -113,72 +115,55 @@ def layer_scores(
     elif not batches:
         raise DataError("no text to measure layers on", "Give text with at least one line.")
     else:
-        fields = _by_passing(checkpoint, runner, batches, pooling, progress)
+        model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
+        forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
+        what = f"measuring {'the loss' if by_loss else 'the vectors'} without each layer"
+        found: dict[str, list[float]] = {}
+        with torch.inference_mode(), progress(what, (len(layers) + 1) * total, "examples") as advance:
+
+            def run() -> Iterator[Any]:
+                """Yield the losses and their counts, or the vectors, of each batch."""
+                for batch in batches:
+                    yield forward(batch)
+                    advance(len(batch.indices))
+
+            whole, count = [*run()], total
+            if by_loss:
+                for batch, (losses, _) in zip(batches, whole, strict=True):
+                    require_finite(losses, batch)
+                count = max(sum(int(counts.sum()) for _, counts in whole), 1)
+            elif not all(vectors.isfinite().all() for vectors in whole):
+                raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
+            for layer in layers:
+                value = 0.0
+                with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
+                    for made, before in zip(run(), whole, strict=True):
+                        if by_loss:
+                            value += float((made[0].double() - before[0].double()).sum())
+                        else:
+                            value += float(functional.cosine_similarity(made.double(), before.double()).sum())
+                # Without the layer no loss or vector may be finite: then it counts as the worst value.
+                worst = LARGEST if by_loss else -LARGEST
+                sane = value if abs(value) < LARGEST else worst
+                found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
+        per, counts = "prediction" if by_loss else "example", dict.fromkeys(found, count)
+        fields = {"per": per, "values": found, "counts": counts}
     return scores_of(
         checkpoint,
         kind="layer",
         method=metric,
-        examples=num_examples(batches),
+        examples=total,
         ids={axis.name: axis.ids for axis in axes_of(checkpoint, "layer")},
         **fields,
     )
 
 
-def _by_passing(
-    checkpoint: Checkpoint,
-    runner: Runner,
-    batches: Sequence[Batch],
-    pooling: Pooling | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Fields of `Scores`: sums over the text of the model without each layer.
-
-    Without a pooling, the rise of the losses, and the number of tokens; else the cosine of each text's vector with its
-    vector without the layer, and the number of texts.
-    """
-    model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
-    forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
-    what, total = "the loss" if by_loss else "the vectors", num_examples(batches)
-    found: dict[str, list[float]] = {}
-    with (
-        torch.inference_mode(),
-        progress(f"measuring {what} without each layer", (len(layers) + 1) * total, "examples") as advance,
-    ):
-
-        def run() -> Iterator[Any]:
-            """Yield the losses and their counts, or the vectors, of each batch."""
-            for batch in batches:
-                yield forward(batch)
-                advance(len(batch.indices))
-
-        whole, count = [*run()], total
-        if by_loss:
-            for batch, (losses, _) in zip(batches, whole, strict=True):
-                require_finite(losses, batch)
-            count = max(sum(int(counts.sum()) for _, counts in whole), 1)
-        elif not all(vectors.isfinite().all() for vectors in whole):
-            raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-        for layer in layers:
-            value = 0.0
-            with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
-                for made, before in zip(run(), whole, strict=True):
-                    if by_loss:
-                        value += float((made[0].double() - before[0].double()).sum())
-                    else:
-                        value += float(functional.cosine_similarity(made.double(), before.double()).sum())
-            # Without the layer no loss or vector may be finite: then it counts as the worst value.
-            worst = LARGEST if by_loss else -LARGEST
-            sane = value if abs(value) < LARGEST else worst
-            found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
-    return {
-        "per": "prediction" if by_loss else "example",
-        "values": found,
-        "counts": dict.fromkeys(found, count),
-    }
-
-
 class StateObserver(TokenObserver):
-    """Sums over tokens of the products of the states before and after each layer."""
+    """Sums over tokens of products of the states X `[L + 1, tokens, width]` before and after each layer.
+
+    By `cka`: of X `[L + 1, width]`, X^T X `[L + 1, width, width]` and X^T Y of neighbours `[L, width, width]`; else of
+    the cosines and the angles between states, `[L + 1, L + 1]` each.
+    """
 
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._is_cka = layout, metric == "cka"
@@ -238,32 +223,21 @@ class StateObserver(TokenObserver):
         device = self.mask.device
         states = torch.stack([self.real(state).to(device).float() for state in self._states])
         self._states.clear()
-        made = _products(states) if self._is_cka else _angles(states)
+        if self._is_cka:  # X, X^T X, and X^T Y of neighbours
+            own = torch.stack([one.double().T @ one.double() for one in states])
+            crossed = torch.stack([one.double().T @ other.double() for one, other in pairwise(states)])
+            made = [states.sum(dim=1, dtype=torch.float64), own, crossed]
+        else:
+            units = functional.normalize(states, dim=-1)
+            cosines = torch.einsum("itd,jtd->tij", units, units).double().clamp(-1, 1)
+            made = [cosines.sum(dim=0), cosines.arccos().sum(dim=0)]
         before = self._sums.get(side, [0] * len(made))
         self._sums[side] = [old + new for old, new in zip(before, made, strict=True)]
         self._tokens[side] += states.shape[1]
 
 
-def _angles(states: Tensor) -> list[Tensor]:
-    """Sums over tokens of the cosines and the angles between states, `[L + 1, L + 1]` each.
-
-    Args:
-        states: `[L + 1, tokens, width]`.
-    """
-    units = nn.functional.normalize(states, dim=-1)
-    cosines = torch.einsum("itd,jtd->tij", units, units).double().clamp(-1, 1)
-    return [cosines.sum(dim=0), cosines.arccos().sum(dim=0)]
-
-
-def _products(states: Tensor) -> list[Tensor]:
-    """Sums over tokens: X `[L + 1, width]`, X^T X `[L + 1, width, width]`, X^T Y of neighbours `[L, width, width]`."""
-    own = torch.stack([one.double().T @ one.double() for one in states])
-    crossed = torch.stack([one.double().T @ other.double() for one, other in pairwise(states)])
-    return [states.sum(dim=1, dtype=torch.float64), own, crossed]
-
-
 def _alignment(sums: Sequence[Tensor], tokens: int) -> np.ndarray:
-    """`[L]`: 1 - CKA of neighbours, from the sums of `_products`."""
+    """`[L]`: 1 - CKA of neighbours, from the sums of X, X^T X and X^T Y."""
     total, own, crossed = sums
     means = total / tokens
 

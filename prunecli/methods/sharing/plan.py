@@ -120,18 +120,6 @@ class SharePlan:
         return {group.owner: group for group in self.groups if group.width < group.init_width}
 
 
-def _form(layer: Layer, shapes: Mapping[str, tuple[int, ...]]) -> object:
-    """The names of the tensors of an FFN or attention, and their shapes but for the number of its units."""
-    form = []
-    for name in layer.tensor_names:
-        suffix = name.removeprefix(layer.name)
-        shape = [*shapes.get(layer.owner + suffix, ())]
-        if shape and name in layer.carriers:
-            shape[layer.carriers[name].dim] //= max(layer.count, 1)
-        form.append((suffix, *shape))
-    return tuple(form)
-
-
 def arrange(
     layers: Sequence[Layer],
     options: SharingOptions,
@@ -162,8 +150,16 @@ def arrange(
             treated["drop" if layer.removed else getattr(chosen, layer.kind)].append(layer)
     alike = defaultdict(list)
     for layer in treated["share"]:
+        # Names of tensors, and their shapes but for the number of units.
+        form = []
+        for name in layer.tensor_names:
+            suffix = name.removeprefix(layer.name)
+            shape = [*shapes.get(layer.owner + suffix, ())]
+            if shape and name in layer.carriers:
+                shape[layer.carriers[name].dim] //= max(layer.count, 1)
+            form.append((suffix, *shape))
         kind = "encoder" if chosen.across else layer.kind
-        alike[kind, getattr(layer, "window", ""), _form(layer, shapes)].append(layer)
+        alike[kind, getattr(layer, "window", ""), tuple(form)].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
     for (kind, window, _), own in alike.items():

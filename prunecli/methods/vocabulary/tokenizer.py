@@ -84,7 +84,19 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
     if is_fast(tokenizer):
         found = of_backend(tokenizer.backend_tokenizer)
     else:
-        found = of_sentencepiece([path.read_bytes() for path in _models(tokenizer)], ids)
+        always, ranks = _always(ids), []
+        for path in _models(tokenizer):
+            every, model_type = read_model(path.read_bytes())
+            pieces = [(piece.text, piece.score) for piece in every if piece.type == NORMAL]
+            if model_type == BPE:
+                ranks.append(_score_rank(dict(pieces)))
+            elif model_type != UNIGRAM:
+                raise UnsupportedModelError(
+                    "a SentencePiece model of words or characters, which trim-vocabulary does not know",
+                    "BPE and Unigram are supported.",
+                )
+            always |= _always(dict(pieces)) | _extremes(pieces)
+        found = Vocabulary(always, tuple(ranks))
     codes = (*_codes(tokenizer), *getattr(tokenizer, "supported_language_codes", ()))
     special = {str(token) for token in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, *codes)}
     return replace(found, ids=ids, special=frozenset(special & ids.keys()))
@@ -171,27 +183,6 @@ def of_backend(backend: Any) -> Vocabulary:
         f'its tokenizer is of the kind "{kind}", which trim-vocabulary does not know',
         "BPE, Unigram, WordPiece and WordLevel are supported.",
     )
-
-
-def of_sentencepiece(models: Iterable[bytes], tokens: Iterable[str]) -> Vocabulary:
-    """Read the vocabulary of a tokenizer that runs SentencePiece models and has a vocabulary of its own.
-
-    Raises:
-        UnsupportedModelError: a model that is neither Unigram nor BPE.
-    """
-    always, ranks = _always(tokens), []
-    for data in models:
-        found, model_type = read_model(data)
-        pieces = [(piece.text, piece.score) for piece in found if piece.type == NORMAL]
-        if model_type == BPE:
-            ranks.append(_score_rank(dict(pieces)))
-        elif model_type != UNIGRAM:
-            raise UnsupportedModelError(
-                "a SentencePiece model of words or characters, which trim-vocabulary does not know",
-                "BPE and Unigram are supported.",
-            )
-        always |= _always(dict(pieces)) | _extremes(pieces)
-    return Vocabulary(always, tuple(ranks))
 
 
 def merge_parts(merge: Any) -> list[str]:
