@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +123,19 @@ def apply(
         + sum(len(content) for content in rewrite.files.values() if content is not None)
     )
     output = Path(output)
-    key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
+    key = None  # of all that the result depends on: the commit, and how each tensor is made
+    is_known = not any(isinstance(output.expression, Generated) for output in rewrite.outputs)
+    if source.is_remote and weights and is_known:
+        key = digest(
+            {
+                "prunecli": __version__,
+                "source": named(source),
+                "files": [str(path.relative_to(source.path)) for path in source.files],
+                "shard_bytes": shard_bytes,
+                "config": dict(rewrite.config),
+                "outputs": [repr(output) for output in rewrite.outputs],
+            }
+        )
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
         journal = Journal(directory, key)
         if journal.nbytes:
@@ -167,7 +178,16 @@ def apply(
         )
         (directory / "README.md").write_text(text, encoding="utf-8")
         if weights:
-            _check_written(directory, rewrite, config)
+            # What lies on the disk, opened again, is what `summarize` found to fit its config.
+            files = find_weights(directory)
+            held = {name: stored.info for file in files for name, stored in file.tensors.items()}
+            meant = {one.name: one.info for one in rewrite.outputs}
+            if held != meant or read_config(directory) != json.loads(json.dumps(config)):
+                differing = (name for name in {**meant, **held} if meant.get(name) != held.get(name))
+                raise CheckpointError(
+                    f"{directory}: {next(differing, 'config.json')} was not written as it was to be",
+                    "Is the disk sound?",
+                )
         journal.remove()
     return Applied(source, rewrite, summary, output)
 
@@ -211,30 +231,6 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
-
-
-def _check_written(directory: Path, rewrite: Rewrite, config: Mapping[str, Any]) -> None:
-    """Whether what lies on the disk, opened again, is what `summarize` found to fit its config."""
-    held = {name: stored.info for file in find_weights(directory) for name, stored in file.tensors.items()}
-    meant = {output.name: output.info for output in rewrite.outputs}
-    if held != meant or read_config(directory) != json.loads(json.dumps(config)):
-        odd = next((name for name in {**meant, **held} if meant.get(name) != held.get(name)), "config.json")
-        raise CheckpointError(f"{directory}: {odd} was not written as it was to be", "Is the disk sound?")
-
-
-def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
-    """Return a digest of what the result depends on: the commit, and how each tensor is made; None if it is unknown."""
-    if any(isinstance(output.expression, Generated) for output in rewrite.outputs):
-        return None
-    work = {
-        "prunecli": __version__,
-        "source": named(source),
-        "files": [str(path.relative_to(source.path)) for path in source.files],
-        "shard_bytes": shard_bytes,
-        "config": dict(rewrite.config),
-        "outputs": [repr(output) for output in rewrite.outputs],
-    }
-    return digest(work)
 
 
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:

@@ -142,7 +142,19 @@ class Budget:
         """
         parts, step = self.parts(axes), self.multiple
         if self.keep is not None:
-            self._check_stated(axes, self.keep)
+            if self.scope == "model":
+                raise UsageError(
+                    "`strategy=global-threshold` takes one count for the whole model, not `experts_per_layer`.",
+                    "Give `ratio` or `fit`, or `strategy=side-threshold`.",
+                )
+            for side, count in self.keep.items():
+                most = max((axis.count for axis in axes if axis.side == side), default=count)
+                if count % step or not self.least <= count <= most:
+                    raise UsageError(
+                        f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of {step}, "
+                        f"from {self.least} to {most}.",
+                        "The router needs so many, in groups of equal size; see `multiple_of`.",
+                    )
             return {
                 name: sum(min(self.keep[axis.side], axis.count) for axis in own)
                 for name, own in parts.items()
@@ -186,22 +198,6 @@ class Budget:
                 f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (`ratio`)"
                 + (", or lower `least`." if minimum > 2 else "; the router picks that many for each token."),
             )
-
-    def _check_stated(self, axes: Sequence[Axis], by_side: Mapping[str, int]) -> None:
-        """Refuse impossible numbers of `experts_per_layer`."""
-        if self.scope == "model":
-            raise UsageError(
-                "`strategy=global-threshold` takes one count for the whole model, not `experts_per_layer`.",
-                "Give `ratio` or `fit`, or `strategy=side-threshold`.",
-            )
-        for side, count in by_side.items():
-            most = max((axis.count for axis in axes if axis.side == side), default=count)
-            if count % self.multiple or not self.least <= count <= most:
-                raise UsageError(
-                    f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of "
-                    f"{self.multiple}, from {self.least} to {most}.",
-                    "The router needs so many, in groups of equal size; see `multiple_of`.",
-                )
 
 
 def held_in(axes: Iterable[Axis]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -159,9 +159,19 @@ def _write_shard(
             handle, offset, _ = source.location(output.expression.source)
             where = f"{source.path}: {output.expression.source}"
             for first, stop in ranges:
-                moves.append(Move(where, handle, offset + first, stop - first, target, place))
+                move = Move(where, handle, offset + first, stop - first, target, place)
                 place += stop - first
-        parts = (part for move in coalesced(moves) for part in move.parts())
+                last = moves[-1] if moves else None
+                if (
+                    last
+                    and last.source == move.source
+                    and last.source_offset + last.nbytes == move.source_offset
+                    and last.target_offset + last.nbytes == move.target_offset
+                ):
+                    moves[-1] = replace(last, nbytes=last.nbytes + move.nbytes)
+                elif move.nbytes:
+                    moves.append(move)
+        parts = (part for move in moves for part in move.parts())
         # Work that may be done side by side, in the order of the file.
         jobs: list[Gather | Block] = sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
@@ -183,20 +193,3 @@ def _write_shard(
                     noted = nbytes
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
-
-
-def coalesced(moves: Iterable[Move]) -> list[Move]:
-    """Copies of neighbouring bytes joined to one, without empty ones."""
-    runs: list[Move] = []
-    for move in moves:
-        last = runs[-1] if runs else move
-        if (
-            runs
-            and last.source == move.source
-            and last.source_offset + last.nbytes == move.source_offset
-            and last.target_offset + last.nbytes == move.target_offset
-        ):
-            runs[-1] = replace(last, nbytes=last.nbytes + move.nbytes)
-        elif move.nbytes:
-            runs.append(move)
-    return runs

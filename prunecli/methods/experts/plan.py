@@ -89,7 +89,26 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     if options.keep is None:
         made = _by_metric(checkpoint, options, layers, axes, progress)
     else:
-        made = _from_ids(checkpoint, Path(options.keep), options, axes)
+        path = Path(options.keep)
+        selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
+        options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
+        named = read_experts(path, axes, options.sources, options.targets)
+        pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
+        alone = {}
+        for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
+            with suppress(PruneError):  # the file may have no experts for a single pair
+                alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
+        origin = Origin(texts=tuple(map("-".join, pairs)))
+        made = selection_of(
+            options.COMMAND,
+            checkpoint,
+            axes,
+            decision_of(axes, named, alone=alone, how=f"named in {path.name}", origin=origin),
+            options.recorded(),
+            [path, *_files_of_constants(options)],
+            dtype=options.dtype,
+            reasons=[f"Experts by {path}{_languages(options)}."],
+        )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
     kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
     return replace(made, kept=kept, step={**made.step, "experts": counts}, **more)
@@ -199,30 +218,6 @@ def _by_metric(
 def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
     """The values of the experts that the checkpoint holds, in the order of `Axis.ids`."""
     return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
-
-
-def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> Selection:
-    """The experts that a file names."""
-    selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
-    options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
-    kept = read_experts(path, axes, options.sources, options.targets)
-    pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
-    alone = {}
-    for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
-        with suppress(PruneError):  # the file may have no experts for a single pair
-            alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
-    origin = Origin(texts=tuple(map("-".join, pairs)))
-    decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
-    return selection_of(
-        options.COMMAND,
-        checkpoint,
-        axes,
-        decision,
-        options.recorded(),
-        [path, *_files_of_constants(options)],
-        dtype=options.dtype,
-        reasons=[f"Experts by {path}{_languages(options)}."],
-    )
 
 
 def _files_of_constants(options: ExpertOptions) -> list[Path]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -241,23 +241,6 @@ def read_model(data: bytes) -> tuple[list[Piece], int]:
     return pieces, model_type
 
 
-def without_pieces(data: bytes, dropped: Collection[str]) -> bytes:
-    """Remove the normal pieces among `dropped` from a model file; the others keep their order and scores.
-
-    Raises:
-        ValueError, TypeError, AttributeError, LookupError: the file is not a SentencePiece model.
-    """
-    gone = [piece.type == NORMAL and piece.text in dropped for piece in read_model(data)[0]]
-    if not any(gone):
-        return data
-    places = count()
-    return b"".join(
-        field
-        for number, _, field in _fields(data)
-        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
-    )
-
-
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
     """Yield the fields of a message: number, value (an int or bytes), and the bytes of the whole field."""
     at = 0
@@ -420,7 +403,18 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
                 contents[name] = "".join(words).encode()
             elif name.endswith(SENTENCEPIECE):
-                contents[name] = without_pieces(data, change.dropped)
+                # Normal pieces go; the others keep their order and scores.
+                gone = [
+                    piece.type == NORMAL and piece.text in change.dropped for piece in read_model(data)[0]
+                ]
+                places = count()
+                contents[name] = data
+                if any(gone):
+                    contents[name] = b"".join(
+                        field
+                        for number, _, field in _fields(data)
+                        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
+                    )
             elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
                 contents[name] = None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
