@@ -28,8 +28,8 @@ from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.selection import Selection
 from prunecli.tensors.stream import Copy, Output
 
-Places = dict[str, tuple[int, ...]]
-"""Name of an axis that loses units -> where those that stay lie among its units."""
+Places = dict[str, tuple[Axis, tuple[int, ...]]]
+"""Name of an axis that loses units -> the axis, and where those that stay lie among its units."""
 
 
 def cut(source: Checkpoint, selection: Selection) -> Rewrite:
@@ -61,13 +61,11 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
                 "Choose them by plan_vocabulary.",
             )
         if len(wanted) < axis.count:
-            places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
+            places[name] = axis, tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
     if any(axis.kind == "expert" for axis in axes.values()):
         _check_routing(source, selection, places)
     _check_alike(axes, places)
-    kept_layers = {
-        cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
-    }
+    kept_layers = {cast("Side", axis.side): own for axis, own in places.values() if axis.kind == "layer"}
     family = source.resolved.family
     if kept_layers and family.found is not None:
         with located(source.path):
@@ -75,24 +73,22 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
                 {stack.depth: kept_layers[stack.side] for stack in family.stacks if stack.side in kept_layers}
             )
     rename = renaming_of(family, kept_layers)
-    moved = _inherited(source, kept_layers, rename) if kept_layers else {}
+    # Tensor that one expert or layer alone has -> its name, by the old numbers of layers, if it stays.
+    names: dict[str, str | None] = {**_inherited(source, kept_layers, rename)} if kept_layers else {}
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
-    own_names: dict[
-        str, str | None
-    ] = {}  # tensor that one expert alone has -> its name in the result, if it stays
-    for name, own in places.items():
-        axis, numbers = axes[name], {old: number for number, old in enumerate(own)}
+    for axis, own in places.values():
+        numbers = {old: number for number, old in enumerate(own)}
         for tensor, carrier in axis.carriers.items():
             carriers.setdefault(tensor, []).append((carrier, own, axis.count))
         for part, place in product(axis.parts, range(axis.count)):
             before, after = (
                 f"{axis.members.format(number)}.{part}" for number in (place, numbers.get(place))
             )
-            own_names[before] = after if place in numbers else None
+            names[before] = after if place in numbers else None
     dropped = set(selection.dropped)
     outputs = []
     for name, info in source.tensors.items():
-        member = own_names.get(name, moved.get(name, name))
+        member = names.get(name, name)
         new = None if member is None or name in dropped else rename(member)
         shape = [*info.shape]
         taken = []
@@ -103,19 +99,19 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             taken.append((carrier.dim, ranges))
         if new is not None:
             outputs.append(Output(new, info.dtype, tuple(shape), Copy(name, tuple(sorted(taken)))))
-    structure = _structure(source, axes, places, kept_layers)
+    structure = _structure(source, places, kept_layers)
     for one in selection.earlier:
         structure = structure.after(one.step)
     rewrite = rewritten(source, structure, outputs, selection.step, selection.decision, selection.dtype)
     rewrite = replace(rewrite, earlier=tuple(one.decision for one in selection.earlier if one.decision))
-    sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
+    sizes = {key: len(own) for axis, own in places.values() for key in axis.keys}
     config = rewrite.config
     if CHANNELS in places:
         with located(source.path):
-            config = source.probed.with_channels(config, len(places[CHANNELS]))
+            config = source.probed.with_channels(config, len(places[CHANNELS][1]))
     config = with_keys(config, {**selection.settings, **sizes})
     return replace(
-        rewrite, config=_renamed(source, config, axes, places), files={**rewrite.files, **selection.files}
+        rewrite, config=_renamed(source, config, places), files={**rewrite.files, **selection.files}
     )
 
 
@@ -136,9 +132,10 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
     assert family.mixture is not None
     top_k = experts_per_token(Sizes(family, with_keys(source.config, selection.settings)), family.mixture)
     for layer in source.mixtures:
-        own = places.get(axis_name(layer.name, "expert"))
-        if own is None or layer.router_tensors[0] in selection.dropped:
+        name = axis_name(layer.name, "expert")
+        if name not in places or layer.router_tensors[0] in selection.dropped:
             continue
+        _, own = places[name]
         groups, width = layer.groups, layer.num_experts // layer.groups.count
         sizes = [sum(place // width == group for place in own) for group in range(groups.count)]
         if len(set(sizes)) > 1:
@@ -159,7 +156,7 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
     counts: dict[str, dict[int, str]] = {}
     for name, axis in axes.items():
         for key in axis.keys:
-            counts.setdefault(key, {})[len(places.get(name, axis.ids))] = name
+            counts.setdefault(key, {})[len(places[name][1] if name in places else axis.ids)] = name
     for key, names in counts.items():
         if len(names) > 1:
             (one, first), (other, second) = [*names.items()][:2]
@@ -192,22 +189,16 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: R
     return moved
 
 
-def _structure(
-    source: Checkpoint, axes: Mapping[str, Axis], places: Places, layers: Mapping[Side, Sequence[int]]
-) -> Structure:
+def _structure(source: Checkpoint, places: Places, layers: Mapping[Side, Sequence[int]]) -> Structure:
     """How the result differs from the original model."""
     structure = source.structure
     kept = {
-        name: KeptUnits(tuple(axes[name].ids[place] for place in own), axes[name].original)
-        for name, own in places.items()
-        if axes[name].kind in ("head", "expert")
+        name: KeptUnits(tuple(axis.ids[place] for place in own), axis.original)
+        for name, (axis, own) in places.items()
+        if axis.kind in ("head", "expert")
     }
     structure = replace(structure, axes={**structure.axes, **kept})
-    units = {
-        axes[name].module: len(own)
-        for name, own in places.items()
-        if axes[name].kind == "unit" and not axes[name].keys
-    }
+    units = {axis.module: len(own) for axis, own in places.values() if axis.kind == "unit" and not axis.keys}
     if units:
         stock = {ffn.name: ffn.stated for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}
@@ -215,9 +206,7 @@ def _structure(
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
 
 
-def _renamed(
-    source: Checkpoint, config: Mapping[str, Any], axes: Mapping[str, Axis], places: Places
-) -> dict[str, Any]:
+def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> dict[str, Any]:
     """config.json, the experts and layers that its settings of a quantisation name under their new numbers.
 
     Raises:
@@ -225,10 +214,10 @@ def _renamed(
     """
     patterns = []
     numbered = {}
-    for name, own in places.items():
-        kind, members = axes[name].kind, axes[name].members
-        if members:
-            parent, _, unit = members.rpartition(".")
+    for axis, own in places.values():
+        if axis.members:
+            kind = axis.kind
+            parent, _, unit = axis.members.rpartition(".")
             model, _, rest = parent.partition(".")  # which the settings may leave out
             before = rf"(?:^|(?<={re.escape(model)}\.))" if rest else "^"
             number = unit.replace("{}", r"(\d+)")
@@ -239,7 +228,7 @@ def _renamed(
             numbered[kind] = re.compile(loose)
     patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
     modules = [
-        f"{axes[name].module}.".removeprefix("model.") for name in places if axes[name].kind == "expert"
+        f"{axis.module}.".removeprefix("model.") for axis, _ in places.values() if axis.kind == "expert"
     ]
 
     def rename(text: str) -> str | None:

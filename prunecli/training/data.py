@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.model.checkpoint import open_model
@@ -275,8 +274,9 @@ class BucketSampler(Sampler[list[int]]):
             yield batches[number]
 
 
-def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> Any:
-    """A DataLoader with batches of `examples` as the model takes them."""
+def loader(sampler: BucketSampler, *, pin: bool = False) -> Any:
+    """A DataLoader with batches of the sampler's examples as the model takes them."""
+    examples = sampler.examples
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
     generator = torch.Generator().manual_seed(sampler.seed)
@@ -289,27 +289,3 @@ def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> 
     )
     made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch
     return made
-
-
-def with_filled_batch(
-    options: TrainingOptions, examples: Examples, batches: int, report: Say
-) -> TrainingOptions:
-    """The options; text that does not fill one update of the default size is one update.
-
-    Args:
-        batches: of an update, on all processes.
-
-    Raises:
-        DataError: the text does not fill an update of the size that was asked for, or of several batches.
-    """
-    tokens = sum(max(lengths) for lengths in examples.lengths)
-    if tokens >= options.batch_tokens * batches:
-        return options
-    if batches > 1 or "batch_tokens" in options.changed:
-        of = f" x {batches} batches" if batches > 1 else ""
-        raise DataError(
-            f"the training text has {tokens:,} tokens, less than one update of {options.batch_tokens:,}{of}",
-            "Give more text, or a smaller `batch_tokens`.",
-        )
-    report(f"The training text has {tokens:,} tokens: each update takes all of it.")
-    return options.updated(batch_tokens=tokens)

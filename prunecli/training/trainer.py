@@ -382,7 +382,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.process_group.rank,
             self.process_group.world_size,
         )
-        return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
+        return loader(sampler, pin=self.args.device.type == "cuda")
 
     def floating_point_ops(self, inputs: Inputs) -> int:
         """Return 0: counting would cost time at every step, and the weights that run are not those that are stored."""

@@ -105,11 +105,16 @@ def plan_embeddings(
         padding = getattr(stock_config(checkpoint), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
-    if "input" in sides:
         expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
-        layers = shape.shared_blocks, shape.reduction
-        is_zero = zero_row is not None
-        unit = InputChange(shape.kind, shape.map_dim, *expansion, is_zero, options.cache, *layers)
+        unit = InputChange(
+            shape.kind,
+            shape.map_dim,
+            *expansion,
+            zero_row is not None,
+            options.cache,
+            shape.shared_blocks,
+            shape.reduction,
+        )
         if is_tied:
             output = OutputChange()
     if "output" in sides:

@@ -328,8 +328,7 @@ def plan_ffn(
         CheckpointError: the weights are damaged.
     """
     plan = arranged(checkpoint, options)
-    layers = plan.layers
-    narrowed = plan.narrowed
+    layers, narrowed = plan.layers, plan.narrowed
     if not narrowed:
         if options.keep_units is not None:
             raise UsageError(
@@ -352,8 +351,7 @@ def plan_ffn(
         worth, tokens = measured.importance(), measured.tokens
     axes = []
     for owner, group in narrowed.items():
-        ids = tuple(range(group.init_width))
-        layer = layers[owner]
+        ids, layer = tuple(range(group.init_width)), layers[owner]
         axes.append(Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer))
     scores = {axis.name: worth[axis.name] for axis in axes}
     widths = {axis.name: narrowed[axis.module].width for axis in axes}
@@ -435,10 +433,9 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
             dtype = checkpoint.info(sources[0]).dtype
             made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression, name), expression))
     gone = {name for names in own.values() for name in names}
-    structure = _structure(checkpoint, plan, layers)
+    structure = _structure(checkpoint, plan)
     result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
-    parts = (*result.ffns, *result.attentions)
-    for layer in parts:
+    for layer in (*result.ffns, *result.attentions):
         if layer.name not in plan.removed:
             continue
         gone.update(layer.norm_tensors)
@@ -448,9 +445,9 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
 
 
-def _structure(checkpoint: Checkpoint, plan: SharePlan, layers: Mapping[str, Any]) -> Structure:
+def _structure(checkpoint: Checkpoint, plan: SharePlan) -> Structure:
     """The source's structure with what the plan shares, removes and resizes."""
-    structure = checkpoint.structure
+    structure, layers = checkpoint.structure, plan.layers
     shared = {name: group.owner for group in plan.groups for name in group.members[1:]}
     widths, axes = {}, dict(structure.axes)
     for name in layers:  # heads of a shared attention are its owner's
