@@ -233,12 +233,12 @@ def gradient_fields(
     pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
     losses_of = example_losses if pooling is None else partial(random_projections, pooling)
     by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
-    every = [axis for own in axes.values() for axis in own]
+    every = [*chain(*axes.values())]
     fisher = data.task == "lm"
     sums = gradient_sums(
         runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
     )
-    batches = [batch for of_text in by_text.values() for batch in of_text]
+    batches = [*chain(*by_text.values())]
     examples = num_examples(batches)
 
     def tokens(axis: Axis) -> int:

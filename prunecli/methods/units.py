@@ -202,11 +202,11 @@ def plan(
     ranking: Ranking,
     arguments: Mapping[str, Any],
     *,
-    chosen: Sequence[Axis] | None = None,
+    chosen: Sequence[Axis] = (),
     of: str = "",
     by_share: bool = False,
     reasons: Sequence[str] = (),
-    notes: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] = {},
 ) -> Selection:
     """Select the units to keep, with the reasons, the decision and the history entry.
 
@@ -216,7 +216,7 @@ def plan(
         ranking: values of the units.
         arguments: arguments for the history; the recorded options and the seed are added, and the number of units that
             go as `removed` if it has this key.
-        chosen: the axes that may lose units. If None, all.
+        chosen: the axes that may lose units. If empty, all.
         of: place of the units in words, for the reasons.
         by_share: compare the values of different axes as shares of their axis' l2 norm.
         reasons: further lines.

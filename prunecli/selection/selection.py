@@ -83,7 +83,7 @@ def selection_of(
     *,
     dtype: str | None,
     reasons: Sequence[str] = (),
-    notes: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] = {},
     **more: Any,
 ) -> Selection:
     """The units that a decision keeps, with the history entry.
@@ -96,7 +96,7 @@ def selection_of(
         notes: further fields of the history entry.
         more: other fields of `Selection`.
     """
-    step = history_step(command, checkpoint, given({**arguments, "dtype": dtype}), files, **(notes or {}))
+    step = history_step(command, checkpoint, given({**arguments, "dtype": dtype}), files, **notes)
     kept = {axis.name: decision.kept.get(axis.name, axis.ids) for axis in axes}
     return Selection(kept, dtype, step, tuple(reasons), decision.read_from(step), **more)
 
@@ -107,9 +107,9 @@ def decision_of(
     values: Values | None = None,
     budget: Budget | None = None,
     *,
-    alone: Mapping[str, Kept] | None = None,
-    tokens: Mapping[str, int] | None = None,
-    metrics: Mapping[str, str] | None = None,
+    alone: Mapping[str, Kept] = {},
+    tokens: Mapping[str, int] = {},
+    metrics: Mapping[str, str] = {},
     **fields: Any,
 ) -> Decision:
     """The units of `axes` with the values that they were compared by.
@@ -139,12 +139,12 @@ def decision_of(
                     kept[axis.name],
                     None if values is None else np.asarray(values[axis.name])[own],
                     attention=axis.attention,
-                    tokens=(tokens or {}).get(axis.name),
-                    metric=(metrics or {}).get(axis.name, ""),
+                    tokens=tokens.get(axis.name),
+                    metric=metrics.get(axis.name, ""),
                     cut=f"{axis.name}, group {group}" if groups > 1 else cut,
                     alone={
                         text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
-                        for text, of_text in (alone or {}).items()
+                        for text, of_text in alone.items()
                         if axis.name in of_text
                     },
                 )

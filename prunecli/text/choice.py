@@ -272,7 +272,7 @@ class TextChoice(Options):
     def check_task(
         self,
         task: TrainingTask,
-        more: Mapping[str, bool] | None = None,
+        more: Mapping[str, bool] = {},
         *,
         also_plain: tuple[TrainingTask, ...] = (),
     ) -> None:
@@ -287,7 +287,7 @@ class TextChoice(Options):
         """
         if task not in _NEEDS:
             raise UsageError(f"task={task!r}: no such choice", f"Choose one of {', '.join(_NEEDS)}.")
-        given = self.given | dict(more or {})
+        given = {**self.given, **more}
         for name, is_given in given.items():
             tasks = (*_TASKS[name], *(also_plain if "mlm" in _TASKS[name] else ()))
             if is_given and task not in tasks:

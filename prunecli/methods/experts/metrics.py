@@ -219,21 +219,6 @@ def aggregate(
     return sums
 
 
-def aggregate_texts(statistics: GateStatistics, texts: Sequence[str]) -> GateSums:
-    """The sums of some texts together, or of all if none is named, `[layers, experts]`; every token weighs alike.
-
-    Raises:
-        StatisticsError: a text that the statistics lack.
-    """
-    for text in texts:
-        if text not in statistics.entries:
-            raise StatisticsError(
-                f"The statistics hold no text {text!r}.",
-                near_names(text, list(statistics.entries), "Collected"),
-            )
-    return statistics.combined(sorted(set(texts or statistics.entries)))
-
-
 @dataclass(frozen=True)
 class Measured:
     """The part of statistics that experts are chosen by.
@@ -309,14 +294,20 @@ def measure_languages(
 
 
 def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
-    """The sums of texts of a language model; all texts if none is named.
+    """The sums of texts of a language model, every token weighing alike; of all texts if none is named.
 
     Raises:
         StatisticsError: a text that the statistics lack.
     """
-    sums, names = aggregate_texts(statistics, texts), sorted(set(texts or statistics.entries))
+    for text in texts:
+        if text not in statistics.entries:
+            raise StatisticsError(
+                f"The statistics hold no text {text!r}.",
+                near_names(text, list(statistics.entries), "Collected"),
+            )
+    names = sorted(set(texts or statistics.entries))
     alone = {name: (statistics.entries[name], None) for name in names if 1 < len(names) <= MOST_ALONE}
-    return Measured(statistics, sums, names, alone)
+    return Measured(statistics, statistics.combined(names), names, alone)
 
 
 def read_all(

@@ -17,7 +17,6 @@ from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
     RANDOM,
-    aggregate_texts,
     aimer_values,
     default_metric,
     measure_languages,
@@ -343,7 +342,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     """
     layers = checkpoint.require_routed()
     statistics = read_all(checkpoint, files, layers)
-    routed, parts = aggregate_texts(statistics, texts).routed, []
+    measured, parts = measure_texts(statistics, texts), []
     for file in files:
         fingerprint, part = read_outputs(outputs_path(file))
         if fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
@@ -352,9 +351,8 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
                 "Collect both again with `mean_outputs`.",
             )
         parts.append(part)
-    entries = sorted(set(texts or statistics.entries))
     return {
-        layer: ratio(added(parts, entries, layer), routed[row][:, None])
+        layer: ratio(added(parts, measured.texts, layer), measured.sums.routed[row][:, None])
         for row, layer in enumerate(statistics.layers)
     }
 

@@ -35,7 +35,7 @@ from prunecli.model.parts import KIND_NAMES, KINDS, AttentionLayer, FfnLayer
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.results.unit_scores import Array, Scores
-from prunecli.selection.select import Budget, select
+from prunecli.selection.select import best
 from prunecli.selection.selection import decision_of
 from prunecli.tensors.stream import (
     Concat,
@@ -349,18 +349,17 @@ def plan_ffn(
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         measured = activations(replace(plan, groups=tuple(whole)))
         worth, tokens = measured.importance(), measured.tokens
-    axes = []
+    axes, kept = [], {}
     for owner, group in narrowed.items():
         ids, layer = tuple(range(group.init_width)), layers[owner]
-        axes.append(Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer))
-    scores = {axis.name: worth[axis.name] for axis in axes}
-    widths = {axis.name: narrowed[axis.module].width for axis in axes}
-    kept = select(axes, scores, Budget(keep=widths))
+        axis = Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer)
+        axes.append(axis)
+        kept[axis.name] = best(axis, worth[axis.name], group.width)
     units = {axis.module: kept[axis.name] for axis in axes}
     decision = decision_of(
         axes,
         kept,
-        scores,
+        worth,
         tokens=tokens,
         metric=options.keep_units,
         how="the highest of each FFN as init makes it are kept",
