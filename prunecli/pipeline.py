@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, HubError, MemoryShortError, located
 from prunecli.evaluation.on_text import describe, measured_text
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import arranged, plan_ffn, rewrite_shared
+from prunecli.methods.sharing.plan import SharePlan, arranged, plan_ffn, rewrite_shared
 from prunecli.methods.units import TextRun
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -28,6 +28,7 @@ from prunecli.model.stock import StockSupport, stock_support
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.decisions import with_decision
+from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -37,10 +38,6 @@ from prunecli.tensors.stream import Generated, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
-
-if TYPE_CHECKING:
-    from prunecli.methods.sharing.plan import SharePlan
-    from prunecli.results.unit_scores import Scores
 
 
 @dataclass(frozen=True)

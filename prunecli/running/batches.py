@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,13 +37,11 @@ from prunecli.running.encoding import (
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
 from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText
-
-if TYPE_CHECKING:
-    from prunecli.running.layerwise.runner import Layerwise
 
 _TEXTS_SECOND = ("fsmt", "xlnet")
 """Types whose layers hold states as `[length, batch, width]`."""

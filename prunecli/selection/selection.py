@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.selection.select import Budget, Kept, Values, held_in
 from prunecli.tensors.json_files import read_json
 from prunecli.text.files import near_names
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

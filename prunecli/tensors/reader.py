@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, numpy_dtype, size_of
-
-if TYPE_CHECKING:
-    from typing import Self
 
 Fill = Callable[[memoryview], None]
 """Fills a buffer with the bytes that come next."""

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
-from prunecli.methods.options import Granularity
+from prunecli.methods.options import ExpertOptions, Granularity
 from prunecli.model.axes import Axis, axis_name
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
@@ -47,10 +47,6 @@ from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import REMOTE_ELEMENTS
 from prunecli.text.files import near_names
-
-if TYPE_CHECKING:
-    from prunecli.methods.options import ExpertOptions
-    from prunecli.model.checkpoint import Checkpoint
 
 RANDOM = "random"
 """The baseline that needs no statistics."""
