@@ -1,10 +1,10 @@
 """Collect gate statistics of a mixture of experts (2212.09811, 4.1-4.2; 2510.13999, eq. 9).
 
-Text becomes batches of forward passes (`batches`), observers see the passes (`observer`), and `score` adds up what they
-saw. Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added
-in the order of the batches: whether the model is in memory or runs layer by layer, how many processes share the
-batches, and how often a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its
-output, and the same call resumes it.
+Text becomes batches of forward passes, which observers see (`batches`), and `score` adds up what they saw. Every real
+token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added in the order of
+the batches: whether the model is in memory or runs layer by layer, how many processes share the batches, and how often
+a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its output, and the same
+call resumes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import DEFAULT, Batch, Texts, Translation
-from prunecli.methods.experts.observer import LayerSums
+from prunecli.methods.experts.batches import DEFAULT, Batch, LayerSums, Texts, Translation
 from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
