@@ -47,8 +47,8 @@ from prunecli.pipeline import Applied as Applied
 from prunecli.pipeline import apply as apply
 from prunecli.pipeline import plan_ffn_on_text as plan_ffn_on_text
 from prunecli.results.decisions import Answer as Answer
+from prunecli.selection.cut import Selection as Selection
 from prunecli.selection.cut import cut as cut
-from prunecli.selection.selection import Selection as Selection
 from prunecli.shrinking.options import ShrinkOptions as ShrinkOptions
 from prunecli.shrinking.shrink import shrink as shrink
 from prunecli.text.choice import Dataset as Dataset

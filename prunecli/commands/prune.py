@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prunecli.methods.units import TextRun
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.rewrite import Rewrite
-    from prunecli.selection.selection import Selection
+    from prunecli.selection.cut import Selection
 
 
 class PruneExperts(RewritingOptions, ExpertOptions):

@@ -31,8 +31,8 @@ from prunecli.model.probe import outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
+from prunecli.selection.cut import Selection, decision_of, read_kept, selection_of
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.text.choice import Dataset, TaskName, training_task_of
 
 DEFAULT_NORMALIZE = {"gradient": "per-layer", "ablation": "none"}

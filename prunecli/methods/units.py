@@ -18,8 +18,8 @@ from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
+from prunecli.selection.cut import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
-from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.tensors.stream import Copy, Expression, values
 from prunecli.text.choice import Dataset, TaskName, TextChoice
 from prunecli.text.plain import MIXED

@@ -36,9 +36,8 @@ from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.cut import cut, kind_of
+from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.selection.select import Budget, held_in
-from prunecli.selection.selection import Selection
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
 from prunecli.shrinking.texts import written
 from prunecli.tensors.unfinished import Store

@@ -24,8 +24,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection, together
+from prunecli.selection.cut import Selection, cut, together
 from prunecli.shrinking.levers import KINDS, Levers, named
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Search, Shares, sizes_of

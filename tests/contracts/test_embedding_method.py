@@ -18,8 +18,7 @@ from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import (
     WRITTEN,
     Method,

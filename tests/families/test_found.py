@@ -24,8 +24,7 @@ from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised

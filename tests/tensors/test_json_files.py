@@ -7,8 +7,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import read_scores
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import read_kept
+from prunecli.selection.cut import cut, read_kept
 from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_labelled, read_plain

@@ -50,8 +50,8 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, GateSums, added, outputs_path, ratio, read_outputs
 from prunecli.results.matching import other_form
+from prunecli.selection.cut import Selection, decision_of, read_kept, selection_of
 from prunecli.selection.select import Kept, Values, held_in
-from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.stream import Output, given
 from prunecli.text.files import near_names

@@ -52,8 +52,7 @@ from prunecli.running.batches import (
 )
 from prunecli.running.examples import Batch, num_examples
 from prunecli.running.runner import Runner
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy, given, take, values
 from prunecli.text.choice import Dataset, described

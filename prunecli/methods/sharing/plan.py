@@ -35,8 +35,8 @@ from prunecli.model.parts import KIND_NAMES, KINDS, AttentionLayer, FfnLayer
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.results.unit_scores import Array, Scores
+from prunecli.selection.cut import decision_of
 from prunecli.selection.select import best
-from prunecli.selection.selection import decision_of
 from prunecli.tensors.stream import (
     Concat,
     Copy,

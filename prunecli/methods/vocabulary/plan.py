@@ -35,7 +35,7 @@ from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
-from prunecli.selection.selection import Selection, selection_of
+from prunecli.selection.cut import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
 from prunecli.text.files import lines_sha256

@@ -12,7 +12,7 @@ from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection
 from tests.gates import random_gates
 from tests.tiny import tiny_nllb_moe
 

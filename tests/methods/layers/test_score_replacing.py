@@ -25,8 +25,7 @@ from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection, together
+from prunecli.selection.cut import Selection, cut, together
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 from tests.tiny import config_of
