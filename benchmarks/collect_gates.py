@@ -16,9 +16,8 @@ from unittest.mock import patch
 
 import torch
 
-from prunecli.methods.experts.batches import Translation
+from prunecli.methods.experts.batches import GateObserver, Translation
 from prunecli.methods.experts.collect import score
-from prunecli.methods.experts.observer import GateObserver
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.methods.experts.observer import StockObserver
+from prunecli.methods.experts.batches import StockObserver
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
 

@@ -32,7 +32,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.gates import GateStatistics, read_gates
 from prunecli.selection import select as selection
-from prunecli.selection.select import Budget
+from prunecli.selection.select import Budget, Kept
 from prunecli.text.parallel import ParallelText, read_parallel
 from prunecli.text.tokens import load_tokenizer
 
@@ -122,7 +122,7 @@ def select(
     granularity: str,
     balance: Fraction,
     options: Any,
-) -> Mapping[str, tuple[int, ...]]:
+) -> Kept:
     """Name of the axis -> ids that stay for `pair`."""
     if granularity == "random":
         values = drawn(axes, options.seed).values
@@ -133,7 +133,7 @@ def select(
     return selection.select(axes, values, budget)
 
 
-def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:
+def mask(modules: Mapping[str, Any], kept: Kept) -> None:
     """Let the routers choose among the kept experts only."""
     for name, module in modules.items():
         router = module.router["classifier"]

@@ -30,14 +30,13 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import BucketSampler, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
-from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.watch import Watch
+from prunecli.training.trainer import FinetuneTrainer, Watch, training_arguments
 
 
 def bare(model: Any, examples: Examples, options: TrainingOptions, device: torch.device) -> None:
     """The updates of a run, written out."""
     model.train()
-    batches = loader(examples, BucketSampler(examples, options.batch_tokens, options.seed))
+    batches = loader(BucketSampler(examples, options.batch_tokens, options.seed))
     objective = Objective(options.loss)
     optimizer = torch.optim.AdamW(
         model.parameters(), options.learning_rate, options.betas, weight_decay=0.0, fused=True

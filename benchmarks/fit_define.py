@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prunecli.methods.embeddings.fit import FitOptions, fit_define
+from prunecli.methods.embeddings.fit import fit_define
 from prunecli.methods.embeddings.table import Table
 from prunecli.model.define import UNIT_KINDS, UnitShape
 
@@ -71,7 +71,7 @@ def main() -> None:
         table = Table(options.rows, options.width, lambda start, stop: array[start:stop])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, worked = time.perf_counter(), time.process_time()
-        fit = fit_define(table, shape, FitOptions(epochs=options.epochs))
+        fit = fit_define(table, shape, epochs=options.epochs)
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"{shape}, {options.threads} threads")

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions
+from prunecli.methods.plans import plan_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply

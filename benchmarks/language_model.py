@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import prunecli
-from prunecli.text.tasks import task_of
+from prunecli.text.choice import task_of
 
 DOCUMENT = 8000
 """Characters of a document: windows of about 2,000 tokens."""

@@ -22,18 +22,17 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.score import Ablation, chosen_metric, masks_of, measure_masked
+from prunecli.methods.measuring import gradient_sums
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import Dataset
+from prunecli.text.choice import Dataset, TaskName
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
-from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import load_tokenizer
 
 

@@ -9,30 +9,30 @@ from prunecli.evaluation.latency import bench_latency as bench_latency
 from prunecli.evaluation.on_text import RunOptions as RunOptions
 from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
 from prunecli.evaluation.options import LatencyOptions as LatencyOptions
-from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
-from prunecli.methods.embeddings.factorize import rewrite_embeddings as rewrite_embeddings
 from prunecli.methods.embeddings.options import EmbeddingOptions as EmbeddingOptions
 from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
+from prunecli.methods.embeddings.plan import fit_embeddings as fit_embeddings
 from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
+from prunecli.methods.embeddings.plan import rewrite_embeddings as rewrite_embeddings
 from prunecli.methods.experts.collect import collect_gates as collect_gates
 from prunecli.methods.experts.plan import mean_outputs as mean_outputs
 from prunecli.methods.experts.plan import plan_experts as plan_experts
 from prunecli.methods.experts.plan import rewrite_constant as rewrite_constant
-from prunecli.methods.ffn.narrow import plan_widths as plan_widths
-from prunecli.methods.heads.plan import plan_heads as plan_heads
 from prunecli.methods.heads.score import score_heads as score_heads
-from prunecli.methods.layers.plan import plan_layers as plan_layers
-from prunecli.methods.layers.replace import cut_replaced as cut_replaced
+from prunecli.methods.layers.score import cut_replaced as cut_replaced
 from prunecli.methods.options import ExpertOptions as ExpertOptions
 from prunecli.methods.options import HeadOptions as HeadOptions
 from prunecli.methods.options import LayerOptions as LayerOptions
 from prunecli.methods.options import NarrowOptions as NarrowOptions
 from prunecli.methods.options import VocabularyOptions as VocabularyOptions
+from prunecli.methods.plans import plan_heads as plan_heads
+from prunecli.methods.plans import plan_layers as plan_layers
+from prunecli.methods.plans import plan_widths as plan_widths
 from prunecli.methods.scoring import CollectOptions as CollectOptions
 from prunecli.methods.scoring import ScoreOptions as ScoreOptions
-from prunecli.methods.sharing.arrange import SharePlan as SharePlan
 from prunecli.methods.sharing.options import AttentionOptions as AttentionOptions
 from prunecli.methods.sharing.options import FfnOptions as FfnOptions
+from prunecli.methods.sharing.plan import SharePlan as SharePlan
 from prunecli.methods.sharing.plan import plan_attention as plan_attention
 from prunecli.methods.sharing.plan import plan_ffn as plan_ffn
 from prunecli.methods.sharing.plan import rewrite_shared as rewrite_shared
@@ -47,8 +47,8 @@ from prunecli.pipeline import Applied as Applied
 from prunecli.pipeline import apply as apply
 from prunecli.pipeline import plan_ffn_on_text as plan_ffn_on_text
 from prunecli.results.decisions import Answer as Answer
+from prunecli.selection.cut import Selection as Selection
 from prunecli.selection.cut import cut as cut
-from prunecli.selection.selection import Selection as Selection
 from prunecli.shrinking.options import ShrinkOptions as ShrinkOptions
 from prunecli.shrinking.shrink import shrink as shrink
 from prunecli.text.choice import Dataset as Dataset
@@ -58,7 +58,7 @@ from prunecli.training.finetune import Destination as Destination
 from prunecli.training.finetune import finetune as finetune
 from prunecli.training.options import LossOptions as LossOptions
 from prunecli.training.options import TrainingOptions as TrainingOptions
-from prunecli.training.start import Start as Start
+from prunecli.training.state import Start as Start
 
 __version__: str
 PACKAGE: str

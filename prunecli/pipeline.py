@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunecli import __version__
 from prunecli.errors import CheckpointError, HubError, MemoryShortError, located
 from prunecli.evaluation.on_text import describe, measured_text
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import narrows, plan_ffn, rewrite_shared
+from prunecli.methods.sharing.plan import SharePlan, arranged, plan_ffn, rewrite_shared
 from prunecli.methods.units import TextRun
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -29,6 +28,7 @@ from prunecli.model.stock import StockSupport, stock_support
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.decisions import with_decision
+from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -38,11 +38,6 @@ from prunecli.tensors.stream import Generated, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.unfinished import Journal, digest
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
-
-if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import SharePlan
-    from prunecli.results.unit_scores import Scores
-    from prunecli.text.choice import Dataset
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,19 @@ def apply(
         + sum(len(content) for content in rewrite.files.values() if content is not None)
     )
     output = Path(output)
-    key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
+    key = None  # of all that the result depends on: the commit, and how each tensor is made
+    is_known = not any(isinstance(output.expression, Generated) for output in rewrite.outputs)
+    if source.is_remote and weights and is_known:
+        key = digest(
+            {
+                "prunecli": __version__,
+                "source": named(source),
+                "files": [str(path.relative_to(source.path)) for path in source.files],
+                "shard_bytes": shard_bytes,
+                "config": dict(rewrite.config),
+                "outputs": [repr(output) for output in rewrite.outputs],
+            }
+        )
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
         journal = Journal(directory, key)
         if journal.nbytes:
@@ -168,7 +175,16 @@ def apply(
         )
         (directory / "README.md").write_text(text, encoding="utf-8")
         if weights:
-            _check_written(directory, rewrite, config)
+            # What lies on the disk, opened again, is what `summarize` found to fit its config.
+            files = find_weights(directory)
+            held = {name: stored.info for file in files for name, stored in file.tensors.items()}
+            meant = {one.name: one.info for one in rewrite.outputs}
+            if held != meant or read_config(directory) != json.loads(json.dumps(config)):
+                differing = (name for name in {**meant, **held} if meant.get(name) != held.get(name))
+                raise CheckpointError(
+                    f"{directory}: {next(differing, 'config.json')} was not written as it was to be",
+                    "Is the disk sound?",
+                )
         journal.remove()
     return Applied(source, rewrite, summary, output)
 
@@ -214,30 +230,6 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     )
 
 
-def _check_written(directory: Path, rewrite: Rewrite, config: Mapping[str, Any]) -> None:
-    """Whether what lies on the disk, opened again, is what `summarize` found to fit its config."""
-    held = {name: stored.info for file in find_weights(directory) for name, stored in file.tensors.items()}
-    meant = {output.name: output.info for output in rewrite.outputs}
-    if held != meant or read_config(directory) != json.loads(json.dumps(config)):
-        odd = next((name for name in {**meant, **held} if meant.get(name) != held.get(name)), "config.json")
-        raise CheckpointError(f"{directory}: {odd} was not written as it was to be", "Is the disk sound?")
-
-
-def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
-    """Return a digest of what the result depends on: the commit, and how each tensor is made; None if it is unknown."""
-    if any(isinstance(output.expression, Generated) for output in rewrite.outputs):
-        return None
-    work = {
-        "prunecli": __version__,
-        "source": named(source),
-        "files": [str(path.relative_to(source.path)) for path in source.files],
-        "shard_bytes": shard_bytes,
-        "config": dict(rewrite.config),
-        "outputs": [repr(output) for output in rewrite.outputs],
-    }
-    return digest(work)
-
-
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:
     """The config with the type that most bytes have, unless it states the type that a quantised model computes in."""
     config = dict(rewrite.config)
@@ -263,26 +255,28 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
     Raises:
         PruneError: as `plan_ffn`; text or a model that cannot be used.
     """
-    if options.keep_units == "norms" or (options.keep_units is None and not narrows(checkpoint, options)):
+    if options.keep_units == "norms" or (
+        options.keep_units is None and not arranged(checkpoint, options).narrowed
+    ):
         return plan_ffn(checkpoint, options)
     what, without = "`width` below that of the FFNs", "`keep_units=norms`"
     data = measured_text(checkpoint, run.choice, what, run.say, without=without)
+
+    def activations(merging: SharePlan) -> Scores:
+        """Activations of the merged FFNs; their model is written to a temporary directory, if it is new."""
+        from prunecli.methods.measuring import measure_activations
+
+        rewrite = rewrite_shared(checkpoint, merging)
+        if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):
+            return measure_activations(checkpoint, data, run)
+        with TemporaryDirectory(prefix="prunecli-") as folder:
+            apply(checkpoint, rewrite, Path(folder) / "merged", progress=run.progress)
+            with open_model(Path(folder) / "merged") as merged:
+                try:
+                    return measure_activations(merged, data, run)
+                except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
+                    error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
+                    raise
+
     options = options.updated(keep_units="activations", text=describe(data, run.choice))
-    return plan_ffn(checkpoint, options, lambda merging: _merged_activations(checkpoint, merging, data, run))
-
-
-def _merged_activations(checkpoint: Checkpoint, merging: SharePlan, data: Dataset, run: TextRun) -> Scores:
-    """Activations of the merged FFNs of a plan; their model is written to a temporary directory, if it is new."""
-    from prunecli.methods.ffn.activations import measure_activations
-
-    rewrite = rewrite_shared(checkpoint, merging)
-    if rewrite.structure == checkpoint.structure and not any(group.is_merged for group in merging.groups):
-        return measure_activations(checkpoint, data, run)
-    with TemporaryDirectory(prefix="prunecli-") as folder:
-        apply(checkpoint, rewrite, Path(folder) / "merged", progress=run.progress)
-        with open_model(Path(folder) / "merged") as merged:
-            try:
-                return measure_activations(merged, data, run)
-            except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
-                error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
-                raise
+    return plan_ffn(checkpoint, options, activations)

@@ -195,14 +195,13 @@ def together() -> Iterator[ProcessGroup]:
         import torch
 
         group = torch.distributed
-        if group.is_initialized():
-            yield ProcessGroup(group.get_rank(), group.get_world_size())
-            return
+        was_joined = group.is_initialized()
         join()
         try:
             yield ProcessGroup(group.get_rank(), group.get_world_size())
         finally:
-            leave()
+            if not was_joined:
+                leave()
     except SystemExit as end:
         if end.code != StoppedError.exit_status:
             raise
@@ -237,33 +236,28 @@ def join() -> None:
 
     if torch.distributed.is_initialized():
         return
-    try:
-        _letting_signals_through(lambda: torch.distributed.init_process_group("gloo", timeout=PATIENCE))
-    except (RuntimeError, ValueError) as error:
+    failed = []
+
+    def run() -> None:
+        try:
+            torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        except BaseException as error:
+            failed.append(error)
+
+    # In another thread: torch waits outside of Python, where no signal would be heard.
+    thread = threading.Thread(target=run, name="join", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    for error in failed:
+        if not isinstance(error, (RuntimeError, ValueError)):
+            raise error
         raise PruneError(
             f"the {world_size()} processes cannot join: {reason_of(error)}",
             "Start them with torchrun --nproc-per-node N -m prunecli ….",
         ) from error
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-
-
-def _letting_signals_through(wait: Callable[[], None]) -> None:
-    """Wait in another thread: torch waits outside of Python, where no signal would be heard."""
-    failed = []
-
-    def run() -> None:
-        try:
-            wait()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="join", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    if failed:
-        raise failed[0]
 
 
 TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)

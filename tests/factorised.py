@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.methods.embeddings.factorize import fit_embeddings, rewrite_embeddings
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.plan import plan_embeddings
+from prunecli.methods.embeddings.plan import fit_embeddings, plan_embeddings, rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection
 
 
 def kept_experts(kept: Mapping[str, Collection[int]], **more: Any) -> Selection:

@@ -93,7 +93,7 @@ def test_a_disk_that_fails_late_keeps_the_old_result(source, tmp_path, monkeypat
 
 SLOW = """
 import sys, time
-from prunecli.tensors.computing import Block
+from prunecli.tensors.stream import Block
 
 real = Block.carry_out
 

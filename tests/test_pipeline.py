@@ -8,9 +8,8 @@ import pytest
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, MemoryShortError, Shortage
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.methods.ffn import activations
-from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods import measuring
+from prunecli.methods.plans import LayerOptions, NarrowOptions, plan_layers, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -19,7 +18,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Summary, apply, plan_ffn_on_text, summarize
-from prunecli.tensors.stream import Copy, Output, Slices
+from prunecli.tensors.stream import Copy, Output
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import names
 from tests.families import tiny_family
@@ -42,7 +41,7 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
         elif ".router." in name:
             ranges = tuple((row, row + 1) for row in kept[layer])
-            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Slices(name, 0, ranges)))
+            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Copy(name, ((0, ranges),))))
         elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
             outputs.append(Output(name, dtype, info.shape, Copy(name)))
     structure = replace(source.structure, axes=axes_of("expert", kept, 4))
@@ -126,7 +125,7 @@ def text(tmp_path):
 
 def test_the_units_that_stay_are_the_most_active(model, text):
     options = NarrowOptions(width=5, metric="activation")
-    measured = activations.measure_activations(model, text.choice.read("lm"), text)
+    measured = measuring.measure_activations(model, text.choice.read("lm"), text)
     ranked = {name: np.argsort(-np.array(values)) for name, values in measured.values.items()}
     by_hand = {name: tuple(sorted(units[:5])) for name, units in ranked.items()}
     assert plan_widths(model, options, text).kept == by_hand
@@ -140,7 +139,7 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model,
         ran.append(checkpoint.path)
         raise MemoryShortError("too large", "smaller", Shortage(checkpoint.path, "cpu", "float32", 1, 1))
 
-    monkeypatch.setattr(activations, "measure_activations", too_large)
+    monkeypatch.setattr(measuring, "measure_activations", too_large)
     with pytest.raises(MemoryShortError) as caught:
         plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
     assert caught.value.shortage.checkpoint == model.path != ran[0]

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.cluster import hierarchy
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.metrics import aggregate, aggregate_texts, default_metric, metric_values
+from prunecli.methods.experts.metrics import aggregate, default_metric, measure_texts, metric_values
 from prunecli.methods.experts.options import MIN_PER_LAYER, SCOPES, balance_text
 from prunecli.methods.options import LanguageOptions, Strategy
 from prunecli.model.axes import Axis
@@ -193,7 +193,9 @@ def compare_by_text(statistics: GateStatistics, options: LanguageOptions, files:
     texts = [*dict.fromkeys(options.texts or statistics.entries)]
     metric, axes = options.metric or default_metric(statistics), statistics.axes
     about = _about(Texts, statistics, files, options, set(texts))
-    values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
+    values = {
+        text: metric_values(metric, measure_texts(statistics, (text,)).sums, statistics) for text in texts
+    }
     budget = Budget(options.ratio, balance=Fraction(1), least=options.least or statistics.top_k)
     kept = []
     for text in texts:

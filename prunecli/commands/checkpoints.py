@@ -9,9 +9,8 @@ from prunecli import demo as bundled
 from prunecli.commands import console
 from prunecli.commands.command import OutputOptions
 from prunecli.options import CheckpointPath, argument, option, text_option
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import TaskName, TextChoice
 from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
-from prunecli.text.tasks import TaskName
 
 Texts = TypeVar("Texts", bound=TextChoice)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.plan import Factors
     from prunecli.methods.embeddings.table import Table
     from prunecli.modules.define import DefineEmbedding
     from prunecli.results.rewriting import Factorization
@@ -45,7 +45,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.factorize import embedding_shapes
+    from prunecli.methods.embeddings.plan import embedding_shapes
 
     plot = options.plot
     if plot is not None:

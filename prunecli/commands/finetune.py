@@ -29,8 +29,7 @@ from prunecli.options import (
     training_option,
     validation_option,
 )
-from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions, TrainingOptions
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def prune_ffn(options: PruneFfn) -> None:
 
     Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.ffn.narrow import NORMS_WARNING
+    from prunecli.methods.plans import NORMS_WARNING
 
     options = dense_for_demo(options)
     options.check_options()
@@ -149,7 +149,7 @@ def prune_layers(options: PruneLayers) -> None:
 
     Each stack keeps at least one layer. Recover the quality with prunecli finetune.
     """
-    from prunecli.methods.layers.plan import LAST_WARNING
+    from prunecli.methods.plans import LAST_WARNING
 
     options.check_options()
     reads = options.needs_text or options.replace is not None
@@ -171,7 +171,7 @@ def _with_maps(
 ) -> prunecli.Rewrite:
     """Remove layers, and leave linear maps in their place."""
     from prunecli.evaluation.on_text import measured_text
-    from prunecli.methods.layers.replace import Maps
+    from prunecli.methods.layers.score import Maps
 
     data, maps = measured_text(source, run.choice, "`replace=linear`"), Maps()
     rewrite = prunecli.cut_replaced(source, selection, data, run, maps)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.stock import StockSupport
     from prunecli.results.rewriting import QualityChange, Rewriting, Selected
-    from prunecli.selection.selection import Selection
+    from prunecli.selection.cut import Selection
 
     Document = TypeVar("Document", bound=Rewriting)
 

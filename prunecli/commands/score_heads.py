@@ -16,8 +16,7 @@ from prunecli.commands.checkpoints import (
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.options import CheckpointPath
-from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import TaskName
+from prunecli.text.choice import TaskName, TextChoice
 
 
 class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):

@@ -16,7 +16,7 @@ from prunecli.commands.rewriting import RewritingOptions, ScoredOptions, Shown, 
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
-    from prunecli.methods.sharing.arrange import Group, SharePlan
+    from prunecli.methods.sharing.plan import Group, SharePlan
     from prunecli.results.rewriting import Sharing
 
 

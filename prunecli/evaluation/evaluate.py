@@ -44,10 +44,9 @@ from prunecli.results.evaluation import LEAST, Evaluation
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of_all
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
-from prunecli.text.tasks import TaskName, task_of_all
 from prunecli.text.tokens import language_id, languages, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200

@@ -29,11 +29,18 @@ from prunecli.modules.logits import BLOCK_VALUES, Logits
 from prunecli.progress import Progress, silent
 from prunecli.results.document import Json
 from prunecli.running.batches import measure_losses, require_finite, run_forward
-from prunecli.running.encoding import filling, padding_id, position_count, window_length
+from prunecli.running.encoding import (
+    Window,
+    filling,
+    lm_windows,
+    padding_id,
+    position_count,
+    window_examples,
+    window_length,
+)
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.runner import Advance, Runner, ignored
-from prunecli.running.windows import Window, lm_windows, window_examples
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.text.batching import length_bucketed
 from prunecli.text.plain import PlainText

@@ -42,9 +42,8 @@ from prunecli.results.latency import Latency, Spread, Timing
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.json_files import parsed
 from prunecli.tensors.quantities import counted
-from prunecli.text.choice import TextChoice, described
+from prunecli.text.choice import TaskName, TextChoice, described, task_of_all
 from prunecli.text.parallel import pair_name
-from prunecli.text.tasks import TaskName, task_of_all
 
 BEAM = 5
 """Default beam of translation."""

@@ -11,16 +11,18 @@ from pydantic import model_validator
 from prunecli.errors import UsageError
 from prunecli.options import Options, Size, compute_option
 from prunecli.progress import Say, unsaid
-from prunecli.text.choice import Dataset, TextChoice, described
+from prunecli.text.choice import Dataset, TaskName, TextChoice, described, task_of
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText
-from prunecli.text.tasks import TaskName, task_of
 
 if TYPE_CHECKING:
+    import torch
+
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.cost import Load
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
+    from prunecli.running.layerwise.runner import RunReport
     from prunecli.running.runner import Runner
 
 
@@ -146,22 +148,37 @@ def text_fields(data: Dataset, choice: TextChoice) -> dict[str, Any]:
 
 
 def runner_of(
-    checkpoint: Checkpoint, options: RunOptions, say: Say = unsaid, *, gradients: bool = False
-) -> Runner:
-    """The model, ready to run forwards, with `gradients` also back.
+    checkpoint: Checkpoint,
+    options: RunOptions,
+    say: Say = unsaid,
+    *,
+    dtype: str = "auto",
+    load: Load | None = None,
+    gradients: bool = False,
+    by_layer: str = "",
+    report: RunReport | None = None,
+) -> tuple[Runner, torch.dtype]:
+    """The model, ready to run forwards, with `gradients` also back, and the type that it computes in.
+
+    Args:
+        dtype, load, by_layer: as `asked`, `load` and `by_layer` of `fitting_dtype`.
+        report: is kept up to date, layer by layer.
 
     Raises:
         PruneError: a model that cannot be used, or that does not fit.
     """
     from prunecli.evaluation.options import labels_for
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.fitting import decoding_room, fitting_dtype
     from prunecli.running.layerwise.runner import make_runner
 
     devices, memory = choose_devices(options.device), options.memory
     named = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    dtype = fitting_dtype(named, devices, gradients=gradients, memory=memory, say=say)
-    return make_runner(checkpoint, devices, dtype, memory, options.spill_directory)
+    kind = fitting_dtype(
+        named, devices, dtype, load=load, gradients=gradients, memory=memory, by_layer=by_layer, say=say
+    )
+    room, place = decoding_room(checkpoint, load, kind), options.spill_directory
+    return make_runner(checkpoint, devices, kind, memory, place, report, room=room), kind
 
 
 def runner_and_batches(
@@ -195,8 +212,8 @@ def runner_and_batches(
             "`memory`: this metric needs a model that is held whole.",
             "Leave it out, choose another metric, or use prunecli shrink.",
         )
-    tokenizer, runner = load_tokenizer(checkpoint.path), runner_of(checkpoint, options, say)
-    text = data.text
+    tokenizer, text = load_tokenizer(checkpoint.path), data.text
+    runner, _ = runner_of(checkpoint, options, say)
     if predicting or pooling is not None or not isinstance(text, PlainText):
         batches = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
         return runner, [batch for of_text in batches.values() for batch in of_text]

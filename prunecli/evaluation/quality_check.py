@@ -24,10 +24,9 @@ from prunecli.results.rewriting import Quality, QualityChange
 from prunecli.running.batches import measure_losses, task_batches
 from prunecli.running.encoding import text_examples
 from prunecli.running.layerwise.runner import make_runner
-from prunecli.text.choice import Dataset, Text, TextChoice, all_texts
+from prunecli.text.choice import Dataset, TaskName, Text, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText, has_split
 from prunecli.text.plain import PlainText
-from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
 BATCH_TOKENS = 2048

@@ -32,13 +32,13 @@ from prunecli.running.encoding import (
     embedding_examples,
     labelled_examples,
     max_positions,
+    packed_examples,
     padding_id,
     position_count,
     require_task,
     text_examples,
 )
 from prunecli.running.examples import TokenExamples
-from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded

@@ -1,1 +1,1 @@
-"""The four papers, one folder each: measure (`score`), decide (`plan`), rewrite (`rewrite`)."""
+"""What is removed, shared or replaced: measured (`score`), decided (`plan`), rewritten (`rewrite_…`)."""

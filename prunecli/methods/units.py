@@ -18,13 +18,11 @@ from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
+from prunecli.selection.cut import Selection, decision_of, num_removed, read_kept, selection_of
 from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
-from prunecli.selection.selection import Selection, decision_of, num_removed, read_kept, selection_of
-from prunecli.tensors.computing import values
-from prunecli.tensors.stream import Copy, Expression
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.tensors.stream import Copy, Expression, values
+from prunecli.text.choice import Dataset, TaskName, TextChoice
 from prunecli.text.plain import MIXED
-from prunecli.text.tasks import TaskName
 
 
 @dataclass(frozen=True)
@@ -82,20 +80,6 @@ def measured(
     if run.save is not None:
         run.save(scores)
     return scores, describe(data, run.choice)
-
-
-def units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
-    """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
-    of_modules = {axis.module: axis.name for axis in axes}
-    of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
-    found = {}
-    for number, layer in enumerate(checkpoint.require_routed()):
-        of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
-        for expert in range(layer.num_experts):
-            name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)
-            if name is not None:
-                found[number, expert] = name
-    return found
 
 
 def unit_norms(
@@ -218,11 +202,11 @@ def plan(
     ranking: Ranking,
     arguments: Mapping[str, Any],
     *,
-    chosen: Sequence[Axis] | None = None,
+    chosen: Sequence[Axis] = (),
     of: str = "",
     by_share: bool = False,
     reasons: Sequence[str] = (),
-    notes: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] = {},
 ) -> Selection:
     """Select the units to keep, with the reasons, the decision and the history entry.
 
@@ -232,7 +216,7 @@ def plan(
         ranking: values of the units.
         arguments: arguments for the history; the recorded options and the seed are added, and the number of units that
             go as `removed` if it has this key.
-        chosen: the axes that may lose units. If None, all.
+        chosen: the axes that may lose units. If empty, all.
         of: place of the units in words, for the reasons.
         by_share: compare the values of different axes as shares of their axis' l2 norm.
         reasons: further lines.

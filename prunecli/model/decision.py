@@ -1,6 +1,6 @@
 """A choice of units: every unit's value and rank, and the cut-off between units that stay and units that go.
 
-`selection.selection` makes the `Decision`, and the `Rewrite` holds it. `results.decisions` writes this value as JSON
+`selection.cut` makes the `Decision`, and the `Rewrite` holds it. `results.decisions` writes this value as JSON
 and reads it again: pydantic checks the fields by their annotations. Higher values stay, whatever the metric.
 """
 

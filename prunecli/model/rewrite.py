@@ -102,8 +102,9 @@ def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
     for output in outputs:
         if is_plain_copy(source, output):
             continue
-        for name in sources(output.expression):
-            if isinstance(output.expression, Copy) or name in by_expert:
+        expression = output.expression
+        for name in sources(expression):
+            if (isinstance(expression, Copy) and not expression.taken) or name in by_expert:
                 if output.dtype != source.info(name).dtype:
                     raise UsageError(
                         f"`dtype={config_dtype(output.dtype)}`: the weights are quantised ({method}); a cast would "

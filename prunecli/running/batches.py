@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,19 +29,19 @@ from prunecli.running.encoding import (
     embedding_examples,
     filling,
     labelled_examples,
+    lm_windows,
+    mlm_examples,
     require_task,
     translation_examples,
+    window_examples,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
 from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText
-
-if TYPE_CHECKING:
-    from prunecli.running.layerwise.runner import Layerwise
 
 _TEXTS_SECOND = ("fsmt", "xlnet")
 """Types whose layers hold states as `[length, batch, width]`."""
@@ -298,11 +298,13 @@ def token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     counts = counted.sum(dim=1) if labels.dim() > 1 else torch.ones_like(labels)
     targets, mask = labels[counted].to(model.device), counted.to(model.device)
     logits = Logits(model, batch.arguments(model), mask)
-
-    def block_losses(number: int, place: slice) -> Tensor:
-        return functional.cross_entropy(logits.block(number).float(), targets[place], reduction="none")
-
-    losses = torch.cat(logits.each(block_losses))
+    losses = torch.cat(
+        logits.each(
+            lambda number, place: functional.cross_entropy(
+                logits.block(number).float(), targets[place], reduction="none"
+            )
+        )
+    )
     if labels.dim() < 2:
         return losses, counts
     return losses.new_zeros(labels.shape).masked_scatter(mask, losses).sum(dim=1), counts

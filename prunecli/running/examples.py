@@ -91,11 +91,9 @@ class Sequences:
     """Sequences of token ids in one array of four bytes a token."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.offsets: NDArray[np.int64] = np.zeros(len(rows) + 1, np.int64)
+        self.offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=self.offsets[1:])
-        self.ids: NDArray[np.int32] = np.fromiter(
-            (token for row in rows for token in row), np.int32, int(self.offsets[-1])
-        )
+        self.ids = np.fromiter((token for row in rows for token in row), np.int32, int(self.offsets[-1]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -1,34 +1,218 @@
-"""What each tensor of the smaller checkpoint is made of: pure, nothing is read but names and shapes.
+"""Which units stay, and why: what every pruning method returns; and what the smaller checkpoint is made of.
 
-Units of any kinds are cut at once: experts leave with their weights and their rows of the router (2212.09811), heads
-with their rows of query, key and value and their columns of the output (1905.10650), hidden units with their rows and
-columns, layers with all that they hold, tokens with their rows of the embeddings, channels with their rows and columns
-of all tensors.
+The latter is pure: nothing is read but names and shapes. Units of any kinds are cut at once: experts leave with their
+weights and their rows of the router (2212.09811), heads with their rows of query, key and value and their columns of
+the output (1905.10650), hidden units with their rows and columns, layers with all that they hold, tokens with their
+rows of the embeddings, channels with their rows and columns of all tensors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from prunecli.architectures.records import Side
-from prunecli.errors import UnsupportedModelError, UsageError, located
+from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError, located
 from prunecli.model.axes import Axis, Carrier, Kind, Rename, axis_name
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Decision, Ranked
 from prunecli.model.declared import Sizes, with_keys
 from prunecli.model.depth import heirs, keeping_layers, renaming_of
 from prunecli.model.find_axes import CHANNELS, axes_of
+from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import experts_per_token
 from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
-from prunecli.selection.selection import Selection
-from prunecli.tensors.stream import Copy, Expression, Output, Slices
+from prunecli.selection.select import Budget, Kept, Values, held_in
+from prunecli.tensors.json_files import read_json
+from prunecli.tensors.stream import Copy, Output
+from prunecli.text.files import near_names
 
-Places = dict[str, tuple[int, ...]]
-"""Name of an axis that loses units -> where those that stay lie among its units."""
+
+@dataclass(frozen=True)
+class Selection:
+    """Which units stay, and why.
+
+    Attributes:
+        kept: name of an axis -> ids of the units that stay (see `Axis.ids`); an axis that is left out keeps all units.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
+        step: the entry for `Structure.history`.
+        reasons: lines that say how the units were chosen.
+        decision: the values that the units were chosen by. If None, nobody compared them.
+        dropped: names of further tensors that are removed.
+        settings: further keys of config.json that change (`text_config.top_k` in a nested one), and new values.
+        files: side files that differ from the source's, by name. None: the file is left out.
+        details: further fields that `--json` prints.
+        warning: a line to show before anything is written.
+        earlier: selections of other kinds of units that are carried out with this one, see `together`.
+    """
+
+    kept: Kept
+    dtype: str | None = None
+    step: Mapping[str, Any] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    decision: Decision | None = None
+    dropped: Collection[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+    warning: str | None = None
+    earlier: tuple[Selection, ...] = ()
+
+
+def together(selections: Sequence[Selection]) -> Selection:
+    """One selection of several, of different kinds of units; the history has a step for each, in their order."""
+    *earlier, last = selections
+
+    def merged(name: str) -> dict[str, Any]:
+        return {key: value for one in selections for key, value in getattr(one, name).items()}
+
+    return Selection(
+        merged("kept"),
+        last.dtype,
+        last.step,
+        tuple(reason for one in selections for reason in one.reasons),
+        last.decision,
+        {name for one in selections for name in one.dropped},
+        merged("settings"),
+        merged("files"),
+        merged("details"),
+        earlier=tuple(earlier),
+    )
+
+
+def selection_of(
+    command: str,
+    checkpoint: Checkpoint,
+    axes: Sequence[Axis],
+    decision: Decision,
+    arguments: Mapping[str, Any],
+    files: Sequence[Path] = (),
+    *,
+    dtype: str | None,
+    reasons: Sequence[str] = (),
+    notes: Mapping[str, Any] = {},
+    **more: Any,
+) -> Selection:
+    """The units that a decision keeps, with the history entry.
+
+    Args:
+        command: command that the history records.
+        axes: the axes of the selection; an axis that the decision is not about keeps all units.
+        arguments: options that the result depends on; those without a value are left out.
+        files: statistics, or a saved selection, that decided.
+        notes: further fields of the history entry.
+        more: other fields of `Selection`.
+    """
+    step = history_step(command, checkpoint, given({**arguments, "dtype": dtype}), files, **notes)
+    kept = {axis.name: decision.kept.get(axis.name, axis.ids) for axis in axes}
+    return Selection(kept, dtype, step, tuple(reasons), decision.read_from(step), **more)
+
+
+def decision_of(
+    axes: Sequence[Axis],
+    kept: Kept,
+    values: Values | None = None,
+    budget: Budget | None = None,
+    *,
+    alone: Mapping[str, Kept] = {},
+    tokens: Mapping[str, int] = {},
+    metrics: Mapping[str, str] = {},
+    **fields: Any,
+) -> Decision:
+    """The units of `axes` with the values that they were compared by.
+
+    Args:
+        axes: the axes that units were chosen from.
+        kept: which units stay.
+        values: their values. If None, they were compared by nothing.
+        budget: the budget, whose words are `how` and `least` of the decision.
+        alone: language or text -> units that would stay for it alone, on the axes where it counts.
+        tokens: name of an axis -> number of tokens that its values were measured on.
+        metrics: name of an axis -> its metric, if another one than that of the decision.
+        fields: other fields of `Decision`.
+    """
+    kind, places, groups = axes[0].kind, [], 1 if budget is None else budget.groups
+    if budget is not None and values is not None:
+        fields["how"], fields["least"] = budget.words(kind)
+    cut = f"{kind}s" if budget is not None and budget.ranks_all else ""
+    for axis in axes:
+        size = axis.count // groups
+        for group in range(groups):
+            own = slice(group * size, (group + 1) * size)
+            places.append(
+                Ranked.of(
+                    (axis.name, axis.side, axis.layer),
+                    axis.ids[own],
+                    kept[axis.name],
+                    None if values is None else np.asarray(values[axis.name])[own],
+                    attention=axis.attention,
+                    tokens=tokens.get(axis.name),
+                    metric=metrics.get(axis.name, ""),
+                    cut=f"{axis.name}, group {group}" if groups > 1 else cut,
+                    alone={
+                        text: np.isin(sorted(axis.ids[own]), of_text[axis.name])
+                        for text, of_text in alone.items()
+                        if axis.name in of_text
+                    },
+                )
+            )
+    return Decision(kind, tuple(places), **fields)
+
+
+def read_kept(path: Path, axes: Sequence[Axis], content: Any = None) -> Kept:
+    """Name of each of `axes` -> ids of the units that stay, in the order in which they are stored.
+
+    Args:
+        path: JSON with `{"kept": {NAME: [ids]}}`; NAME of the axis, or of the module that holds the units.
+        content: content of the file, if the file has been read.
+
+    Raises:
+        StatisticsError: damaged, for a model with other axes, or with ids that this checkpoint does not hold.
+    """
+    content = read_json(path) if content is None else content
+    saved = content.get("kept") if isinstance(content, dict) else None
+    if not isinstance(saved, dict):
+        raise StatisticsError(
+            f'{path}: holds no ids under "kept".',
+            "Give what a pruning command printed with --json; statistics go with `gates` or `scores`.",
+        )
+    short = {axis.module: axis.name for axis in axes}
+    saved = {short.get(name, name): ids for name, ids in saved.items()}
+    names = [axis.name for axis in axes]
+    if stray := sorted(set(saved).symmetric_difference(names)):
+        raise StatisticsError(
+            f"{path}: a selection for another model: {stray[0]} is not in both.",
+            near_names(stray[0], sorted(names if stray[0] in saved else saved), "In the other"),
+        )
+    for axis in axes:
+        ids = saved[axis.name]
+        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+            raise StatisticsError(
+                f"{path}: {axis.name!r} is not a list of ids.", "Print the selection again."
+            )
+        if absent := sorted(set(ids).difference(axis.ids)):
+            raise StatisticsError(
+                f"{path}: keeps {axis.kind} {absent[0]} of {axis.name}, which the checkpoint does not hold.",
+                "Select from the original model.",
+            )
+    return {axis.name: tuple(filter(set(saved[axis.name]).__contains__, axis.ids)) for axis in axes}
+
+
+def num_removed(axes: Sequence[Axis], kept: Kept) -> int:
+    """Number of units of `axes` that are not in `kept`."""
+    return held_in(axes) - sum(len(kept[axis.name]) for axis in axes)
+
+
+Places = dict[str, tuple[Axis, tuple[int, ...]]]
+"""Name of an axis that loses units -> the axis, and where those that stay lie among its units."""
 
 
 def cut(source: Checkpoint, selection: Selection) -> Rewrite:
@@ -60,14 +244,11 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
                 "Choose them by plan_vocabulary.",
             )
         if len(wanted) < axis.count:
-            places[name] = tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
+            places[name] = axis, tuple(place for place, unit in enumerate(axis.ids) if unit in wanted)
     if any(axis.kind == "expert" for axis in axes.values()):
         _check_routing(source, selection, places)
     _check_alike(axes, places)
-    kept_layers = {
-        cast("Side", axes[name].side): own for name, own in places.items() if axes[name].kind == "layer"
-    }
-    own_names = _member_names(axes, places)
+    kept_layers = {cast("Side", axis.side): own for axis, own in places.values() if axis.kind == "layer"}
     family = source.resolved.family
     if kept_layers and family.found is not None:
         with located(source.path):
@@ -75,17 +256,23 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
                 {stack.depth: kept_layers[stack.side] for stack in family.stacks if stack.side in kept_layers}
             )
     rename = renaming_of(family, kept_layers)
-    moved = _inherited(source, kept_layers, rename) if kept_layers else {}
+    # Tensor that one expert or layer alone has -> its name, by the old numbers of layers, if it stays.
+    names: dict[str, str | None] = {**_inherited(source, kept_layers, rename)} if kept_layers else {}
     carriers: dict[str, list[tuple[Carrier, tuple[int, ...], int]]] = {}
-    for name, own in places.items():
-        for tensor, carrier in axes[name].carriers.items():
-            carriers.setdefault(tensor, []).append((carrier, own, axes[name].count))
+    for axis, own in places.values():
+        numbers = {old: number for number, old in enumerate(own)}
+        for tensor, carrier in axis.carriers.items():
+            carriers.setdefault(tensor, []).append((carrier, own, axis.count))
+        for part, place in product(axis.parts, range(axis.count)):
+            before, after = (
+                f"{axis.members.format(number)}.{part}" for number in (place, numbers.get(place))
+            )
+            names[before] = after if place in numbers else None
     dropped = set(selection.dropped)
     outputs = []
     for name, info in source.tensors.items():
-        member = own_names.get(name, moved.get(name, name))
+        member = names.get(name, name)
         new = None if member is None or name in dropped else rename(member)
-        expression: Expression = Copy(name)
         shape = [*info.shape]
         taken = []
         for carrier, own, held in carriers.get(name, ()):
@@ -93,24 +280,21 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
             shape[carrier.dim] = sum(stop - start for start, stop in ranges)
             new = new if ranges else None  # a tensor of no head at all is not stored
             taken.append((carrier.dim, ranges))
-        if taken:
-            first, *inner = sorted(taken)
-            expression = Slices(name, *first, tuple(inner))
         if new is not None:
-            outputs.append(Output(new, info.dtype, tuple(shape), expression))
-    structure = _structure(source, axes, places, kept_layers)
+            outputs.append(Output(new, info.dtype, tuple(shape), Copy(name, tuple(sorted(taken)))))
+    structure = _structure(source, places, kept_layers)
     for one in selection.earlier:
         structure = structure.after(one.step)
     rewrite = rewritten(source, structure, outputs, selection.step, selection.decision, selection.dtype)
     rewrite = replace(rewrite, earlier=tuple(one.decision for one in selection.earlier if one.decision))
-    sizes = {key: len(own) for name, own in places.items() for key in axes[name].keys}
+    sizes = {key: len(own) for axis, own in places.values() for key in axis.keys}
     config = rewrite.config
     if CHANNELS in places:
         with located(source.path):
-            config = source.probed.with_channels(config, len(places[CHANNELS]))
+            config = source.probed.with_channels(config, len(places[CHANNELS][1]))
     config = with_keys(config, {**selection.settings, **sizes})
     return replace(
-        rewrite, config=_renamed(source, config, axes, places), files={**rewrite.files, **selection.files}
+        rewrite, config=_renamed(source, config, places), files={**rewrite.files, **selection.files}
     )
 
 
@@ -131,9 +315,10 @@ def _check_routing(source: Checkpoint, selection: Selection, places: Places) -> 
     assert family.mixture is not None
     top_k = experts_per_token(Sizes(family, with_keys(source.config, selection.settings)), family.mixture)
     for layer in source.mixtures:
-        own = places.get(axis_name(layer.name, "expert"))
-        if own is None or layer.router_tensors[0] in selection.dropped:
+        name = axis_name(layer.name, "expert")
+        if name not in places or layer.router_tensors[0] in selection.dropped:
             continue
+        _, own = places[name]
         groups, width = layer.groups, layer.num_experts // layer.groups.count
         sizes = [sum(place // width == group for place in own) for group in range(groups.count)]
         if len(set(sizes)) > 1:
@@ -154,7 +339,7 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
     counts: dict[str, dict[int, str]] = {}
     for name, axis in axes.items():
         for key in axis.keys:
-            counts.setdefault(key, {})[len(places.get(name, axis.ids))] = name
+            counts.setdefault(key, {})[len(places[name][1] if name in places else axis.ids)] = name
     for key, names in counts.items():
         if len(names) > 1:
             (one, first), (other, second) = [*names.items()][:2]
@@ -163,19 +348,6 @@ def _check_alike(axes: Mapping[str, Axis], places: Places) -> None:
                 f'("{key}").',
                 "Keep the same number everywhere.",
             )
-
-
-def _member_names(axes: Mapping[str, Axis], places: Places) -> dict[str, str | None]:
-    """Tensor that one expert alone has -> its name in the result; None: the expert goes."""
-    names = {}
-    for name, own in places.items():
-        axis = axes[name]
-        new = {old: number for number, old in enumerate(own)}
-        for place in range(axis.count) if axis.parts else ():
-            before, after = (axis.members.format(number) for number in (place, new.get(place)))
-            for part in axis.parts:
-                names[f"{before}.{part}"] = f"{after}.{part}" if place in new else None
-    return names
 
 
 def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: Rename) -> dict[str, str]:
@@ -193,29 +365,23 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: R
             for spec in attention.tensors
             if spec.first
         }
-    parts: Sequence[Any] = (*layout.ffns, *layout.attentions)
+    parts = (*layout.ffns, *layout.attentions)
     names = {part.name: part.tensor_names for part in parts}
     for owner, heir in heirs(source.structure, rename).items():
         moved |= dict(zip(names[owner], names[heir], strict=True))
     return moved
 
 
-def _structure(
-    source: Checkpoint, axes: Mapping[str, Axis], places: Places, layers: Mapping[Side, Sequence[int]]
-) -> Structure:
+def _structure(source: Checkpoint, places: Places, layers: Mapping[Side, Sequence[int]]) -> Structure:
     """How the result differs from the original model."""
     structure = source.structure
     kept = {
-        name: KeptUnits(tuple(axes[name].ids[place] for place in own), axes[name].original)
-        for name, own in places.items()
-        if axes[name].kind in ("head", "expert")
+        name: KeptUnits(tuple(axis.ids[place] for place in own), axis.original)
+        for name, (axis, own) in places.items()
+        if axis.kind in ("head", "expert")
     }
     structure = replace(structure, axes={**structure.axes, **kept})
-    units = {
-        axes[name].module: len(own)
-        for name, own in places.items()
-        if axes[name].kind == "unit" and not axes[name].keys
-    }
+    units = {axis.module: len(own) for axis, own in places.values() if axis.kind == "unit" and not axis.keys}
     if units:
         stock = {ffn.name: ffn.stated for ffn in source.layout.ffns}
         widths = {name: width for name, width in units.items() if width != stock[name]}
@@ -223,9 +389,7 @@ def _structure(
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
 
 
-def _renamed(
-    source: Checkpoint, config: Mapping[str, Any], axes: Mapping[str, Axis], places: Places
-) -> dict[str, Any]:
+def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> dict[str, Any]:
     """config.json, the experts and layers that its settings of a quantisation name under their new numbers.
 
     Raises:
@@ -233,10 +397,10 @@ def _renamed(
     """
     patterns = []
     numbered = {}
-    for name, own in places.items():
-        kind, members = axes[name].kind, axes[name].members
-        if members:
-            parent, _, unit = members.rpartition(".")
+    for axis, own in places.values():
+        if axis.members:
+            kind = axis.kind
+            parent, _, unit = axis.members.rpartition(".")
             model, _, rest = parent.partition(".")  # which the settings may leave out
             before = rf"(?:^|(?<={re.escape(model)}\.))" if rest else "^"
             number = unit.replace("{}", r"(\d+)")
@@ -247,7 +411,7 @@ def _renamed(
             numbered[kind] = re.compile(loose)
     patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
     modules = [
-        f"{axes[name].module}.".removeprefix("model.") for name in places if axes[name].kind == "expert"
+        f"{axis.module}.".removeprefix("model.") for axis, _ in places.values() if axis.kind == "expert"
     ]
 
     def rename(text: str) -> str | None:

@@ -142,7 +142,19 @@ class Budget:
         """
         parts, step = self.parts(axes), self.multiple
         if self.keep is not None:
-            self._check_stated(axes, self.keep)
+            if self.scope == "model":
+                raise UsageError(
+                    "`strategy=global-threshold` takes one count for the whole model, not `experts_per_layer`.",
+                    "Give `ratio` or `fit`, or `strategy=side-threshold`.",
+                )
+            for side, count in self.keep.items():
+                most = max((axis.count for axis in axes if axis.side == side), default=count)
+                if count % step or not self.least <= count <= most:
+                    raise UsageError(
+                        f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of {step}, "
+                        f"from {self.least} to {most}.",
+                        "The router needs so many, in groups of equal size; see `multiple_of`.",
+                    )
             return {
                 name: sum(min(self.keep[axis.side], axis.count) for axis in own)
                 for name, own in parts.items()
@@ -187,29 +199,13 @@ class Budget:
                 + (", or lower `least`." if minimum > 2 else "; the router picks that many for each token."),
             )
 
-    def _check_stated(self, axes: Sequence[Axis], by_side: Mapping[str, int]) -> None:
-        """Refuse impossible numbers of `experts_per_layer`."""
-        if self.scope == "model":
-            raise UsageError(
-                "`strategy=global-threshold` takes one count for the whole model, not `experts_per_layer`.",
-                "Give `ratio` or `fit`, or `strategy=side-threshold`.",
-            )
-        for side, count in by_side.items():
-            most = max((axis.count for axis in axes if axis.side == side), default=count)
-            if count % self.multiple or not self.least <= count <= most:
-                raise UsageError(
-                    f"`experts_per_layer` asks for {count} in each {side} layer: it must be a multiple of "
-                    f"{self.multiple}, from {self.least} to {most}.",
-                    "The router needs so many, in groups of equal size; see `multiple_of`.",
-                )
-
 
 def held_in(axes: Iterable[Axis]) -> int:
     """Number of units that the axes hold."""
     return sum(axis.count for axis in axes)
 
 
-def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tuple[int, ...]]:
+def select(axes: Sequence[Axis], values: Values, budget: Budget) -> Kept:
     """Name of each axis -> ids of the units that stay, in the order of `Axis.ids`.
 
     Raises:
@@ -221,7 +217,7 @@ def select(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, tu
 
 def select_with_thresholds(
     axes: Sequence[Axis], values: Values, budget: Budget
-) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
+) -> tuple[Kept, dict[str, float]]:
     """The selection of `select`; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
 
     Raises:
@@ -253,7 +249,17 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
     if budget.keep is not None:
         return {name: min(budget.keep[name], number) for name, number in held.items()}
     if budget.even is not None:
-        counts = dict.fromkeys(held, _even(axes, budget))
+        most = min(*held.values(), (held_in(axes) - budget.removable(axes)) // len(axes))
+        least = max(budget.least, 1)
+        able = [number for number in budget.even if least <= number <= most]
+        if not able:
+            choices = ", ".join(map(str, budget.even)) or "none"
+            raise UsageError(
+                f"`uniform`: at most {most} {axes[0].kind}s may be kept in each layer, and at least {least} have to; "
+                f"a stock model may keep {choices}.",
+                f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
+            )
+        counts = dict.fromkeys(held, max(able))
     elif budget.scope == "model":
         # Rank the units of all axes by value, then by rank in their own axis, then by axis; the last ones go.
         rank = np.concatenate([ranks(values[axis.name], budget.groups) for axis in axes])
@@ -295,22 +301,6 @@ def ranks(values: Floats, groups: int = 1) -> NDArray[np.int64]:
     by_group = np.asarray(values, np.float64).reshape(groups, -1)
     order = np.argsort(-by_group, axis=1, kind="stable")
     return np.argsort(order, axis=1, kind="stable").reshape(-1)
-
-
-def _even(axes: Sequence[Axis], budget: Budget) -> int:
-    """Number of units that each axis keeps, the same for all, so that enough are removed."""
-    held = [axis.count for axis in axes]
-    most = min(*held, (sum(held) - budget.removable(axes)) // len(held))
-    least = max(budget.least, 1)
-    able = [number for number in budget.even or () if least <= number <= most]
-    if not able:
-        choices = ", ".join(map(str, budget.even or ())) or "none"
-        raise UsageError(
-            f"`uniform`: at most {most} {axes[0].kind}s may be kept in each layer, and at least {least} have to; "
-            f"a stock model may keep {choices}.",
-            f"Remove fewer {axes[0].kind}s, lower `least`, or leave `uniform` out.",
-        )
-    return max(able)
 
 
 def shares(axis: Axis, values: Floats) -> Floats:

@@ -18,12 +18,8 @@ from prunecli.evaluation.quality_check import characters_of, part_of
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.ffn.activations import measure_activations
-from prunecli.methods.ffn.narrow import GROUPED, plan_widths
-from prunecli.methods.gradients import GRADIENT, NORMS, measure_gradients
-from prunecli.methods.heads.plan import plan_heads
-from prunecli.methods.layers.plan import plan_layers
 from prunecli.methods.layers.score import measure_layers
+from prunecli.methods.measuring import GRADIENT, NORMS, measure_activations, measure_gradients
 from prunecli.methods.options import (
     ExpertOptions,
     HeadOptions,
@@ -31,6 +27,7 @@ from prunecli.methods.options import (
     NarrowOptions,
     VocabularyOptions,
 )
+from prunecli.methods.plans import GROUPED, plan_heads, plan_layers, plan_widths
 from prunecli.methods.scoring import CollectOptions
 from prunecli.methods.units import Ranking, TextRun, drawn, plan
 from prunecli.methods.vocabulary.plan import plan_vocabulary
@@ -44,9 +41,8 @@ from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.progress import Progress, Say
 from prunecli.results.gates import GateStatistics
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.cut import cut, kind_of
+from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.selection.select import Budget, held_in
-from prunecli.selection.selection import Selection
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice

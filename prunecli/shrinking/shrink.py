@@ -13,7 +13,7 @@ from prunecli.evaluation.latency import bench_latency
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.evaluation.quality_check import Measurer, little
 from prunecli.methods.experts.options import margin_bytes
-from prunecli.methods.layers.replace import Maps, cut_replaced
+from prunecli.methods.layers.score import Maps, cut_replaced
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import decoding_bytes, usual_load
@@ -21,22 +21,20 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection, together
+from prunecli.selection.cut import Selection, cut, together
 from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed, written
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.transaction import refuse_target
 from prunecli.tensors.unfinished import Store, digest
-from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts
+from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
-from prunecli.text.tasks import task_of
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 
 WARMUP, EVERY = 20, 100
 """Updates of the warm-up and between validations, if the healing is bounded by time."""

@@ -96,17 +96,6 @@ def write_from(file: int, offset: int, view: memoryview) -> None:
             done += os.pwrite(file, view[done:], offset + done)
 
 
-def ask_for(source: Handle, offset: int, nbytes: int) -> None:
-    """Have the system read these bytes of a file, and none beyond.
-
-    Left to itself it reads megabytes ahead: between every second expert, the others too.
-    """
-    if isinstance(source, int) and hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a pipe or the like
-            os.posix_fadvise(source, 0, 0, os.POSIX_FADV_RANDOM)
-            os.posix_fadvise(source, offset, nbytes, os.POSIX_FADV_WILLNEED)
-
-
 @dataclass(frozen=True)
 class Gather:
     """Moves from neighbouring places of one file, in the order of their places: one request to a file elsewhere.
@@ -130,7 +119,11 @@ class Gather:
         """Copy the bytes; return their number. Raises as `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]
         position = first.source_offset
-        ask_for(first.source, position, first.nbytes)
+        if isinstance(first.source, int) and hasattr(os, "posix_fadvise"):
+            # Left to itself, the system reads megabytes ahead: between every second expert, the others too.
+            with suppress(OSError):  # a pipe or the like
+                os.posix_fadvise(first.source, 0, 0, os.POSIX_FADV_RANDOM)
+                os.posix_fadvise(first.source, position, first.nbytes, os.POSIX_FADV_WILLNEED)
         fill = reading(first.source, position, last.source_offset + last.nbytes - position)
         for move in self.moves:
             if gap := move.source_offset - position:

@@ -175,12 +175,12 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
     """
     header = read(0, 8)
     if len(header) < 8:
-        raise _truncated(path, f"{size} bytes")
+        raise _damaged(path, f"truncated ({size} bytes)")
     (length,) = struct.unpack("<Q", header)
     if length > MAX_HEADER_BYTES:
-        raise _damaged(path, f"its header would be {length:,} bytes long")
+        raise _damaged(path, f"damaged: its header would be {length:,} bytes long")
     if 8 + length > size:
-        raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
+        raise _damaged(path, f"truncated ({size:,} bytes, its header alone ends at {8 + length:,})")
     tensors = {}
     position, previous = 0, "the header"
     try:
@@ -193,7 +193,7 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
             if type(dtype) is not str or not is_sized:
                 raise ValueError(f"the entry of {name!r}")
             if not name.isprintable():
-                raise _damaged(path, f"{name!r} is no name of a tensor")
+                raise _damaged(path, f"damaged: {name!r} is no name of a tensor")
             if not is_known(dtype):
                 raise CheckpointError(
                     f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
@@ -202,26 +202,24 @@ def described(path: Path, size: int, read: Callable[[int, int], bytes]) -> Weigh
             info = TensorInfo(name, dtype, shape)
             if end - begin != info.nbytes:
                 what = f"its shape {list(shape)} in {dtype} needs {info.nbytes:,}"
-                raise _damaged(path, f"{name} has {end - begin:,} bytes, {what}")
+                raise _damaged(path, f"damaged: {name} has {end - begin:,} bytes, {what}")
             if 8 + length + end > size:
-                raise _truncated(path, f"{size:,} bytes, {name} ends at {8 + length + end:,}")
+                raise _damaged(path, f"truncated ({size:,} bytes, {name} ends at {8 + length + end:,})")
             if begin != position:
-                raise _damaged(path, f"{name} overlaps {previous}, or unused bytes lie between them")
+                raise _damaged(path, f"damaged: {name} overlaps {previous}, or unused bytes lie between them")
             tensors[name] = Stored(info, 8 + length + begin)
             position, previous = end, name
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise _damaged(path, f"its header is not of the safetensors form ({reason_of(error)})") from error
+        raise _damaged(
+            path, f"damaged: its header is not of the safetensors form ({reason_of(error)})"
+        ) from error
     if 8 + length + position != size:
-        raise _damaged(path, f"{size - 8 - length - position:,} bytes after the last tensor")
+        raise _damaged(path, f"damaged: {size - 8 - length - position:,} bytes after the last tensor")
     return WeightFile(path, tensors)
 
 
-def _truncated(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path}: truncated ({what})", "Download or copy the file again.")
-
-
 def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path}: damaged: {what}", "Download or copy the file again.")
+    return CheckpointError(f"{path}: {what}", "Download or copy the file again.")
 
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -272,9 +270,7 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
     except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle may raise anything
-        raise CheckpointError(
-            f"{path}: truncated or damaged ({reason_of(error)})", "Download or copy the file again."
-        ) from error
+        raise _damaged(path, f"truncated or damaged ({reason_of(error)})") from error
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(f"{path}: holds no named tensors but a {type(loaded).__name__}")
     for name, value in loaded.items():
@@ -316,13 +312,13 @@ def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
     """Return the place of a described tensor's values in the zip file; None if they are no plain run of bytes."""
     info = _info(path, name, tensor)
     storage = tensor.untyped_storage()
-    start: int | None = getattr(storage, OFFSET, None)
+    start = getattr(storage, OFFSET, None)
     if start is None or not tensor.is_contiguous():
         return None
     shift = int(tensor.storage_offset()) * tensor.element_size()
     end = start + shift + info.nbytes
     if end > path.stat().st_size or (info.nbytes and shift + info.nbytes > storage.nbytes()):
-        raise _truncated(path, f"{name} ends at {end:,}")
+        raise _damaged(path, f"truncated ({name} ends at {end:,})")
     return Stored(info, start + shift)
 
 

@@ -73,8 +73,3 @@ def _is_replaceable(path: Path) -> bool:
 def partial_path(output: Path) -> Path:
     """Return the file that keeps the state of an unfinished run for the file `output`."""
     return output.with_name(f".{output.name}.partial")
-
-
-def layers_path(output: Path, whose: str = "") -> Path:
-    """Return the file for states of batches of an unfinished run by layers; `whose` names one of several processes."""
-    return output.with_name(f".{output.name}.layers{whose}")

@@ -50,12 +50,6 @@ COMPUTED = ("float32", "bfloat16", "float16")
 _EXPONENT = {"F16": 0x7C00, "BF16": 0x7F80}
 """Bits that are all set in an infinity or NaN, and in nothing else."""
 
-_LOST_BITS = 29
-_LOST = np.int64((1 << _LOST_BITS) - 1)
-"""Bits of a float64's fraction that a float32 has no room for."""
-
-_SMALLEST_NORMAL = np.float32(2.0**-126)
-
 
 def is_known(dtype: str) -> bool:
     """Whether `dtype` is a safetensors type that prunecli reads."""
@@ -183,23 +177,9 @@ def _odd_float32(values: np.ndarray) -> np.ndarray:
 
     The types of ml_dtypes are reached through float32; rounding to nearest on the way would round twice.
     """
-    bits = values.view(np.int64)
-    lost = bits & _LOST
-    odd = (bits ^ lost) | (np.minimum(lost, 1) << _LOST_BITS)
     with np.errstate(over="ignore", invalid="ignore"):
-        near = np.asarray(odd.view(np.float64).astype(np.float32))
-        tiny = np.abs(near) < _SMALLEST_NORMAL
-    if (
-        tiny.any() and values[tiny].any()
-    ):  # float32 has fewer bits for these: they were rounded to nearest after all
-        near[tiny] = _odd_subnormal(values[tiny])
+        near = np.asarray(values.astype(np.float32))
+    bits = near.view(np.uint32)
+    bits -= np.abs(near) > np.abs(values)  # towards zero
+    bits |= near != values
     return near
-
-
-def _odd_subnormal(values: np.ndarray) -> np.ndarray:
-    """Round values below 2^-126 to odd; in float32 they are multiples of 2^-149."""
-    units = np.abs(values) * 2.0**149
-    whole = np.floor(units)
-    whole += (whole != units) & (whole % 2 == 0)
-    signed: np.ndarray = np.copysign(whole * 2.0**-149, values)
-    return signed.astype(np.float32)

@@ -14,15 +14,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_float, numpy_dtype, size_of
-
-if TYPE_CHECKING:
-    from typing import Self
 
 Fill = Callable[[memoryview], None]
 """Fills a buffer with the bytes that come next."""
@@ -108,7 +105,7 @@ class TensorReader:
         self._opening = threading.Lock()
         self._files = files
         self._stored = self._named()
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+        self.tensors = MappingProxyType(
             {
                 name: stored.info if stored.info.name == name else stored.info._replace(name=name)
                 for name, (_, stored) in self._stored.items()
@@ -139,10 +136,9 @@ class TensorReader:
         Raises:
             CheckpointError: there is none of this name.
         """
-        try:
-            return self.tensors[name]
-        except KeyError:
-            raise CheckpointError(f"{self.path}: holds no tensor {name}") from None
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path}: holds no tensor {name}")
+        return self.tensors[name]
 
     def stored_bytes(self, name: str) -> int:
         """Bytes in the files that its values are made of.
@@ -249,12 +245,12 @@ def reading(file: Handle, offset: int, nbytes: int) -> Fill:
     """
     if not isinstance(file, int):
         return file.reading(offset, nbytes)
-    position, descriptor = offset, file
+    descriptor = file
 
     def filled(view: memoryview) -> None:
-        nonlocal position
-        read_into(descriptor, position, view)
-        position += len(view)
+        nonlocal offset
+        read_into(descriptor, offset, view)
+        offset += len(view)
 
     return filled
 

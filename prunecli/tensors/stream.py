@@ -1,4 +1,8 @@
-"""What an output tensor is made of: the values that a method's `rewrite` returns and the writer carries out."""
+"""What an output tensor is made of: the values that a method's `rewrite` returns and the writer carries out.
+
+A tensor that is computed from others is made block by block of rows, a few blocks in memory at a time. A row is one
+index of the first axis. Sums are carried out in float64 and rounded once, to the type of the output.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from prunecli.errors import CheckpointError
-from prunecli.tensors.dtypes import is_float, size_of
+from prunecli.tensors.copying import write_from
+from prunecli.tensors.dtypes import cast, is_float, numpy_dtype, size_of
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
 Ranges = tuple[tuple[int, int], ...]
@@ -23,44 +28,28 @@ TILE = 1 << 16
 
 @dataclass(frozen=True)
 class Copy:
-    """All of a source tensor; cast where the output has another type."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Parts of a source tensor.
+    """A source tensor, or parts of it; cast where the output has another type.
 
     Attributes:
         source: name of the tensor.
-        axis: the first axis that parts are taken of.
-        ranges: index ranges (start, stop) on it, in order.
-        inner: further axes after `axis`, ascending, and their ranges.
+        taken: axes that parts are taken of, ascending, each with index ranges (start, stop) in order; of others all.
     """
 
     source: str
-    axis: int
-    ranges: Ranges
-    inner: tuple[tuple[int, Ranges], ...] = ()
-
-    @property
-    def taken(self) -> tuple[tuple[int, Ranges], ...]:
-        """Each axis that parts are taken of, and its ranges."""
-        return ((self.axis, self.ranges), *self.inner)
+    taken: tuple[tuple[int, Ranges], ...] = ()
 
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of like tensors, in float64, rounded once: sum_i w_i x_i.
+    """The weighted sum of like tensors, in float64, rounded once: sum_i w x_i.
 
     Attributes:
         parts: the x_i.
-        weights: the w_i; a mean of k has 1/k each, a single part is scaled by its weight.
+        weight: w; a mean of k has 1/k, a single part is scaled.
     """
 
     parts: tuple[Expression, ...]
-    weights: tuple[float, ...]
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -117,10 +106,7 @@ def noise(shape: tuple[int, ...], std: float, seed: int) -> Generated:
     return Generated(shape, rows)
 
 
-Moved = Copy | Slices
-"""Values of one source tensor that go as they are, or cast."""
-
-Expression = Moved | Sum | Concat | Generated
+Expression = Copy | Sum | Concat | Generated
 
 
 def sources(expression: Expression) -> Iterator[str]:
@@ -128,7 +114,7 @@ def sources(expression: Expression) -> Iterator[str]:
     if isinstance(expression, (Sum, Concat)):
         for part in expression.parts:
             yield from sources(part)
-    elif isinstance(expression, (Copy, Slices)):
+    elif isinstance(expression, Copy):
         yield expression.source
 
 
@@ -177,7 +163,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
         for name in sources(output.expression):
-            dtype, moved = source.info(name).dtype, isinstance(output.expression, (Copy, Slices))
+            dtype, moved = source.info(name).dtype, isinstance(output.expression, Copy)
             if not is_float(dtype) and not (moved and output.dtype == dtype):
                 raise CheckpointError(
                     f"{name} is of type {dtype}, which cannot be merged or resized",
@@ -188,7 +174,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
 def is_plain_copy(source: TensorReader, output: Output) -> bool:
     """Whether it is a tensor of `source` as it is stored, as nearly all are."""
     expression = output.expression
-    if not isinstance(expression, Copy):
+    if not isinstance(expression, Copy) or expression.taken:
         return False
     _, dtype, shape = source.info(expression.source)
     return output.dtype == dtype and output.shape == shape
@@ -216,8 +202,6 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
         (around,) = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         return (*around[:axis], sum(shape[axis] for shape in shapes), *around[axis:])
     shape = source.info(expression.source).shape
-    if not isinstance(expression, Slices):
-        return shape
     for axis, ranges in expression.taken:
         if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in ranges):
             raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
@@ -228,19 +212,16 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
 def copied_ranges(source: TensorReader, output: Output) -> list[tuple[int, int]] | None:
     """Return the byte ranges (start, stop) of a source tensor that an output is a copy of; None if it is computed."""
     expression = output.expression
-    if not isinstance(expression, (Copy, Slices)):
+    if not isinstance(expression, Copy):
         return None
     info = source.info(expression.source)
     if info.dtype != output.dtype:
         return None
-    if isinstance(expression, Copy):
+    if not expression.taken:
         return [(0, info.nbytes)]
-    axis, ranges = expression.axis, joined(expression.ranges)
-    if (
-        expression.inner
-        or math.prod(info.shape[:axis]) != 1
-        or (len(ranges) > MOST_RANGES and not source.is_remote)
-    ):
+    (axis, taken), *inner = expression.taken
+    ranges = joined(taken)
+    if inner or math.prod(info.shape[:axis]) != 1 or (len(ranges) > MOST_RANGES and not source.is_remote):
         return None
     width = info.nbytes // info.shape[axis] if info.shape[axis] else 0
     return [(start * width, stop * width) for start, stop in ranges]
@@ -255,3 +236,157 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         elif start < stop:
             runs.append((start, stop))
     return runs
+
+
+BLOCK_ELEMENTS = 1 << 18
+"""Elements of one block, at most (but one row at least): 2 MiB in float64."""
+
+REMOTE_ELEMENTS = 1 << 22
+"""Elements of one block of a source elsewhere, where each block is a request."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows `start` to `stop` of a computed output, and where they go.
+
+    Attributes:
+        source: tensors that the output is made of.
+        depth: number of leading axes that a row is an index of.
+        target: file descriptor; `target_offset` is a place in its file.
+    """
+
+    source: TensorReader
+    output: Output
+    depth: int
+    start: int
+    stop: int
+    target: int
+    target_offset: int
+
+    @property
+    def written(self) -> int:
+        """Number of bytes that are written."""
+        return (self.stop - self.start) * size_of(self.output.shape[self.depth :], self.output.dtype)
+
+    def carry_out(self) -> int:
+        """Compute and write; return the number of bytes. Blocks may be carried out side by side.
+
+        Raises:
+            CheckpointError: the source file ends early, or a value cannot be cast.
+            OSError: the disk is full, among others.
+        """
+        output, where = self.output, f"{self.source.path}: {self.output.name}"
+        rows = self.start, self.stop, output.dtype, where, self.depth
+        made = np.ascontiguousarray(compute(output.expression, self.source, *rows))
+        write_from(self.target, self.target_offset, made.reshape(-1).view(np.uint8).data)
+        return made.nbytes
+
+
+def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
+    """Yield the work of a computed output that begins at `target_offset` of the file `target`.
+
+    Columns are taken, and values cast, in rows of the inner axes alone, so that a stack of matrices is not one row.
+    """
+    expression, shape, depth = output.expression, output.shape, 1
+    if isinstance(expression, Copy):
+        depth = max(1, expression.taken[0][0] if expression.taken else len(shape))
+    width = size_of(shape[depth:], output.dtype)
+    for start, stop in row_blocks(shape, depth, REMOTE_ELEMENTS if source.is_remote else BLOCK_ELEMENTS):
+        yield Block(source, output, depth, start, stop, target, target_offset + start * width)
+
+
+def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the rows of a tensor as ranges of at most `most` (or `BLOCK_ELEMENTS`) elements; none if it is empty."""
+    rows, width = math.prod(shape[:depth]), math.prod(shape[depth:])
+    step = max((most or BLOCK_ELEMENTS) // max(width, 1), 1)
+    for start in range(0, rows if width else 0, step):
+        yield start, min(start + step, rows)
+
+
+def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
+    """Yield the values of `expression` in blocks of rows; messages name the first of its sources."""
+    where = f"{source.path}: {next(sources(expression), '')}"
+    for start, stop in row_blocks(shape_of(source, expression, "values")):
+        yield compute(expression, source, start, stop, dtype, where)
+
+
+def compute(
+    expression: Expression,
+    source: TensorReader,
+    start: int,
+    stop: int,
+    dtype: str,
+    where: str,
+    depth: int = 1,
+) -> np.ndarray:
+    """Return rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
+
+    Args:
+        depth: number of leading axes that a row is an index of; more than 1 for `Copy` only.
+
+    Raises:
+        CheckpointError: a source file ends early, or a value cannot be cast.
+    """
+    if isinstance(expression, Generated):
+        return cast(np.asarray(expression.rows(start, stop)), dtype, where)
+    if isinstance(expression, Sum):
+        total = None
+        for part in expression.parts:
+            if isinstance(part, Copy):  # what is no number shows in the sum
+                values = _read(source, part, start, stop).astype(np.float64)
+            else:
+                values = compute(part, source, start, stop, "F64", where)
+            if expression.weight != 1:
+                values *= expression.weight
+            total = values if total is None else np.add(total, values, out=total)
+        assert total is not None
+        return cast(total, dtype, where)
+    if isinstance(expression, Concat):
+        if expression.axis:
+            parts = [compute(part, source, start, stop, dtype, where) for part in expression.parts]
+            return np.concatenate(parts, axis=expression.axis)
+        blocks, before = [], 0
+        for part in expression.parts:
+            rows = shape_of(source, part, where)[0]
+            first, last = max(start - before, 0), min(stop - before, rows)
+            if first < last:
+                blocks.append(compute(part, source, first, last, dtype, where))
+            before += rows
+        return np.concatenate(blocks)
+    values = _read(source, expression, start, stop, depth)
+    return values if source.info(expression.source).dtype == dtype else cast(values, dtype, where)
+
+
+def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: int = 1) -> np.ndarray:
+    """Return rows `start` to `stop` of the selection of a source tensor, in its own type."""
+    rows: Iterable[tuple[int, int]] = [(start, stop)]
+    taken = expression.taken
+    if taken and not taken[0][0]:
+        rows, taken = _cut(taken[0][1], start, stop), taken[1:]
+    info, runs = source.info(expression.source), joined(rows)
+    width = size_of(info.shape[depth:], info.dtype)
+    count = sum(last - first for first, last in runs)
+    found = np.empty((count, *info.shape[depth:]), numpy_dtype(info.dtype))
+    view, done = found.reshape(-1).view(np.uint8).data, 0
+    for first, last in runs:
+        done += len(source.read_range(info.name, first * width, last * width, view[done:]))
+    for axis, ranges in taken:
+        found = take(found, ranges, axis - depth + 1)
+    return found
+
+
+def take(array: np.ndarray, ranges: Ranges, axis: int) -> np.ndarray:
+    """The parts of an array in these index ranges of an axis."""
+    if len(ranges) > MOST_RANGES:
+        return array.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
+    return np.concatenate([array[(slice(None),) * axis + (slice(*own),)] for own in ranges], axis)
+
+
+def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of the indices `start` to `stop` in the list of indices that `ranges` spell out."""
+    before = 0
+    for first, last in ranges:
+        low, high = max(start - before, 0), min(stop - before, last - first)
+        if low < high:
+            yield first + low, first + high
+        before += last - first

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
-from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Output, Slices, check_expressions, copied_ranges
+from prunecli.tensors.stream import Block, Copy, Output, blocks, check_expressions, copied_ranges
 from prunecli.tensors.unfinished import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
@@ -156,13 +155,23 @@ def _write_shard(
                 computed += blocks(source, output, target, place)
                 place += output.nbytes
                 continue
-            assert isinstance(output.expression, (Copy, Slices))
+            assert isinstance(output.expression, Copy)
             handle, offset, _ = source.location(output.expression.source)
             where = f"{source.path}: {output.expression.source}"
             for first, stop in ranges:
-                moves.append(Move(where, handle, offset + first, stop - first, target, place))
+                move = Move(where, handle, offset + first, stop - first, target, place)
                 place += stop - first
-        parts = (part for move in coalesced(moves) for part in move.parts())
+                last = moves[-1] if moves else None
+                if (
+                    last
+                    and last.source == move.source
+                    and last.source_offset + last.nbytes == move.source_offset
+                    and last.target_offset + last.nbytes == move.target_offset
+                ):
+                    moves[-1] = replace(last, nbytes=last.nbytes + move.nbytes)
+                elif move.nbytes:
+                    moves.append(move)
+        parts = (part for move in moves for part in move.parts())
         # Work that may be done side by side, in the order of the file.
         jobs: list[Gather | Block] = sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
@@ -184,24 +193,3 @@ def _write_shard(
                     noted = nbytes
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
-
-
-def coalesced(moves: Iterable[Move]) -> Iterator[Move]:
-    """Yield copies of neighbouring bytes joined to one, without empty ones."""
-    last: Move | None = None
-    for move in moves:
-        if not move.nbytes:
-            continue
-        if (
-            last is not None
-            and last.source == move.source
-            and last.source_offset + last.nbytes == move.source_offset
-            and last.target_offset + last.nbytes == move.target_offset
-        ):
-            last = replace(last, nbytes=last.nbytes + move.nbytes)
-            continue
-        if last is not None:
-            yield last
-        last = move
-    if last is not None:
-        yield last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
@@ -80,7 +81,7 @@ def parse_pairs(pairs: Sequence[str] | None, langs: Sequence[str] | None, availa
         names = available if langs is None else langs
         for name in names:
             _check_language(name, available)
-        directions = [(source, target) for source in names for target in names if source != target]
+        directions = [*permutations(dict.fromkeys(names), 2)]
     for text in pairs or ():
         # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
         cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]

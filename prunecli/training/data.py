@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,23 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
-from prunecli.running.examples import Examples, TokenExamples
-from prunecli.running.windows import mlm_examples, packed_examples
-from prunecli.text.choice import Text, TextChoice, all_texts
+from prunecli.running.encoding import (
+    labelled_examples,
+    mlm_examples,
+    packed_examples,
+    text_examples,
+    translation_examples,
+)
+from prunecli.running.examples import IGNORED, Examples, TokenExamples
+from prunecli.text.choice import HEADLESS, Text, TextChoice, TrainingTask, all_texts
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import Pairs, ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.plain import LabelledText, PlainText
-from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.loss import (
     HiddenDistance,
@@ -36,7 +39,6 @@ from prunecli.training.loss import (
     write_logits,
 )
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.watch import Validation
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,47 @@ def read_training_data(
     if valid.labelled is None and not valid.files:
         return TrainingData(task, train)
     return TrainingData(task, train, valid.text_of(task)[0])
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out text.
+
+    Attributes:
+        batch_tokens: padded tokens in a batch.
+        objective: what the loss is the mean of, over the scored tokens.
+        chrf: returns chrF++ of translations of the text; None: it is not measured.
+    """
+
+    examples: Examples
+    batch_tokens: int
+    objective: Objective
+    chrf: Callable[[Any, ProcessGroup], float] | None = None
+
+    def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
+        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`.
+
+        The model is put into evaluation mode.
+        """
+        model.eval()
+        total, count = 0.0, 0
+        batches = self.examples.cut(self.batch_tokens)
+        for first in range(0, len(batches), process_group.world_size):
+            # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
+            number = first + process_group.rank
+            batch = self.examples.batch(batches[min(number, len(batches) - 1)])
+            tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
+            with torch.no_grad():
+                loss = float(self.objective(model, tensors))
+            if number < len(batches):
+                total += loss
+                count += int((batch.labels != IGNORED).sum())
+        total, tokens = process_group.all_reduce([total, count])
+        loss = total / max(tokens, 1)
+        scores = {"loss": loss, **self.objective.figures(loss)}
+        if self.chrf is not None:
+            scores["chrf++"] = self.chrf(model, process_group)
+        return scores
 
 
 def make_examples(
@@ -231,8 +274,9 @@ class BucketSampler(Sampler[list[int]]):
             yield batches[number]
 
 
-def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> Any:
-    """A DataLoader with batches of `examples` as the model takes them."""
+def loader(sampler: BucketSampler, *, pin: bool = False) -> Any:
+    """A DataLoader with batches of the sampler's examples as the model takes them."""
+    examples = sampler.examples
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
     generator = torch.Generator().manual_seed(sampler.seed)
@@ -245,27 +289,3 @@ def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> 
     )
     made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch
     return made
-
-
-def with_filled_batch(
-    options: TrainingOptions, examples: Examples, batches: int, report: Say
-) -> TrainingOptions:
-    """The options; text that does not fill one update of the default size is one update.
-
-    Args:
-        batches: of an update, on all processes.
-
-    Raises:
-        DataError: the text does not fill an update of the size that was asked for, or of several batches.
-    """
-    tokens = sum(max(lengths) for lengths in examples.lengths)
-    if tokens >= options.batch_tokens * batches:
-        return options
-    if batches > 1 or "batch_tokens" in options.changed:
-        of = f" x {batches} batches" if batches > 1 else ""
-        raise DataError(
-            f"the training text has {tokens:,} tokens, less than one update of {options.batch_tokens:,}{of}",
-            "Give more text, or a smaller `batch_tokens`.",
-        )
-    report(f"The training text has {tokens:,} tokens: each update takes all of it.")
-    return options.updated(batch_tokens=tokens)

@@ -15,7 +15,7 @@ from accelerate.utils import parse_flag_from_env
 from pydantic.dataclasses import dataclass
 
 from prunecli import processes
-from prunecli.errors import CheckpointError, OutputError, UsageError
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.cost import weight_bytes
@@ -38,17 +38,21 @@ from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
 from prunecli.tensors.transaction import output_error, refuse_target
-from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.data import TrainingData, make_examples, read_training_data, with_filled_batch
+from prunecli.training.data import TrainingData, make_examples, read_training_data
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, outputs_of, prepare, stage
-from prunecli.training.start import Start
-from prunecli.training.state import last_checkpoint, load_weights, prepare_state, sole_writer, state_directory
-from prunecli.training.trainer import FinetuneTrainer, training_arguments, with_dtype
-from prunecli.training.watch import Keep, Watch
+from prunecli.training.state import (
+    Start,
+    last_checkpoint,
+    load_weights,
+    prepare_state,
+    sole_writer,
+    state_directory,
+)
+from prunecli.training.trainer import FinetuneTrainer, Keep, Watch, training_arguments, with_dtype
 
 NO_END = 1 << 40
 """Updates of a run that time alone ends."""
@@ -135,7 +139,17 @@ def train(
                 tokenizer, model, source.path, data, options, teach, process_group, report, progress
             )
             batches = options.accumulate * process_group.world_size
-            options = with_filled_batch(options, examples, batches, report)
+            tokens = sum(max(lengths) for lengths in examples.lengths)
+            if tokens < options.batch_tokens * batches:
+                if batches > 1 or "batch_tokens" in options.changed:
+                    of = f" x {batches} batches" if batches > 1 else ""
+                    raise DataError(
+                        f"the training text has {tokens:,} tokens, less than one update of "
+                        f"{options.batch_tokens:,}{of}",
+                        "Give more text, or a smaller `batch_tokens`.",
+                    )
+                report(f"The training text has {tokens:,} tokens: each update takes all of it.")
+                options = options.updated(batch_tokens=tokens)
             steps = arguments.max_steps = _steps(examples, options, process_group)
             if options.warmup > steps:
                 half = arguments.warmup_steps = steps // 2
@@ -398,7 +412,7 @@ def finetune(
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
             stage(model, source, state / "result")
-            arguments: Json = {
+            arguments = {
                 **data.describe(),
                 **{key: value for key, value in decisive(options).items() if value is not None},
                 "steps": log["steps"],

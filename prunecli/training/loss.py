@@ -42,8 +42,8 @@ from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, unsaid
 from prunecli.running.encoding import embedding_examples, position_count, require_task
 from prunecli.running.examples import IGNORED, Batch, Examples
-from prunecli.tensors.transaction import refuse_output
-from prunecli.text.tasks import HEADLESS, TrainingTask
+from prunecli.tensors.transaction import new_file, refuse_output
+from prunecli.text.choice import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions
 
@@ -457,6 +457,5 @@ def write_logits(
         TOKENS: torch.cat([tokens for _, tokens in ordered]),
         "ends": lengths.cumsum(0),
     }
-    begun = path.with_name(f"{path.name}.new")
-    save_file(tensors, begun, {"digest": digest})
-    begun.replace(path)
+    with new_file(path) as begun:
+        save_file(tensors, begun, {"digest": digest})

@@ -16,8 +16,7 @@ from prunecli.analysis.explanation import (
     summary,
 )
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.plans import LayerOptions, NarrowOptions, plan_layers, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import open_model

@@ -27,8 +27,7 @@ from prunecli.errors import (
 from prunecli.model.checkpoint import open_model
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
-from prunecli.training.trainer import with_dtype
-from prunecli.training.watch import Watch
+from prunecli.training.trainer import Watch, with_dtype
 from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer

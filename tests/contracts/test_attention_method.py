@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.plans import LayerOptions, plan_layers
 from prunecli.methods.sharing.options import AttentionOptions
 from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model

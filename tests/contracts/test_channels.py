@@ -11,8 +11,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.families import cutting, tiny, tiny_family
 from tests.reference import channels as reference
 from tests.tiny import config_of

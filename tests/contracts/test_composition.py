@@ -10,10 +10,15 @@ import torch
 import transformers
 
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.options import ExpertOptions
+from prunecli.methods.plans import (
+    HeadOptions,
+    LayerOptions,
+    NarrowOptions,
+    plan_heads,
+    plan_layers,
+    plan_widths,
+)
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model

@@ -11,16 +11,14 @@ import torch
 import transformers
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.embeddings.factorize import Factors, rewrite_embeddings
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.plan import EmbeddingPlan
+from prunecli.methods.embeddings.plan import EmbeddingPlan, Factors, rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import (
     WRITTEN,
     Method,

@@ -7,15 +7,14 @@ import torch
 from prunecli.analysis.explanation import explain
 from prunecli.commands.prune import prune_ffn
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.activations import ExpertUnitObserver
-from prunecli.methods.ffn.narrow import plan_widths
+from prunecli.methods.measuring import ExpertUnitObserver
 from prunecli.methods.options import NarrowOptions
+from prunecli.methods.plans import plan_widths
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
 from tests.contracts.test_mixtures import save_tiny, stock_class
 from tests.families import tiny_family

@@ -14,8 +14,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import (
     WRITTEN,
     CachedGeneration,

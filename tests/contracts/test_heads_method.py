@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.methods.heads.plan import HeadOptions, plan_heads
+from prunecli.methods.plans import HeadOptions, plan_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.rewrite import Rewrite

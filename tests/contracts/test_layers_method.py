@@ -14,9 +14,8 @@ import transformers
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.heads.plan import HeadOptions, plan_heads
-from prunecli.methods.layers.plan import LayerOptions, plan_layers
 from prunecli.methods.options import ExpertOptions
+from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads, plan_layers
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model

@@ -23,8 +23,7 @@ from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import call, done
 from tests.families import tiny_family
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS

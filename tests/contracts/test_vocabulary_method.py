@@ -11,8 +11,7 @@ from prunecli.methods.vocabulary.plan import VocabularyOptions, plan_vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed

@@ -6,7 +6,7 @@ from prunecli.commands.compare import compare_models
 from prunecli.commands.prune import prune_layers
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.heads.plan import HeadOptions, plan_heads
+from prunecli.methods.plans import HeadOptions, plan_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from tests.commands.calls import done

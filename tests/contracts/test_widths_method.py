@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from prunecli.errors import UsageError
-from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
+from prunecli.methods.plans import NarrowOptions, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model

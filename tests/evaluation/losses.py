@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.running.batches import measure_losses
-from prunecli.running.encoding import padding_id
+from prunecli.running.encoding import lm_windows, mlm_examples, padding_id, window_examples
 from prunecli.running.runner import Runner
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 
 
 @dataclass(frozen=True)

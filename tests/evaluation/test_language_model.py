@@ -25,9 +25,9 @@ from prunecli.modules import fitting, logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
 from prunecli.running.batches import run_forward
+from prunecli.running.encoding import Window, window_examples
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory
-from prunecli.running.windows import Window, window_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer

@@ -21,10 +21,10 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
 from prunecli.running.batches import batch_cost, measure_losses
+from prunecli.running.encoding import lm_windows, window_examples
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory
-from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer

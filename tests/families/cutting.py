@@ -27,8 +27,7 @@ from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from tests.families import tiny
 from tests.selections import kept_experts
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prunecli.text.tasks import TaskName
+from prunecli.text.choice import TaskName
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from prunecli import load_model
 from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.methods.ffn.narrow import plan_widths
-from prunecli.methods.heads.plan import plan_heads
 from prunecli.methods.options import HeadOptions, NarrowOptions
+from prunecli.methods.plans import plan_heads, plan_widths
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import submodule
@@ -25,9 +24,8 @@ from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
-from prunecli.text.tasks import task_of
+from prunecli.selection.cut import Selection, cut
+from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny

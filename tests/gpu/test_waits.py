@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.methods.experts.batches import CollectOptions, Translation
+from prunecli.methods.experts.batches import CollectOptions, GateObserver, Translation
 from prunecli.methods.experts.collect import score
-from prunecli.methods.experts.observer import GateObserver
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model

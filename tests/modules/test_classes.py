@@ -10,7 +10,7 @@ import transformers
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.modules.loading import load_model
-from prunecli.running.windows import lm_windows
+from prunecli.running.encoding import lm_windows
 from tests.commands.calls import done
 from tests.tiny import config_of, write_json, write_plain_tokenizer
 

@@ -12,7 +12,7 @@ from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import token_losses
 from prunecli.running.examples import Batch
-from prunecli.text.tasks import TaskName
+from prunecli.text.choice import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
 from tests.families import tiny, tiny_family

@@ -11,9 +11,16 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
 from prunecli.running.batches import batch_vectors, example_losses
-from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
+from prunecli.running.encoding import (
+    labelled_examples,
+    lm_windows,
+    mlm_examples,
+    padding_id,
+    require_task,
+    translation_examples,
+    window_examples,
+)
 from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import encode, load_tokenizer

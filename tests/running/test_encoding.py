@@ -17,12 +17,14 @@ from prunecli.running import encoding
 from prunecli.running.encoding import (
     embedding_examples,
     labelled_examples,
+    lm_windows,
+    mlm_examples,
+    packed_examples,
     padding_id,
     text_examples,
     translation_examples,
 )
 from prunecli.running.examples import Examples
-from prunecli.running.windows import lm_windows, mlm_examples, packed_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer

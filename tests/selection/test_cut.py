@@ -13,8 +13,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import resolve
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut, kind_of
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.tensors.stream import check_expressions
 from tests.reference.heads import kept_values
 from tests.tiny import VOCAB, tiny_nllb_moe

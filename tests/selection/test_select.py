@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.options import SCOPES
-from prunecli.methods.heads.plan import normalized
 from prunecli.methods.options import parse_balance
+from prunecli.methods.plans import normalized
 from prunecli.model.axes import Axis
+from prunecli.selection.cut import decision_of
 from prunecli.selection.select import Budget, held_in, released_threshold, select, shares, threshold
-from prunecli.selection.selection import decision_of
 from tests.reference import expert_selection, released_statistics
 from tests.reference import heads as reference
 

@@ -10,8 +10,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.progress import silent, unsaid
 from prunecli.results.rewriting import Quality, Tried
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from prunecli.shrinking.levers import Lever, Levers
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.search import UNLIKE, Search, curve, sizes_of

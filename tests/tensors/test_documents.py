@@ -14,8 +14,7 @@ from prunecli.pipeline import apply
 from prunecli.processes import COMMAND
 from prunecli.results.gates import GateStatistics, read_gates
 from prunecli.results.unit_scores import read_scores
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import read_kept
+from prunecli.selection.cut import cut, read_kept
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
 from prunecli.text.parallel import read_parallel

@@ -2,7 +2,6 @@ import itertools
 import os
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,10 +15,10 @@ from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, copying
+from prunecli.tensors import copying, stream
 from prunecli.tensors.copying import Gather, Move, reserve
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stream import Copy, Output, Slices
+from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import shards_of, write_tensors
 from tests.commands.calls import names
 from tests.tiny import json_of, tiny_config, write_json, write_weights
@@ -83,15 +82,14 @@ def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     taken = [index for start, stop in ranges for index in range(start, stop)]
     expected = values.take(taken, axis).astype(numpy_dtype(wanted))
-    expression = Slices("a", axis, tuple((a, b) for a, b in ranges))
+    parts = [(axis, tuple((a, b) for a, b in ranges))]
     if last and axis < len(shape) - 1 and last[-1] < shape[-1]:
         expected = expected.take(last, -1)
-        inner = (len(shape) - 1, tuple((one, one + 1) for one in last))
-        expression = replace(expression, inner=(inner,))
-    output = Output("out", wanted, expected.shape, expression)
+        parts.append((len(shape) - 1, tuple((one, one + 1) for one in last)))
+    output = Output("out", wanted, expected.shape, Copy("a", tuple(parts)))
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
-        patch.setattr(computing, "BLOCK_ELEMENTS", block)
+        patch.setattr(stream, "BLOCK_ELEMENTS", block)
         patch.setattr(copying, "JOB_BYTES", 8 * block)
         found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
     assert_same(found, {"out": expected})

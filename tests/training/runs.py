@@ -15,8 +15,7 @@ from prunecli.training.data import TrainingData
 from prunecli.training.finetune import train as train_
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import outputs_of, stage
-from prunecli.training.start import Start
-from prunecli.training.state import WEIGHTS
+from prunecli.training.state import WEIGHTS, Start
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 """No chance in training: the tiny models have no dropout, but M2M-100's default leaves out layers now and then."""

@@ -17,7 +17,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training import loss as loss_module
 from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions
-from prunecli.training.watch import TrainingError, Watch
+from prunecli.training.trainer import TrainingError, Watch
 from tests.families import tiny_family
 from tests.reference.losses import logits_of, nll
 from tests.tiny import change_json, json_of, tiny_nllb_moe

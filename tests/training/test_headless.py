@@ -12,10 +12,10 @@ from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.text.tokens import load_tokenizer
+from prunecli.training.data import Validation
 from prunecli.training.loss import HiddenDistance, make_lesson
 from prunecli.training.options import LossOptions
-from prunecli.training.start import Start
-from prunecli.training.watch import Validation
+from prunecli.training.state import Start
 from tests.commands.calls import call, done, refused
 from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
 from tests.families import tiny_family

@@ -11,7 +11,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import merged_state, prepare
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 from tests.commands.calls import names, raising
 from tests.families import tiny_family
 from tests.stock_mixtures import tiny_mixture

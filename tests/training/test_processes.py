@@ -58,7 +58,7 @@ import os
 from accelerate import state
 from accelerate.utils import FullyShardedDataParallelPlugin
 from prunecli.commands.app import main
-from prunecli.training.watch import Watch
+from prunecli.training.trainer import Watch
 
 made = state.AcceleratorState.__init__
 

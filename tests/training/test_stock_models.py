@@ -15,12 +15,12 @@ from prunecli.commands.prune import prune_experts
 from prunecli.commands.share import share_ffn
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.windows import packed_examples
+from prunecli.running.encoding import packed_examples
 from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
-from prunecli.training.start import Start
+from prunecli.training.state import Start
 from tests.commands.calls import raising
 from tests.families import tiny, tiny_family
 from tests.families.mixtures import TINY

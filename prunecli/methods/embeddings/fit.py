@@ -90,8 +90,9 @@ class DefineFit:
 def fit_define(
     table: Table,
     shape: UnitShape,
-    options: FitOptions | None = None,
     *,
+    epochs: int | None = None,
+    seed: int = 0,
     counts: NDArray[np.integer] | None = None,
     padding_idx: int | None = None,
     tied_output: bool = False,
@@ -107,7 +108,9 @@ def fit_define(
     Args:
         table: E.
         shape: of the unit; its V and m are the table's.
-        options: how long and how hard; the default is enough for most tables.
+        epochs: passes over the table at most; 0 leaves the unit at its start. If None, as many as come nearest to a
+            million rows, from 4 to 60.
+        seed: of everything random.
         counts: occurrences of every token in a text [V], to weigh the rows by.
         padding_idx: a row of zeros, which the unit gives back exactly and does not have to learn; None where the
             model has no padding token, or its row is not zero.
@@ -116,30 +119,29 @@ def fit_define(
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    options = options or FitOptions()
     ignored = () if padding_idx is None else (padding_idx,)
     table = replace(table, weights=row_weights(table.vocabulary, counts, ignored))
     found = moments(table)
     table = replace(table, variance=found.variance)
     first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
-    baseline = _start(unit, table, first, options.seed)
+    baseline = _start(unit, table, first, seed)
 
     def unit_rows(start: int, stop: int, _rows: object) -> Tensor:
         return unit.rows(start, stop)
 
     start = quality = measure(table, unit_rows)
     errors: tuple[float, ...] = ()
-    if options.epochs != 0 and unit.layers:
+    if epochs != 0 and unit.layers:
         output_layer = None
         if tied_output:  # U P^T + a constant row, as the truncated SVD gives it
             output_layer = nn.Linear(len(first.scales), len(first.mean))
             output_layer.weight.data.copy_(torch.from_numpy(first.expansion.T))
             output_layer.bias.data.copy_(torch.from_numpy(first.mean))
-        errors = train(unit, table, options, output_layer)
+        errors = train(unit, table, epochs, seed, output_layer)
         quality = measure(table, unit_rows)
         if not quality.error <= start.error:
-            _start(unit, table, first, options.seed)
+            _start(unit, table, first, seed)
             quality = start
     output = fit_output(table, unit.map.weight.detach().numpy()) if tied_output else None
     return DefineFit(unit, quality, baseline, start, errors, output)
@@ -180,11 +182,11 @@ def fit_output(table: Table, mapped: Array) -> OutputMap:
         CheckpointError: a value of E is not finite.
     """
     map_dim = mapped.shape[1]
-
-    def both(start: int, stop: int) -> Array:
-        return np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1)
-
-    joined = replace(table, model_dim=map_dim + table.model_dim, read=both)
+    joined = replace(
+        table,
+        model_dim=map_dim + table.model_dim,
+        read=lambda start, stop: np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1),
+    )
     found = moments(joined)
     own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
@@ -222,8 +224,16 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         )
         products += torch.einsum("rgi,rgj->gij", known, known).double()
         missing += torch.einsum("rgi,rgo->gio", known, difference).double()
-    solve = _solve_shared if unit.shape.shared_blocks and groups > 1 else _solve
-    added, constants = solve(products, missing)
+    if unit.shape.shared_blocks and groups > 1:  # one block for all, each group's constants eliminated first
+        total, means = products[0, -1, -1], products[:, :-1, -1:]
+        own = products[:, :-1, :-1] - means @ means.mT / total
+        across = missing[:, :-1] - means @ missing[:, -1:] / total
+        block = _ridge(own.sum(0), across.sum(0))
+        added = block.unsqueeze(0)
+        constants = ((missing[:, -1] - means.squeeze(-1) @ block) / total).flatten()
+    else:
+        solutions = _ridge(products, missing)
+        added, constants = solutions[:, :-1], solutions[:, -1].flatten()
     if unit.reduce is not None:
         unit.reduce.weight.add_(added[0].T)
         unit.reduce.bias.add_(constants)
@@ -233,22 +243,6 @@ def refine_reduction(unit: DefineEmbedding, table: Table) -> None:
         bias.add_(constants)
 
 
-def _solve(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """[g, w + 1, w + 1] and [g, w + 1, o] -> a block [g, w, o] for each group, and constants [g o]."""
-    solutions = _ridge(products, missing)
-    return solutions[:, :-1], solutions[:, -1].flatten()
-
-
-def _solve_shared(products: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    """`_solve` with one block [1, w, o] for all groups: each group's constants are eliminated first."""
-    total, means = products[0, -1, -1], products[:, :-1, -1:]
-    own = products[:, :-1, :-1] - means @ means.mT / total
-    across = missing[:, :-1] - means @ missing[:, -1:] / total
-    block = _ridge(own.sum(0), across.sum(0))
-    constants = (missing[:, -1] - means.squeeze(-1) @ block) / total
-    return block.unsqueeze(0), constants.flatten()
-
-
 def _ridge(products: Tensor, missing: Tensor) -> Tensor:
     """Solution of each least-squares problem, from X^T X and X^T Y."""
     diagonal = products.diagonal(dim1=-2, dim2=-1)
@@ -256,10 +250,14 @@ def _ridge(products: Tensor, missing: Tensor) -> Tensor:
     return torch.cholesky_solve(missing, torch.linalg.cholesky(products))
 
 
+BATCH_ROWS = 256
+"""Rows of a mini-batch."""
+LEARNING_RATE, MAP_LEARNING_RATE = 2e-3, 5e-2
+"""Highest rates of the layers and of the map table, whose columns start with variance 1; they fall along a cosine."""
 RUN_ROWS = 32
 """Rows of a mini-batch come in runs of this many neighbours; each run is one read."""
 PLAIN_WIDTH = 512
-"""Widest reduction whose weights take the whole learning rate."""
+"""Widest reduction whose weights take the whole learning rate; wider ones take less, in inverse proportion."""
 WARM_UP = 0.05
 """Part of the steps over which the learning rate rises."""
 TOLERANCE = 1e-3
@@ -269,31 +267,11 @@ LEAST_EPOCHS, MOST_EPOCHS = 4, 60
 """Where no number of epochs is given, they come nearest to `ROWS_SEEN` rows within these bounds."""
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """How long and how hard to fit.
-
-    Attributes:
-        epochs: passes over the table at most; 0 leaves the unit at its start. None: as many as come nearest to a
-            million rows, from 4 to 60.
-        batch_rows: rows of a mini-batch.
-        learning_rate: of the layers at its highest; it falls to 0 along a cosine. Units wider than `PLAIN_WIDTH` take
-            less, in inverse proportion to their width.
-        map_learning_rate: of the map table, whose columns start with variance 1.
-        seed: of everything random.
-    """
-
-    epochs: int | None = None
-    batch_rows: int = 256
-    learning_rate: float = 2e-3
-    map_learning_rate: float = 5e-2
-    seed: int = 0
-
-
 def train(
     unit: DefineEmbedding,
     table: Table,
-    options: FitOptions,
+    epochs: int | None,
+    seed: int,
     output: nn.Module | None = None,
 ) -> tuple[float, ...]:
     """Lower the error of the unit's rows; each row of the map table has Adam moments of its own.
@@ -301,7 +279,7 @@ def train(
     Args:
         unit: in float32; changed in place.
         table: the rows to come near to.
-        options: epochs, rates and weights.
+        epochs, seed: as of `fit_define`.
         output: map vectors [B, n] -> rows [B, m]: trained beside the unit, and left to the caller, who knows the exact
             solution for a given map table.
 
@@ -311,9 +289,9 @@ def train(
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    passes = options.epochs or min(max(round(ROWS_SEEN / table.vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
-    run = _run(table, options)
-    total = passes * ceil(table.vocabulary / (options.batch_rows // run * run))
+    passes = epochs or min(max(round(ROWS_SEEN / table.vocabulary), LEAST_EPOCHS), MOST_EPOCHS)
+    run = _run(table)
+    total = passes * ceil(table.vocabulary / (BATCH_ROWS // run * run))
     warm = max(round(WARM_UP * total), 1)
 
     def part_of_rate(number: int) -> float:
@@ -323,10 +301,10 @@ def train(
         return 0.5 * (1 + cos(pi * (number - warm) / max(total - warm, 1)))
 
     dense = [value for name, value in unit.named_parameters() if name != "map.weight"]
-    rate = options.learning_rate * min(PLAIN_WIDTH / unit.shape.features, 1)
+    rate = LEARNING_RATE * min(PLAIN_WIDTH / unit.shape.features, 1)
     optimizers = [
         torch.optim.Adam([*dense, *(output.parameters() if output else ())], lr=rate),
-        torch.optim.SparseAdam([unit.map.weight], lr=options.map_learning_rate),
+        torch.optim.SparseAdam([unit.map.weight], lr=MAP_LEARNING_RATE),
     ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, part_of_rate) for optimizer in optimizers]
     errors: list[float] = []
@@ -336,7 +314,7 @@ def train(
         with table.progress(
             f"fitting, pass {epoch + 1} of {passes}{so_far}", table.vocabulary, "rows"
         ) as advance:
-            for numbers, batch in batches(table, options, epoch):
+            for numbers, batch in batches(table, seed, epoch):
                 mapped = functional.embedding(numbers, unit.map.weight, sparse=True)
                 loss = own = table.loss(numbers, batch, unit.transform(mapped))
                 if output is not None:
@@ -350,26 +328,25 @@ def train(
                 summed += float(own.detach()) * len(numbers)
                 advance(len(numbers))
         errors.append(summed / table.vocabulary)
-        if not isfinite(errors[-1]):
-            break
-        if 2 * epoch >= passes and errors[-2] - errors[-1] < TOLERANCE * errors[-2]:
+        is_slow = 2 * epoch >= passes and errors[-2] - errors[-1] < TOLERANCE * errors[-2]
+        if is_slow or not isfinite(errors[-1]):
             break
     return tuple(errors)
 
 
-def _run(table: Table, options: FitOptions) -> int:
-    return min(RUN_ROWS, options.batch_rows, table.vocabulary)
+def _run(table: Table) -> int:
+    return min(RUN_ROWS, BATCH_ROWS, table.vocabulary)
 
 
-def batches(table: Table, options: FitOptions, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(table: Table, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Numbers [B] and rows [B, m] of mini-batches that cover the table once; its runs come in random order.
 
     Raises:
         CheckpointError: a value of the table is not finite.
     """
-    run = _run(table, options)
-    starts = np.random.default_rng((options.seed, epoch)).permutation(np.arange(0, table.vocabulary, run))
-    together = options.batch_rows // run
+    run = _run(table)
+    starts = np.random.default_rng((seed, epoch)).permutation(np.arange(0, table.vocabulary, run))
+    together = BATCH_ROWS // run
     for place in range(0, len(starts), together):
         spans = [
             (start, min(start + run, table.vocabulary)) for start in starts[place : place + together].tolist()
@@ -424,7 +401,17 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
         groups, (_, inputs, room) = shape.groups[number], blocks.shape
         parts = read.view(-1, groups, inputs)
         if number == last and not shape.reduction:
-            _finish(blocks, bias, parts, offsets, start, shape)
+            # e_o = mean + x expansion from the last layer itself: of x, each group has what `parts` reads in it.
+            expansion = expansion.reshape(shape.map_dim, groups, -1)
+            blocks.zero_()
+            bias.copy_(mean)
+            if shape.kind == "hgt-residual" and len(shape.layers) > 1:  # the input is added once more
+                blocks.sub_(torch.eye(inputs, room))
+            if len(blocks) == groups:
+                blocks.add_(torch.einsum("ngi,ngo->gio", parts, expansion))
+                bias.sub_(
+                    torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten()
+                )
             return shape.map_dim if groups == 1 else 0
         fresh = torch.randn(blocks.shape, generator=generator) * (1 + (number > 0)) ** 0.5
         blocks.copy_(fresh / inputs**0.5)
@@ -487,18 +474,3 @@ def _carry(
                     moved[number, place] = sign
                 column += 1
     return moved, added
-
-
-def _finish(
-    blocks: Tensor, bias: Tensor, parts: Tensor, offsets: Tensor, start: Projective, shape: UnitShape
-) -> None:
-    """e_o = mean + x expansion from the last layer itself: of x, each group has what `parts` reads in it."""
-    _, groups, inputs = parts.shape
-    expansion = torch.from_numpy(start.expansion).reshape(len(parts), groups, -1)
-    blocks.zero_()
-    bias.copy_(torch.from_numpy(start.mean))
-    if shape.kind == "hgt-residual" and len(shape.layers) > 1:  # the input is added once more
-        blocks.sub_(torch.eye(inputs, blocks.shape[2]))
-    if len(blocks) == groups:
-        blocks.add_(torch.einsum("ngi,ngo->gio", parts, expansion))
-        bias.sub_(torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten())

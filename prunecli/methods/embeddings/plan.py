@@ -1,22 +1,33 @@
-"""From a checkpoint and options to a plan: what stands for which table. No weight is fitted, nothing is written."""
+"""From a checkpoint and options to a plan: what stands for which table; then the plan's fits, and the rewrite."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Any, Literal
+from typing import Any
 
-from prunecli.errors import UsageError, located
+import numpy as np
+import torch
+
+from prunecli.errors import PruneError, UsageError, located
+from prunecli.methods.embeddings.fit import DefineFit, OutputMap, fit_define
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.table import checkpoint_table
+from prunecli.methods.embeddings.table import checkpoint_table, count_tokens
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.history import given, history_step
+from prunecli.model.history import given as stated
+from prunecli.model.history import history_step
+from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.modules.classes import model_class, own_config
-from prunecli.modules.define import require_replaceable
+from prunecli.modules.define import DefineEmbedding, padding_id, require_replaceable
+from prunecli.modules.fitting import FREE_SHARE
+from prunecli.modules.machine import new_memory
+from prunecli.progress import Progress, silent
+from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.stream import Copy, Generated, Output, given, zeros
 from prunecli.text.choice import Lines
 
 COMMAND = "factorize-embeddings"
@@ -67,8 +78,25 @@ def plan_embeddings(
     name = f"{tables.output}.weight"
     is_tied = _has_output(checkpoint) and name in checkpoint.layout.ties and name not in checkpoint.tensors
     asked: dict[str, Any] = {"tables": tables, "is_tied": is_tied, "options": options, "text": text}
-    if options.cache and tables.unit is not None:
-        return _cached(checkpoint, tables, options, asked)
+    unit, output = tables.change.input, tables.change.output
+    if options.cache and tables.change.unit is not None:  # its rows are written down
+        fitting = {"map_dim", *EXPANSION, "kind", "epochs", "shared_blocks", "reduction"}
+        if options.side not in (None, "input") or options.changed & fitting or text is not None:
+            raise UsageError(
+                f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
+                "Give `cache` alone, or factorise the original model.",
+            )
+        if output is not None and output.tied:
+            output = OutputChange(output.map_dim)
+        return EmbeddingPlan(
+            **asked,
+            change=EmbeddingChange(replace(tables.change.unit, cached=True), output),
+            shape=None,
+            output_dim=None,
+            padding_id=None,
+            step=history_step(COMMAND, checkpoint, stated({"cache": True, "dtype": options.dtype})),
+            reasons=("The rows of its unit become the input table; nothing is fitted.",),
+        )
     sides = _sides(checkpoint, tables, options, is_tied)
     shape = chosen_shape(tables, options, "input" in sides)
     zero_row = None  # the padding token, if its row is zero
@@ -77,12 +105,16 @@ def plan_embeddings(
         padding = getattr(own_config(checkpoint, model_class(checkpoint)), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
-    unit, output = tables.change.input, tables.change.output
-    if "input" in sides:
         expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
-        layers = shape.shared_blocks, shape.reduction
-        is_zero = zero_row is not None
-        unit = InputChange(shape.kind, shape.map_dim, *expansion, is_zero, options.cache, *layers)
+        unit = InputChange(
+            shape.kind,
+            shape.map_dim,
+            *expansion,
+            zero_row is not None,
+            options.cache,
+            shape.shared_blocks,
+            shape.reduction,
+        )
         if is_tied:
             output = OutputChange()
     if "output" in sides:
@@ -95,7 +127,7 @@ def plan_embeddings(
             names = [path.name for path in text.plain.files]
             said |= {"text": names, "text_sha256": text.plain.sha256}
         said["lines"] = len(text.texts)
-    side = "both" if len(sides) == 2 else next(iter(sides))
+    side = "both" if len(sides) == 2 else sides[0]
     arguments = {
         **options.recorded(),
         "side": side,
@@ -121,34 +153,8 @@ def plan_embeddings(
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
         padding_id=zero_row,
-        step=history_step(COMMAND, checkpoint, given(arguments)),
+        step=history_step(COMMAND, checkpoint, stated(arguments)),
         reasons=tuple(reasons),
-    )
-
-
-def _cached(
-    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, asked: dict[str, Any]
-) -> EmbeddingPlan:
-    """Write down the rows of the unit that the checkpoint holds."""
-    fitting = {"map_dim", *EXPANSION, "kind", "epochs", "shared_blocks", "reduction"}
-    if options.side not in (None, "input") or options.changed & fitting or asked["text"] is not None:
-        raise UsageError(
-            f"{checkpoint.path}: its input is factorised already; `cache` writes its rows, and fits nothing",
-            "Give `cache` alone, or factorise the original model.",
-        )
-    unit, output = tables.change.unit, tables.change.output
-    assert unit is not None
-    cached = replace(unit, cached=True)
-    if output is not None and output.tied:
-        output = OutputChange(output.map_dim)
-    return EmbeddingPlan(
-        **asked,
-        change=EmbeddingChange(cached, output),
-        shape=None,
-        output_dim=None,
-        padding_id=None,
-        step=history_step(COMMAND, checkpoint, given({"cache": True, "dtype": options.dtype})),
-        reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )
 
 
@@ -159,17 +165,15 @@ def _has_output(checkpoint: Checkpoint) -> bool:
 
 def _sides(
     checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, is_tied: bool
-) -> frozenset[Literal["input", "output"]]:
-    """The sides to factorise.
+) -> tuple[str, ...]:
+    """The sides to factorise, in order.
 
     Raises:
         UsageError: the model lacks one of them, or has it factorised already.
         UnsupportedModelError: no class runs the result.
     """
     side = options.side or ("both" if is_tied else "input")
-    found: frozenset[Literal["input", "output"]] = (
-        frozenset({"input", "output"}) if side == "both" else frozenset({side})
-    )
+    found = ("input", "output") if side == "both" else (side,)
     where, output = checkpoint.path, tables.change.output
     if checkpoint.runs_stock:
         with located(where):
@@ -244,3 +248,148 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
         options.shared_blocks,
         options.reduction,
     )
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Weights that were fitted or read.
+
+    Attributes:
+        unit: of the input, to be written or cached; None: the input is not touched.
+        fit: what the unit is worth; None: it is not new.
+        output: None: the output layer is not touched.
+    """
+
+    unit: DefineEmbedding | None = None
+    fit: DefineFit | None = None
+    output: OutputMap | None = None
+
+
+def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progress = silent) -> Factors:
+    """Fit what `plan_embeddings` chose.
+
+    Raises:
+        CheckpointError: weights of other shapes than config.json says, a value of a table that is not finite, or no
+            tokenizer counts the text.
+        PruneError: the fit does not fit in memory.
+    """
+    checkpoint.check()
+    tables = plan.tables
+    if plan.shape is not None:
+        # The unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`).
+        unit_bytes, moment_bytes = 4 * plan.shape.parameters, 8 * plan.shape.parameters
+        matrices = 8 * (plan.shape.model_dim**2 + 2 * plan.shape.features**2)
+        needed, free = unit_bytes + moment_bytes + matrices, new_memory(torch.device("cpu"))
+        if needed > FREE_SHARE * free:
+            raise PruneError(
+                f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit_bytes)}, Adam's moments "
+                f"{bytes_text(moment_bytes)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
+                "a tenth of it a reserve",
+                "Choose a smaller `map_dim` or `expand_dim`, or free some memory.",
+            )
+    counts = None
+    if plan.text is not None and (plan.shape is not None or plan.output_dim is not None):
+        counts = count_tokens(checkpoint, plan.text.texts, tables.vocabulary, progress)
+    unit, fit, output = None, None, None
+    if plan.shape is not None:
+        fit = fit_define(
+            checkpoint_table(checkpoint, f"{tables.input}.weight", progress),
+            plan.shape,
+            epochs=plan.options.epochs,
+            seed=plan.options.seed,
+            counts=counts,
+            padding_idx=plan.padding_id,
+            tied_output=plan.output_dim is not None and plan.is_tied,
+        )
+        unit, output = fit.unit, fit.output
+    elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
+        padding = padding_id(own_config(checkpoint, model_class(checkpoint)), tables)
+        unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
+        with torch.no_grad():
+            for name, place in unit.named_parameters():
+                values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
+                place.copy_(torch.from_numpy(values))
+    if plan.output_dim is not None and output is None:
+        # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
+        table = f"{tables.input if plan.is_tied else tables.output}.weight"
+        source, padding = checkpoint_table(checkpoint, table, progress), plan.padding_id
+        if padding is not None and source.rows(padding, padding + 1).any():
+            padding = None
+        projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
+        alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
+        assert alone.output is not None
+        fitted = alone.unit.map.weight.detach().numpy()
+        output = replace(alone.output, table=fitted, quality=alone.quality)
+    return Factors(unit, fit, output)
+
+
+def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None) -> Rewrite:
+    """The checkpoint with its embeddings as planned, its tensors in the order of the source.
+
+    Args:
+        checkpoint: the source.
+        plan: for this checkpoint.
+        factors: what was fitted for it; None: zeros in their place, for a dry run.
+
+    Raises:
+        UnsupportedModelError, UsageError: as `rewritten`.
+    """
+    structure = replace(checkpoint.structure, embedding=plan.change)
+    shapes = embedding_shapes(checkpoint, plan.change)
+    source, output = plan.tables.input, f"{plan.tables.output}.weight"
+    fitted = {}  # also what is computed from the unit
+    if factors is not None and (unit := factors.unit) is not None:
+        if plan.change.unit is None:
+            rows = (unit.num_embeddings, unit.embedding_dim)
+            fitted[f"{source}.weight"] = Generated(
+                rows, lambda start, stop: np.asarray(unit.rows(start, stop))
+            )
+        else:
+            for part, held in unit.named_parameters():
+                fitted[f"{source}.{part}"] = given(held.detach().numpy())
+    if factors is not None and factors.output is not None:
+        fitted[f"{plan.tables.output}.project.weight"] = given(factors.output.projection.T)
+        mapped = factors.output.table
+        if mapped is None and factors.unit is not None:
+            mapped = factors.unit.map.weight.detach().numpy()
+        if mapped is not None:
+            fitted[output] = given(mapped)
+    table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
+    gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
+    first = next(name for name in checkpoint.tensors if name in gone)
+    made = []
+    for name, shape in shapes.items():
+        # Where the two part, the output layer takes a copy of the input's table along.
+        stored = checkpoint.tensors.get(table if plan.is_tied and name == output else name)
+        if name in fitted or stored is None or stored.shape != shape:
+            expression = fitted.get(name, zeros(shape))
+            made.append(Output(name, checkpoint.info(first).dtype, shape, expression))
+        else:
+            made.append(Output(name, stored.dtype, shape, Copy(stored.name)))
+    outputs = [*replacing(checkpoint, {**dict.fromkeys(gone, ()), first: made})]
+    # `tie_word_embeddings` false, which says that the tables are apart, parts a bias from what it was tied to, too.
+    family, change = checkpoint.require_architecture(), plan.change.output
+    is_whole = plan.is_tied and change is not None and change.map_dim is None
+    if is_whole and family.embedding is not None and family.embedding.apart:
+        for alias, name in family.tied.items():
+            is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
+            if alias in family.loose and alias != output and is_held:
+                info = checkpoint.info(name)
+                outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+    return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
+
+
+def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of the token embeddings, with `change` in the place of what the source says.
+
+    A stock output table counts where it is one of its own.
+    """
+    structure = replace(checkpoint.structure, embedding=change)
+    found = checkpoint.layout.changed(structure).require_tables()
+    shapes: dict[str, tuple[int, ...]] = {}
+    if found.unit is None:
+        shapes[f"{found.input}.weight"] = (found.vocabulary, found.model_dim)
+    output = f"{found.output}.weight"
+    if change.output is None and output in checkpoint.tensors:
+        shapes[output] = checkpoint.info(output).shape
+    return shapes | found.tensors

@@ -16,9 +16,8 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.running.runner import chunks
-from prunecli.tensors.computing import compute
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stream import Copy
+from prunecli.tensors.stream import Copy, compute
 from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 Array = NDArray[np.float32]
@@ -57,7 +56,7 @@ class Table:
         Raises:
             CheckpointError: one of them is not finite.
         """
-        found: Array = np.asarray(self.read(start, stop)).astype(np.float32)
+        found = np.asarray(self.read(start, stop)).astype(np.float32)
         bad = ~np.isfinite(found).all(axis=1)
         if bad.any():
             row = start + int(bad.argmax())
@@ -255,11 +254,12 @@ def checkpoint_table(checkpoint: Checkpoint, name: str, progress: Progress = sil
             "Give a checkpoint in float32, bfloat16 or float16.",
         )
     where = f"{checkpoint.path}: {name}"
-
-    def rows(start: int, stop: int) -> NDArray[np.generic]:
-        return compute(Copy(name), checkpoint, start, stop, info.dtype, where)
-
-    return Table(*info.shape, rows, where, progress)
+    return Table(
+        *info.shape,
+        lambda start, stop: compute(Copy(name), checkpoint, start, stop, info.dtype, where),
+        where,
+        progress,
+    )
 
 
 def count_tokens(

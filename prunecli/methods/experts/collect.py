@@ -1,10 +1,10 @@
 """Collect gate statistics of a mixture of experts (2212.09811, 4.1-4.2; 2510.13999, eq. 9).
 
-Text becomes batches of forward passes (`batches`), observers see the passes (`observer`), and `score` adds up what they
-saw. Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added
-in the order of the batches: whether the model is in memory or runs layer by layer, how many processes share the
-batches, and how often a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its
-output, and the same call resumes it.
+Text becomes batches of forward passes, which observers see (`batches`), and `score` adds up what they saw. Every real
+token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added in the order of
+the batches: whether the model is in memory or runs layer by layer, how many processes share the batches, and how often
+a run was interrupted changes no bit. An unfinished run keeps its sums in hidden files beside its output, and the same
+call resumes it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import DEFAULT, Batch, Texts, Translation
-from prunecli.methods.experts.observer import LayerSums
+from prunecli.methods.experts.batches import DEFAULT, Batch, LayerSums, Texts, Translation
 from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, need_of, say_spread
 from prunecli.modules.machine import free_memory
@@ -41,7 +41,7 @@ from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, o
 from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
-from prunecli.tensors.documents import layers_path, partial_path, refuse_unwritable, write_json
+from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
@@ -118,7 +118,13 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
-        refusal = material.whole(checkpoint)
+        # Why the whole model must be in memory.
+        refusal = refused_by_layer(checkpoint) if material.mode == "text" else None
+        if material.mode == "beam":
+            refusal = UsageError(
+                "`mode=beam` needs the whole model in memory: each step of a search goes through all layers",
+                "Use `mode=forced`, or leave `memory` out on a machine that holds the model.",
+            )
         if memory is not None and refusal is not None:
             raise refusal
         devices = choose_devices(device)
@@ -460,12 +466,12 @@ class PartialRun:
         """File for the states of this process's batches."""
         alone = self.process_group.world_size == 1
         whose = "" if alone else f".{self.process_group.rank}of{self.process_group.world_size}"
-        return layers_path(output, whose)
+        return output.with_name(f".{output.name}.layers{whose}")
 
 
 def layers_paths(output: Path) -> list[Path]:
     """Files that runs layer by layer left beside `output`, with any number of processes."""
-    name = layers_path(output).name
+    name = f".{output.name}.layers"
     return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
 
 

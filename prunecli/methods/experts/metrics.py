@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
-from prunecli.methods.options import Granularity
+from prunecli.methods.options import ExpertOptions, Granularity
 from prunecli.model.axes import Axis, axis_name
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.sparse_layer import SparseLayer, parts_of
 from prunecli.progress import Progress, silent
@@ -43,14 +43,10 @@ from prunecli.results.gates import (
     split_pair,
 )
 from prunecli.results.matching import match_gates, read_matching
-from prunecli.tensors.computing import REMOTE_ELEMENTS
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.stream import REMOTE_ELEMENTS
 from prunecli.text.files import near_names
-
-if TYPE_CHECKING:
-    from prunecli.methods.options import ExpertOptions
-    from prunecli.model.checkpoint import Checkpoint
 
 RANDOM = "random"
 """The baseline that needs no statistics."""
@@ -219,21 +215,6 @@ def aggregate(
     return sums
 
 
-def aggregate_texts(statistics: GateStatistics, texts: Sequence[str]) -> GateSums:
-    """The sums of some texts together, or of all if none is named, `[layers, experts]`; every token weighs alike.
-
-    Raises:
-        StatisticsError: a text that the statistics lack.
-    """
-    for text in texts:
-        if text not in statistics.entries:
-            raise StatisticsError(
-                f"The statistics hold no text {text!r}.",
-                near_names(text, list(statistics.entries), "Collected"),
-            )
-    return statistics.combined(sorted(set(texts or statistics.entries)))
-
-
 @dataclass(frozen=True)
 class Measured:
     """The part of statistics that experts are chosen by.
@@ -309,14 +290,20 @@ def measure_languages(
 
 
 def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
-    """The sums of texts of a language model; all texts if none is named.
+    """The sums of texts of a language model, every token weighing alike; of all texts if none is named.
 
     Raises:
         StatisticsError: a text that the statistics lack.
     """
-    sums, names = aggregate_texts(statistics, texts), sorted(set(texts or statistics.entries))
+    for text in texts:
+        if text not in statistics.entries:
+            raise StatisticsError(
+                f"The statistics hold no text {text!r}.",
+                near_names(text, list(statistics.entries), "Collected"),
+            )
+    names = sorted(set(texts or statistics.entries))
     alone = {name: (statistics.entries[name], None) for name in names if 1 < len(names) <= MOST_ALONE}
-    return Measured(statistics, sums, names, alone)
+    return Measured(statistics, statistics.combined(names), names, alone)
 
 
 def read_all(

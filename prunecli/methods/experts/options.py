@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor, lcm
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
 from prunecli.methods.options import ExpertOptions, Strategy
 from prunecli.model.axes import Axis
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes
 from prunecli.model.find_axes import axes_of
 from prunecli.model.mixtures import predicting_tensors
@@ -21,9 +22,6 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.selection.select import Budget, Kept, held_in
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 DEFAULT_TEXT_RATIO = 0.25
 """Of language models: the most that costs their tasks little (2510.13999, Table 2)."""

@@ -17,7 +17,6 @@ from prunecli.methods.experts.metrics import (
     AIMER,
     MOST_ALONE,
     RANDOM,
-    aggregate_texts,
     aimer_values,
     default_metric,
     measure_languages,
@@ -51,8 +50,8 @@ from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, GateSums, added, outputs_path, ratio, read_outputs
 from prunecli.results.matching import other_form
+from prunecli.selection.cut import Selection, decision_of, read_kept, selection_of
 from prunecli.selection.select import Kept, Values, held_in
-from prunecli.selection.selection import Selection, decision_of, read_kept, selection_of
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.stream import Output, given
 from prunecli.text.files import near_names
@@ -89,7 +88,26 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     if options.keep is None:
         made = _by_metric(checkpoint, options, layers, axes, progress)
     else:
-        made = _from_ids(checkpoint, Path(options.keep), options, axes)
+        path = Path(options.keep)
+        selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
+        options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
+        named = read_experts(path, axes, options.sources, options.targets)
+        pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
+        alone = {}
+        for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
+            with suppress(PruneError):  # the file may have no experts for a single pair
+                alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
+        origin = Origin(texts=tuple(map("-".join, pairs)))
+        made = selection_of(
+            options.COMMAND,
+            checkpoint,
+            axes,
+            decision_of(axes, named, alone=alone, how=f"named in {path.name}", origin=origin),
+            options.recorded(),
+            [path, *_files_of_constants(options)],
+            dtype=options.dtype,
+            reasons=[f"Experts by {path}{_languages(options)}."],
+        )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
     kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
     return replace(made, kept=kept, step={**made.step, "experts": counts}, **more)
@@ -201,30 +219,6 @@ def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
     return {axis.name: values[axis.name][list(axis.ids)] for axis in axes if axis.name in values}
 
 
-def _from_ids(checkpoint: Checkpoint, path: Path, options: ExpertOptions, axes: Sequence[Axis]) -> Selection:
-    """The experts that a file names."""
-    selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
-    options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
-    kept = read_experts(path, axes, options.sources, options.targets)
-    pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
-    alone = {}
-    for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
-        with suppress(PruneError):  # the file may have no experts for a single pair
-            alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
-    origin = Origin(texts=tuple(map("-".join, pairs)))
-    decision = decision_of(axes, kept, alone=alone, how=f"named in {path.name}", origin=origin)
-    return selection_of(
-        options.COMMAND,
-        checkpoint,
-        axes,
-        decision,
-        options.recorded(),
-        [path, *_files_of_constants(options)],
-        dtype=options.dtype,
-        reasons=[f"Experts by {path}{_languages(options)}."],
-    )
-
-
 def _files_of_constants(options: ExpertOptions) -> list[Path]:
     """Files of statistics that hold the means of constants; `mean_outputs` refuses missing ones."""
     return [file for file in options.files if options.constant and file.is_file()]
@@ -261,7 +255,7 @@ def scarcity_warning(few: Mapping[str, Sequence[int]], kept: Kept, held: int, mi
 
 def read_experts(
     path: Path, axes: Sequence[Axis], sources: Sequence[str] = (), targets: Sequence[str] = ()
-) -> dict[str, tuple[int, ...]]:
+) -> Kept:
     """The experts to keep from a file of expert ids: name of the axis -> original ids, ascending.
 
     Forms: a plain list of ids; `{pair: [ids]}`, of which the pairs of the given sources and targets are
@@ -285,7 +279,32 @@ def read_experts(
         raise StatisticsError(f"{path}: holds no expert ids.")
     is_saved = isinstance(content, dict) and ("format" in content or isinstance(content.get("kept"), dict))
     if isinstance(content, dict) and not is_saved:
-        content = _picked(path, content, axes, sources, targets)
+        by_key = content
+
+        def ids_of(*keys: str) -> list[int]:
+            """The ids under the first of the keys that the file has."""
+            key = next((key for key in keys if key in by_key), None)
+            if key is None:
+                raise StatisticsError(f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], by_key))
+            ids = by_key[key]
+            if not isinstance(ids, list) or not all(type(e) is int for e in ids):
+                raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
+            return ids
+
+        if not sources or not targets:
+            raise UsageError(
+                f"{path} holds experts by language: name `sources` and `targets`.", near_names("", by_key)
+            )
+        encoder = sum(axis.original for axis in axes if axis.side == "encoder")
+        content = []
+        for source, target in product(sources, targets):
+            if f"{source}-{target}" in by_key:
+                content += ids_of(f"{source}-{target}")
+            elif len(sources) == len(targets) == 1 or source != target:
+                content += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
+                content += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
+        if not content:
+            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
         raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
@@ -303,43 +322,6 @@ def read_experts(
         for axis, first in zip(axes, starts, strict=False)
     }
     return read_kept(path, axes, {"kept": kept})
-
-
-def _picked(
-    path: Path,
-    content: Mapping[str, Any],
-    axes: Sequence[Axis],
-    sources: Sequence[str],
-    targets: Sequence[str],
-) -> list[int]:
-    """The ids under the keys that the languages pick."""
-
-    def ids_of(*keys: str) -> list[int]:
-        """The ids under the first of the keys that the file has."""
-        key = next((key for key in keys if key in content), None)
-        if key is None:
-            raise StatisticsError(f"{path}: no experts for {keys[0]!r}.", near_names(keys[0], content))
-        ids = content[key]
-        if not isinstance(ids, list) or not all(type(e) is int for e in ids):
-            raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
-        return ids
-
-    if not sources or not targets:
-        raise UsageError(
-            f"{path} holds experts by language: name `sources` and `targets`.", near_names("", content)
-        )
-    encoder = sum(axis.original for axis in axes if axis.side == "encoder")
-    ids = []
-    for source in sources:
-        for target in targets:
-            if f"{source}-{target}" in content:
-                ids += ids_of(f"{source}-{target}")
-            elif len(sources) == len(targets) == 1 or source != target:
-                ids += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
-                ids += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
-    if not ids:
-        raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
-    return ids
 
 
 KEY = "approximate_experts"
@@ -360,7 +342,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     """
     layers = checkpoint.require_routed()
     statistics = read_all(checkpoint, files, layers)
-    routed, parts = aggregate_texts(statistics, texts).routed, []
+    measured, parts = measure_texts(statistics, texts), []
     for file in files:
         fingerprint, part = read_outputs(outputs_path(file))
         if fingerprint != statistics.fingerprint:  # that of every file, or they would not be merged
@@ -369,9 +351,8 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
                 "Collect both again with `mean_outputs`.",
             )
         parts.append(part)
-    entries = sorted(set(texts or statistics.entries))
     return {
-        layer: ratio(added(parts, entries, layer), routed[row][:, None])
+        layer: ratio(added(parts, measured.texts, layer), measured.sums.routed[row][:, None])
         for row, layer in enumerate(statistics.layers)
     }
 

@@ -15,29 +15,26 @@ from torch.nn import functional
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
-from prunecli.evaluation.on_text import text_fields
-from prunecli.evaluation.options import labels_for
+from prunecli.evaluation.on_text import runner_of, text_fields
 from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t_test
-from prunecli.methods.gradients import gradient_fields
+from prunecli.methods.measuring import gradient_fields
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import AttentionLayer
-from prunecli.modules.devices import choose_devices
-from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.fitting import dtype_name
 from prunecli.modules.hooks import masked_heads, recording, replaying, unchanged_below
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
 from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import RunReport, make_runner
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.documents import refuse_unwritable
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import TaskName, task_of
 from prunecli.text.tokens import load_tokenizer
 
 METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
@@ -88,21 +85,17 @@ def score_heads(
     selecting = choice.selecting(task, options.select_data, options.select_split)
     selected = None if selecting is None else selecting.read(task, say)
     metric = chosen_metric(task, options.measure)
-    devices = choose_devices(options.device)
-    is_gradient = options.metric == "gradient"
-    load = None if is_gradient else options.decoding.load
-    dtype = fitting_dtype(
-        dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
-        devices,
-        options.dtype,
-        load=load,
+    is_gradient, run = options.metric == "gradient", RunReport()
+    runner, dtype = runner_of(
+        checkpoint,
+        options,
+        say,
+        dtype=options.dtype,
+        load=None if is_gradient else options.decoding.load,
         gradients=is_gradient,
-        memory=options.memory,
         by_layer="--memory" if is_gradient else "",
-        say=say,
+        report=run,
     )
-    run, room = RunReport(), decoding_room(checkpoint, load, dtype)
-    runner = make_runner(checkpoint, devices, dtype, options.memory, options.spill_directory, run, room=room)
     fields = {
         "kind": "head",
         "method": options.metric,
@@ -308,7 +301,7 @@ class Ablation:
             for name in ("values", "p_values"):
                 own = zip(layers, np.split(np.array(found[name]), ends), strict=True)
                 found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in own}
-        fields: dict[str, Any] = {"examples": examples, **effects[0], "also": effects[1:]}
+        fields = {"examples": examples, **effects[0], "also": effects[1:]}
         if self.options.metric == "all-but-one":
             # The best single head (3.3), the first of equal ones.
             pick = np.argmin if self.metric == "loss" else np.argmax

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise, product
 from operator import itemgetter
@@ -17,21 +18,24 @@ import numpy as np
 
 from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
-from prunecli.methods.vocabulary.renumber import (
+from prunecli.methods.vocabulary.tokenizer import (
     SENTENCEPIECE,
     VOCABULARIES,
     Renumbering,
+    Vocabulary,
+    is_fast,
     named_ids,
+    read_vocabulary,
     renumbered,
+    token_ids,
     tokenizer_files,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, is_fast, read_vocabulary, token_ids
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
 from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
-from prunecli.selection.selection import Selection, selection_of
+from prunecli.selection.cut import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, read_object
 from prunecli.text.choice import Lines
 from prunecli.text.files import lines_sha256
@@ -368,12 +372,17 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
     The text before a message begins with the last special token there, the text after it ends with the next one, since
     tokenizers cut text at special tokens first. Both are empty for a tokenizer without a chat template.
     """
+    from jinja2 import Environment, TemplateSyntaxError
+
     templates = getattr(tokenizer, "chat_template", None) or {}
     special = "|".join(sorted(map(re.escape, tokenizer.get_added_vocab()), key=len, reverse=True)) or "(?!)"
-    texts = set()
+    texts = set[str]()
     frames = set()
     for template in (templates,) if isinstance(templates, str) else templates.values():
-        texts.update(_literals(template))
+        # For settings that no chat above has, such as tools and reasoning.
+        with suppress(TemplateSyntaxError):  # no text could be made with such a template
+            tokens = [*Environment(trim_blocks=True, lstrip_blocks=True).lexer.tokenize(template)]
+            texts.update(str(token.value) for token in tokens if token.type in ("data", "string"))
         for roles, tools, prompt in product(_CHATS, (None, [_TOOL]), (False, True)):
             chat = [
                 {"role": "assistant", "content": "", "tool_calls": [_CALL]}
@@ -393,17 +402,6 @@ def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], 
                 ends = re.search(special, after)
                 frames.add((before[last:], after if ends is None else after[: ends.end()]))
     return tuple(sorted(texts - {""})), tuple(sorted(frames))
-
-
-def _literals(template: str) -> set[str]:
-    """Text of the template for settings that no chat above has, such as tools and reasoning."""
-    from jinja2 import Environment, TemplateSyntaxError
-
-    try:
-        tokens = list(Environment(trim_blocks=True, lstrip_blocks=True).lexer.tokenize(template))
-    except TemplateSyntaxError:  # no text could be made with such a template
-        return set()
-    return {str(token.value) for token in tokens if token.type in ("data", "string")}
 
 
 _REMEDY = "Nothing was written; please report it with the name of the model."

@@ -1,17 +1,25 @@
-"""Forward passes of many batches, one layer after another, while the layers' weights are read.
+"""Passes of many batches forwards, or forwards and back, one layer after another, while the layers' weights are read.
 
 Nothing of a model's forward pass is restated. For each layer, each batch's own forward pass is begun anew; the layers
 before it return their stored outputs, so that little but the embeddings is computed twice, and after the layer the pass
 ends. In a layer with experts, a pass first ends when its tokens are routed. Then the experts that any token goes to are
 read one after another, and each computes its rows of all batches. Then the passes are begun once more, and get the
 experts' outputs.
+
+For gradients, what every layer returns is stored on the way forwards. On the way back each layer is computed once more
+from what the layer before it returned, and the gradient of its output becomes that of its input. Every layer of a
+decoder gets the encoder's output, whose gradients are summed. Parameters get no gradients: hooks inside of the layers
+see those of activations. A layer with experts is computed twice on the way back: first for the gradients of the
+experts' outputs, which each expert, read again, turns into those of its rows; then, with these, for all the rest of the
+layer at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -31,11 +39,7 @@ Outputs = dict[int, Any]
 
 
 class StopForward(BaseException):
-    """Ends a forward pass early; not an Exception, so that no model code catches it."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.output = output
+    """Ends a forward pass early with an output; not an Exception, so that no model code catches it."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,40 @@ class Routed:
         return self.starts[expert + 1] - self.starts[expert]
 
 
+@dataclass
+class _Run:
+    """One pass on its way.
+
+    Attributes:
+        forward: begins it.
+        outputs: of its layers.
+        routed: number of a layer with experts -> the outputs of its experts.
+        gradients: by stack, those of the tensors that its last layer not yet gone back through returned.
+    """
+
+    forward: Pass
+    outputs: Outputs = field(default_factory=dict)
+    routed: dict[int, Routed] = field(default_factory=dict)
+    gradients: dict[Side, list[Stored | None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """One pass on its way back through the experts of a layer.
+
+    Attributes:
+        routed: its rows hold the experts' outputs.
+        rows: `[assignments, d_model]`, which the experts got.
+        gradients: `[assignments, d_model]`, of the experts' outputs, then of their rows.
+    """
+
+    routed: Routed
+    rows: Stored
+    gradients: Stored
+
+
 class LayerPasses:
-    """Sends passes through one layer at a time.
+    """Sends passes through one layer at a time, and back; none of the model's parameters asks for gradients.
 
     Args:
         skeleton: its resident tensors are there.
@@ -108,7 +144,7 @@ class LayerPasses:
         try:
             result = forward()
         except StopForward as stopped:
-            return stopped.output, given
+            return stopped.args[0], given
         finally:
             self._stored, self._given = {}, {}
         if self.current < len(self._stages):
@@ -209,10 +245,11 @@ class LayerPasses:
         return self._given[side]
 
     def _fetch(self, tree: Any) -> Any:
-        def get(held: Stored) -> Tensor:
-            return self._states.get(held).to(self._device).requires_grad_(held.requires_grad)
-
-        return map_tree(tree, get, Stored)
+        return map_tree(
+            tree,
+            lambda held: self._states.get(held).to(self._device).requires_grad_(held.requires_grad),
+            Stored,
+        )
 
     def _run_through(self, forward: Pass, outputs: Outputs) -> None:
         """Run a pass through the current layer and store its output."""
@@ -234,10 +271,25 @@ class LayerPasses:
         def leave(rows: Tensor, groups: Groups) -> Tensor:
             raise StopForward((rows, groups.sizes))
 
+        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            """Store the output of one of the layer's attentions if there is memory for it."""
+            output = forward(*args, **kwargs)
+            # (output, weights): no layer reads the weights, and most attention functions return none.
+            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
+            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
+            nbytes = sum(
+                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
+                for leaf in leaves(found, Tensor)
+            )
+            if self._states.free_memory > to_come * nbytes:
+                attention[number] = map_tree(found, self._states.put, Tensor)
+            return output
+
+        attentions = () if torch.is_grad_enabled() else stage.attentions
         with (
             swapped(mixture.module, "runner", leave),
             swapped(mixture.module, "observer", None),
-            self._remembering(stage, mixture, attention, to_come),
+            replaced(dict(enumerate(attentions)), attend),
             rehearsing(),
         ):
             (rows, counts), _ = self.run_pass(forward, outputs)
@@ -249,9 +301,6 @@ class LayerPasses:
     def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
         """Within the block, a pass gets the experts' outputs and the attentions' that are stored."""
 
-        def outputs(rows: Tensor, _groups: Groups) -> Tensor:
-            return self._states.rows(routed.rows, 0, len(rows)).to(self._device)
-
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if number in routed.attention:
                 return self._fetch(routed.attention[number])
@@ -259,36 +308,161 @@ class LayerPasses:
 
         assert stage.mixture is not None
         with (
-            swapped(stage.mixture.module, "runner", outputs),
+            swapped(
+                stage.mixture.module,
+                "runner",
+                lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
+            ),
             replaced(dict(enumerate(stage.attentions)), attend),
         ):
             yield
 
-    def _remembering(
-        self, stage: Stage, mixture: Mixture, stored: dict[int, Any], to_come: int
-    ) -> AbstractContextManager[None]:
-        """Within the block, outputs of the layer's attentions are stored where there is memory for them.
+    def backward(self, passes: Sequence[Pass], start: Callable[[int, Any], Tensor]) -> None:
+        """See `InMemory`; all passes go through every layer once, and back.
 
         Args:
-            stored: number of the attention -> its output.
-            to_come: passes, this one among them, that still need memory.
+            passes: each enters all layers once, in order.
+            start: from a pass's number and what it returns to the scalar that is differentiated.
+
+        Raises:
+            CheckpointError: weights cannot be read.
+            OutputError: no room for what is kept.
         """
+        runs, last = [_Run(forward) for forward in passes], len(self._stages) - 1
+        with torch.enable_grad(), self.intercepting():
+            self.want(0)
+            for index in range(last):
+                with self.loaded(index):
+                    self._forwards(runs)
+            with self.loaded(last):  # read once for both ways
+                self._forwards(runs)
+                self.current = len(self._stages)
+                for number, one in enumerate(runs):
+                    self._turn(one, partial(start, number))
+                self.current = last
+                self._back(runs)
+            for index in reversed(range(last)):
+                with self.loaded(index):
+                    self._back(runs)
 
-        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            # (output, weights): no layer reads the weights, and most attention functions return none.
-            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
-            rows = mixture.layer.top_k * mixture.dtype.itemsize  # which each pass will store, too
-            nbytes = sum(
-                leaf.numel() * (rows + len(stage.attentions) * leaf.itemsize)
-                for leaf in leaves(found, Tensor)
-            )
-            if self._states.free_memory > to_come * nbytes:
-                stored[number] = map_tree(found, self._states.put, Tensor)
-            return output
+    def _forwards(self, runs: Sequence[_Run]) -> None:
+        passes, outputs = [one.forward for one in runs], [one.outputs for one in runs]
+        for one, routed in zip(runs, self.through(self.current + 1, passes, outputs), strict=True):
+            if routed is not None:
+                one.routed[self.current] = routed
 
-        attentions = () if torch.is_grad_enabled() else stage.attentions
-        return replaced(dict(enumerate(attentions)), attend)
+    def _back(self, runs: Sequence[_Run]) -> None:
+        stage, sent = self._stages[self.current], list[_Sent]()
+        for one in runs:
+            self.forget(one.outputs, self.current)
+        if stage.mixture is None:
+            self.want(self.current - 1)
+        else:
+            sent = self._back_experts(stage, stage.mixture, runs)
+        for number, one in enumerate(runs):
+            with self._replying(stage.mixture, sent[number]) if stage.mixture else nullcontext():
+                self._differentiate(stage, one)
+            if sent:
+                self.free(sent[number].routed)
+                self._states.drop(sent[number].rows)
+                self._states.drop(sent[number].gradients)
+            self._advance(1)
+
+    def _turn(self, one: _Run, start: Callable[[Any], Tensor]) -> None:
+        """Run one pass to its end, and back to the outputs of its layers."""
+        result, given = self.run_pass(one.forward, one.outputs)
+        scalar = start(result)
+        if scalar.requires_grad:
+            scalar.backward()  # type: ignore[no-untyped-call]
+        self._collect(one, given)
+
+    def _differentiate(self, stage: Stage, one: _Run) -> None:
+        """From the gradients of the current layer's output to those of its inputs."""
+        pairs, given = self._paired(stage, one)
+        if pairs:
+            outputs, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(outputs, gradients)
+        for held in one.gradients.pop(stage.side, []):
+            if held is not None:
+                self._states.drop(held)
+        self._collect(one, given)
+
+    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[_Run]) -> list[_Sent]:
+        """From the gradients of the layer's outputs to those of the experts' rows."""
+        routed = [one.routed.pop(self.current) for one in runs]
+        numbers = range(mixture.layer.num_experts)
+        wanted = [number for number in numbers if any(one.count(number) for one in routed)]
+        for number in wanted:
+            self._reader.want(mixture.block(number))
+        self.want(self.current - 1)
+        sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
+        watcher = getattr(mixture.module, "watcher", None) or ignored
+        for expert, tensors in self.experts(wanted):
+            place = self._device, tensors[0].dtype
+            for one in sent:
+                start, end = one.routed.span(expert)
+                if start == end:
+                    continue
+                rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
+                made = mixture.run(rows, tensors, partial(watcher, expert))
+                gradient = self._states.rows(one.gradients, start, end).to(*place)
+                (found,) = torch.autograd.grad(made, rows, gradient)
+                self._states.write(one.gradients, start, found)
+        return sent
+
+    def _send(self, stage: Stage, mixture: Mixture, one: _Run, routed: Routed) -> _Sent:
+        """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
+        outputs = self._states.get(routed.rows).to(self._device).requires_grad_()
+        stored = []
+
+        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+            stored.append(self._states.put(rows.detach().to(mixture.dtype)))
+            return outputs
+
+        with swapped(mixture.module, "runner", answer), rehearsing():
+            pairs, _ = self._paired(stage, one)
+        gradient = torch.zeros_like(outputs)
+        if pairs:
+            made, given = zip(*pairs, strict=True)
+            (gradient,) = torch.autograd.grad(made, outputs, given)
+        return _Sent(routed, stored[0], self._states.put(gradient))
+
+    def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
+        """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
+
+        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+            outputs = self._states.get(sent.routed.rows).to(self._device)
+            gradients = self._states.get(sent.gradients).to(self._device, rows.dtype)
+            made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
+            return made
+
+        return swapped(mixture.module, "runner", answer)
+
+    def _paired(self, stage: Stage, one: _Run) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
+        """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""
+        output, given = self.run_pass(one.forward, one.outputs)
+        tensors = leaves(output, Tensor)
+        gradients = one.gradients.get(stage.side) or [None] * len(tensors)
+        pairs = [
+            (tensor, self._states.get(held).to(self._device))
+            for tensor, held in zip(tensors, gradients, strict=True)
+            if held is not None and tensor.requires_grad
+        ]
+        return pairs, given
+
+    def _collect(self, one: _Run, given: Mapping[Side, Any]) -> None:
+        """Add the gradients of what a pass was given to those that it has."""
+        for side, tree in given.items():
+            tensors = leaves(tree, Tensor)
+            sums = one.gradients.setdefault(side, [None] * len(tensors))
+            for place, tensor in enumerate(tensors):
+                found, held = tensor.grad, sums[place]
+                if found is None:
+                    continue
+                if held is not None:
+                    found = self._states.get(held).to(self._device) + found
+                    self._states.drop(held)
+                sums[place] = self._states.put(found)
 
 
 @contextmanager
@@ -313,3 +487,17 @@ def swapped(module: nn.Module, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, attribute, before)
+
+
+class _Answer(torch.autograd.Function):
+    """Rows become outputs that were computed elsewhere, and so were the gradients of the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, _rows: Tensor, outputs: Tensor, gradients: Tensor) -> Tensor:
+        ctx.save_for_backward(gradients)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
+        (gradients,) = ctx.saved_tensors
+        return gradients, None, None

@@ -31,8 +31,7 @@ from prunecli.modules.machine import (
 from prunecli.modules.stages import EmptyModel
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of
-from prunecli.running.layerwise.forward import Outputs
-from prunecli.running.layerwise.gradients import Gradients
+from prunecli.running.layerwise.forward import LayerPasses, Outputs
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
 from prunecli.running.runner import (
@@ -124,7 +123,7 @@ class Room:
         return self.in_memory(self.plan(cost.activations)) + self.disk
 
 
-class LayerwiseRun(Gradients):
+class LayerwiseRun(LayerPasses):
     """A group of batches on its way through a model whose layers' weights are read one after another.
 
     Args:

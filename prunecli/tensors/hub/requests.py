@@ -42,7 +42,7 @@ def plain_errors(name: HubName) -> Iterator[None]:
 
 def describe(name: HubName, error: BaseException) -> HubError | None:
     """The plain lines for an error of huggingface_hub; None for any other."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
@@ -52,7 +52,29 @@ def describe(name: HubName, error: BaseException) -> HubError | None:
             f"Unset HF_HUB_OFFLINE, or fetch it where there is a network: {download(name)}",
         )
     if isinstance(error, errors.HfHubHTTPError):
-        return _refused(name, error)
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        page = f"{constants.ENDPOINT}/{name.repo}"
+        if isinstance(error, errors.GatedRepoError):
+            return HubError(
+                f"{name}: its authors give access on request, and you have none",
+                f"Ask for it on {page}, then {LOG_IN}.",
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return HubError(
+                f"{name}: {host()} has {name.repo}, but no branch, tag or commit {name.revision}",
+                f"Leave out @{name.revision}, or choose a revision on {page}.",
+            )
+        if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
+            return HubError(
+                f"{name}: no such directory here, and no such model on {host()}, or a private one",
+                f"Check the name; for a private model {LOG_IN}.",
+            )
+        if status in (403, 429):
+            return HubError(f"{name}: {reason(error)}", f"Check your access, try later, or {LOG_IN}.")
+        return HubError(
+            f"{name}: {host()} answers with an error ({one_line(error)})",
+            "Try again later; what is in the cache opens with HF_HUB_OFFLINE=1.",
+        )
     if is_unreachable(error) or isinstance(error, errors.FileMetadataError):
         return HubError(
             f"{name}: no such directory here, not (or not whole) in the cache, and {reason(error)} ({one_line(error)})",
@@ -101,34 +123,6 @@ def download(name: HubName) -> str:
 def one_line(error: BaseException) -> str:
     """The beginning of its message, without what huggingface_hub advises."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _refused(name: HubName, error: BaseException) -> HubError:
-    from huggingface_hub import constants, errors
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    page = f"{constants.ENDPOINT}/{name.repo}"
-    if isinstance(error, errors.GatedRepoError):
-        return HubError(
-            f"{name}: its authors give access on request, and you have none",
-            f"Ask for it on {page}, then {LOG_IN}.",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(
-            f"{name}: {host()} has {name.repo}, but no branch, tag or commit {name.revision}",
-            f"Leave out @{name.revision}, or choose a revision on {page}.",
-        )
-    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
-        return HubError(
-            f"{name}: no such directory here, and no such model on {host()}, or a private one",
-            f"Check the name; for a private model {LOG_IN}.",
-        )
-    if status in (403, 429):
-        return HubError(f"{name}: {reason(error)}", f"Check your access, try later, or {LOG_IN}.")
-    return HubError(
-        f"{name}: {host()} answers with an error ({one_line(error)})",
-        "Try again later; what is in the cache opens with HF_HUB_OFFLINE=1.",
-    )
 
 
 TRIES, LONGEST_WAIT = 8, 60

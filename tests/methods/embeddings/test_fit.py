@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
+from prunecli.methods.embeddings import fit as fit_module
 from prunecli.methods.embeddings import table
 from prunecli.methods.embeddings.fit import (
     DefineFit,
-    FitOptions,
     batches,
     fit_define,
     fit_output,
@@ -114,7 +114,6 @@ def test_tables_of_low_rank_stay_finite():
 
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
-FAST = FitOptions(epochs=4, batch_rows=64)
 
 
 def quality_of(array: np.ndarray, other: np.ndarray, weights: np.ndarray) -> Quality:
@@ -130,8 +129,13 @@ def quality_of(array: np.ndarray, other: np.ndarray, weights: np.ndarray) -> Qua
     return Quality(1 - squared / variance, cosine, squared / variance + COSINE_WEIGHT * (1 - cosine))
 
 
-def fit(array: np.ndarray, options: FitOptions = FAST, shape: UnitShape = SHAPE, **more) -> DefineFit:
-    return fit_define(table_of(array), shape, options, **more)
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(fit_module, "BATCH_ROWS", 64)
+
+
+def fit(array: np.ndarray, shape: UnitShape = SHAPE, epochs: int = 4, **more) -> DefineFit:
+    return fit_define(table_of(array), shape, epochs=epochs, **more)
 
 
 def same(found: Quality, expected: Quality) -> None:
@@ -143,7 +147,7 @@ def same(found: Quality, expected: Quality) -> None:
 @pytest.mark.parametrize("kind", ["define", "hgt-residual", "projective", "group-linear-shuffle", "linear"])
 def test_starts_no_worse_than_projective_and_improves(kind):
     array = bent_table()
-    found = fit(array, replace(FAST, epochs=15), replace(SHAPE, kind=kind))
+    found = fit(array, replace(SHAPE, kind=kind), 15)
     assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
     assert found.quality.error <= found.start.error
     if kind != "projective":
@@ -161,7 +165,7 @@ def test_a_last_layer_that_ends_is_fitted_too(kind, shared):
     array = bent_table()
     expand_dim = 48 if kind == "hgt-residual" else 24
     shape = UnitShape(300, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
-    found = fit(array, replace(FAST, epochs=15), shape)
+    found = fit(array, shape, 15)
     if shape.groups[-1] == 1:
         assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
     assert found.start.explained_variance > 0
@@ -178,11 +182,13 @@ def test_qualities_are_those_of_the_rows():
     same(found.baseline, quality_of(array, truncated_svd(array, 8, weights), weights))
 
 
-def test_a_fit_that_fails_goes_back_to_its_start():
+def test_a_fit_that_fails_goes_back_to_its_start(monkeypatch):
+    monkeypatch.setattr(fit_module, "LEARNING_RATE", 50.0)
+    monkeypatch.setattr(fit_module, "MAP_LEARNING_RATE", 50.0)
     array = bent_table()
-    wild = fit(array, replace(FAST, learning_rate=50.0, map_learning_rate=50.0))
+    wild = fit(array)
     assert wild.quality == wild.start
-    untrained = fit(array, replace(FAST, epochs=0))
+    untrained = fit(array, epochs=0)
     assert untrained.errors == ()
     for name, value in untrained.unit.state_dict().items():
         assert torch.equal(value, wild.unit.state_dict()[name])
@@ -206,7 +212,7 @@ def test_a_tied_output_keeps_its_share_of_the_table():
     assert tied.output is not None
     assert tied.baseline.explained_variance + 1e-6 >= tied.output.explained_variance
     assert tied.output.explained_variance > loose.explained_variance
-    assert fit(array, replace(FAST, epochs=0)).output is None
+    assert fit(array, epochs=0).output is None
 
 
 def test_the_reduction_is_the_best_for_its_features():
@@ -225,8 +231,8 @@ def test_batches_cover_the_table_once_in_another_order_each_time():
     array = np.arange(600, dtype=np.float32).reshape(300, 2)
     orders = []
     for epoch in range(2):
-        found = list(batches(table_of(array), replace(FAST, batch_rows=70), epoch))
-        assert max(len(numbers) for numbers, _ in found) <= 70
+        found = list(batches(table_of(array), 0, epoch))
+        assert max(len(numbers) for numbers, _ in found) <= 64
         numbers = torch.cat([numbers for numbers, _ in found])
         assert sorted(numbers.tolist()) == list(range(300))
         np.testing.assert_array_equal(torch.cat([rows for _, rows in found]), array[numbers])
@@ -242,12 +248,12 @@ def test_it_never_reads_more_than_slices():
         longest = max(longest, stop - start)
         return array[start:stop]
 
-    fit_define(Table(9000, 6, read), UnitShape(9000, 2, 6, 8, 2, 2), replace(FAST, epochs=1))
+    fit_define(Table(9000, 6, read), UnitShape(9000, 2, 6, 8, 2, 2), epochs=1)
     assert longest <= 4096
 
 
 def test_a_table_of_equal_rows_is_fitted():
-    found = fit(np.full((300, 24), 2.0, np.float32), replace(FAST, epochs=1))
+    found = fit(np.full((300, 24), 2.0, np.float32), epochs=1)
     np.testing.assert_allclose(found.unit.rows(0, 300), 2, atol=1e-3)
 
 

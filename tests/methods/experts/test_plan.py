@@ -18,8 +18,8 @@ from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import usual_load
 from prunecli.model.sparse_layer import Groups
+from prunecli.selection.cut import Selection
 from prunecli.selection.select import Budget
-from prunecli.selection.selection import Selection
 from tests.gates import random_gates
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 

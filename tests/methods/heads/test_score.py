@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.methods.gradients import gradient_sums
 from prunecli.methods.heads.score import (
     HeadMask,
     ScoreOptions,
@@ -24,6 +23,7 @@ from prunecli.methods.heads.score import (
     score_heads,
     translation_measurements,
 )
+from prunecli.methods.measuring import gradient_sums
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
@@ -32,14 +32,18 @@ from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.batches import example_losses
-from prunecli.running.encoding import padding_id, translation_examples
+from prunecli.running.encoding import (
+    lm_windows,
+    mlm_examples,
+    padding_id,
+    translation_examples,
+    window_examples,
+)
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory, Runner
-from prunecli.running.windows import lm_windows, mlm_examples, window_examples
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import TaskName, TextChoice
 from prunecli.text.parallel import ParallelText
-from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts

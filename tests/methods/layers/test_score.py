@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from prunecli.errors import PruneError
-from prunecli.methods.layers.plan import LayerOptions
 from prunecli.methods.layers.score import StateObserver, layer_scores
+from prunecli.methods.plans import LayerOptions
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling
@@ -21,7 +21,7 @@ from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
 from tests.families import cutting, tiny_family
-from tests.methods.ffn.test_activations import SENTENCES, batch_of
+from tests.methods.test_measuring_activations import SENTENCES, batch_of
 from tests.reference import similarity as reference
 from tests.sentence_model import sentence_model
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.sharing.arrange import Group
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import group_norms, plan_ffn
+from prunecli.methods.sharing.plan import Group, group_norms, plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
-from prunecli.tensors import computing
+from prunecli.tensors import stream
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families.records import CASES
@@ -100,7 +99,7 @@ def test_integers_are_not_merged(tmp_path):
     ("case", "init"), [("m2m_100", "mean"), ("t5-gated", "first"), ("gpt2", "mean"), ("llama", "concat")]
 )
 def test_norms(case, init, tmp_path, monkeypatch):
-    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 100)
     layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)
     held, names = weights(source), tuple(layout.names)[:2]
     read = ffns_of(held, case)

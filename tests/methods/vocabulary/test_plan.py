@@ -26,8 +26,7 @@ from prunecli.methods.vocabulary.plan import (
 )
 from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model, read_vocabulary
 from prunecli.model.checkpoint import open_model
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection
+from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import Lines
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer

@@ -10,8 +10,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordPiece
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.methods.vocabulary.renumber import Renumbering, named_ids, renumbered, tokenizer_files
-from prunecli.methods.vocabulary.tokenizer import of_backend, read_model
+from prunecli.methods.vocabulary.tokenizer import (
+    Renumbering,
+    named_ids,
+    of_backend,
+    read_model,
+    renumbered,
+    tokenizer_files,
+)
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
 CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)

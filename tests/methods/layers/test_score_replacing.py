@@ -18,16 +18,14 @@ from transformers import (
 )
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.ffn.narrow import plan_widths
-from prunecli.methods.layers.plan import plan_layers
-from prunecli.methods.layers.replace import RIDGE, cut_replaced
+from prunecli.methods.layers.score import RIDGE, cut_replaced
 from prunecli.methods.options import LayerOptions, NarrowOptions
+from prunecli.methods.plans import plan_layers, plan_widths
 from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
-from prunecli.selection.selection import Selection, together
+from prunecli.selection.cut import Selection, cut, together
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 from tests.tiny import config_of
@@ -116,7 +114,7 @@ def test_hidden_units_go_with_the_map(tmp_path, monkeypatch):
         choice = TextChoice(files=(text,), whole_files=False)
         known = {}
         cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
-        monkeypatch.setattr("prunecli.methods.layers.replace.runner_and_batches", None)  # the map is known
+        monkeypatch.setattr("prunecli.methods.layers.score.runner_and_batches", None)  # the map is known
         rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
         apply(source, rewrite, tmp_path / "once")
     with open_model(tmp_path / "shorter") as source:

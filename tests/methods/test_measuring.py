@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.gradients import gradient_fields, gradient_sums
+from prunecli.methods.measuring import gradient_fields, gradient_sums
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of

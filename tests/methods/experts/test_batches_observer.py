@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.methods.experts.observer import StockObserver
+from prunecli.methods.experts.batches import StockObserver
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import TEXT_SUMS, GateSums

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import NLLB_MOE
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.sharing.arrange import Group, SharePlan, arrange, group_numbers
 from prunecli.methods.sharing.options import (
     CONFIGURATIONS,
     Configuration,
@@ -16,6 +15,7 @@ from prunecli.methods.sharing.options import (
     Order,
     find_configuration,
 )
+from prunecli.methods.sharing.plan import Group, SharePlan, arrange, group_numbers
 from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference

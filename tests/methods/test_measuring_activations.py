@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.methods.ffn.activations import UnitObserver
+from prunecli.methods.measuring import UnitObserver
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint, open_model

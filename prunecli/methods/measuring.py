@@ -1,9 +1,9 @@
-"""Scores for the units of every axis: how much the loss depends on a mask of the unit (1905.10650, eq. 2).
+"""Scores for the units of every axis on text: gradients of masks, and how active hidden units are.
 
-A mask xi multiplies what a unit adds to the model's hidden states. The output weights of a head, hidden unit or expert
-are linear in that part, so that dL/dxi is the sum of w dL/dw over these weights. A layer adds its output less its
-input. The score of a unit is I = E |dL(x)/dxi|, the mean over the examples x of a text: one forward and one backward
-pass, for all axes together.
+A mask xi multiplies what a unit adds to the model's hidden states (1905.10650, eq. 2). The output weights of a head,
+hidden unit or expert are linear in that part, so that dL/dxi is the sum of w dL/dw over these weights. A layer adds its
+output less its input. The score of a unit is I = E |dL(x)/dxi|, the mean over the examples x of a text: one forward and
+one backward pass, for all axes together.
 
 Gradients of the tokens in a window of plain text mostly cancel out, and there are few windows. So the score of a hidden
 unit of a causal language model is E (dL/dxi)^2 over all tokens, with a mask xi for each: the diagonal of the Fisher
@@ -16,9 +16,9 @@ and all norms of the stream, y being the norm's output on the channel (2407.1467
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -29,14 +29,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from prunecli.errors import PruneError, UnsupportedModelError
-from prunecli.evaluation.on_text import RunOptions, runner_of
-from prunecli.methods.units import units_of_experts
+from prunecli.evaluation.on_text import RunOptions, runner_and_batches, runner_of
+from prunecli.methods.units import TextRun
 from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.names import layer_of
+from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import module_name, submodule
 from prunecli.model.probe import MIXES, outputs
 from prunecli.model.trial import given_states, stream_norms
@@ -49,8 +51,10 @@ from prunecli.progress import Progress, silent
 from prunecli.results.unit_scores import Per, Scores, scores_of
 from prunecli.running.batches import (
     Losses,
+    TokenObserver,
     differentiate_losses,
     example_losses,
+    observe_batches,
     random_projections,
     task_batches,
 )
@@ -169,7 +173,10 @@ def gradient_sums(
             hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
-        _watch_norms(checkpoint, model, named, sums.add, hooks)
+        if (channels := named.get(CHANNELS)) is not None:
+            norms = {*map(StockNames(checkpoint, model).parameter, channels.carriers)}
+            for norm in stream_norms(model, norms):
+                hooks.enter_context(norm.register_forward_hook(partial(_note_norm, sums.add, channels.count)))
         differentiate_losses(runner, batches, losses, progress)
     sums.flush()
     found = {}
@@ -203,7 +210,7 @@ def measure_gradients(
     Args:
         running: how the model runs; its batches are of one example.
     """
-    runner = runner_of(checkpoint, running, gradients=True)
+    runner, _ = runner_of(checkpoint, running, gradients=True)
     fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 
@@ -227,12 +234,12 @@ def gradient_fields(
     pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
     losses_of = example_losses if pooling is None else partial(random_projections, pooling)
     by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
-    every = [axis for own in axes.values() for axis in own]
+    every = [*chain(*axes.values())]
     fisher = data.task == "lm"
     sums = gradient_sums(
         runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
     )
-    batches = [batch for of_text in by_text.values() for batch in of_text]
+    batches = [*chain(*by_text.values())]
     examples = num_examples(batches)
 
     def tokens(axis: Axis) -> int:
@@ -287,11 +294,10 @@ def _note_input(
 def _on_gradient(values: Tensor, factor: Tensor, take: Take) -> None:
     """Have `take` called with `factor` x dL/d`values`, `[tokens, width]` float32, in the backward pass."""
     held = [factor.detach()]
-
-    def multiply(gradient: Tensor) -> None:
-        take((held.pop().float() * gradient.float()).flatten(0, -2))  # popped: freed as the pass goes down
-
-    values.register_hook(multiply)  # type: ignore[no-untyped-call]
+    # Popped, so that it is freed as the pass goes down.
+    values.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: take((held.pop().float() * gradient.float()).flatten(0, -2))
+    )
 
 
 def _by_unit(add: Add, name: str, carrier: Carrier, units: int, products: Tensor) -> None:
@@ -338,6 +344,20 @@ def _of_unit(add: Add, name: str, number: int, units: int, products: Tensor) -> 
     add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
 
 
+def _units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
+    """Number of a mixture, without those for further tokens, and of an expert -> the axis of its hidden units."""
+    of_modules = {axis.module: axis.name for axis in axes}
+    of_tensors = {tensor: axis.name for axis in axes for tensor in axis.carriers}
+    found = {}
+    for number, layer in enumerate(checkpoint.require_routed()):
+        of_all = next((of_tensors[name] for name in layer.stacked_tensors if name in of_tensors), None)
+        for expert in range(layer.num_experts):
+            name = of_modules.get(layer.expert_prefix.format(expert=expert), of_all)
+            if name is not None:
+                found[number, expert] = name
+    return found
+
+
 def _watch_units_of_experts(
     checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> set[str]:
@@ -345,7 +365,7 @@ def _watch_units_of_experts(
     of_experts = [axis for axis in axes.values() if axis.kind == "unit" and axis.keys]
     if not (of_experts and expert_modules(model) and can_replace_experts(model)):
         return set()
-    places = units_of_experts(checkpoint, of_experts)
+    places = _units_of_experts(checkpoint, of_experts)
 
     def note(number: int, expert: int, hidden: Tensor, *_: Tensor) -> None:
         if not hidden.requires_grad:  # nothing below has units that are watched: the graph begins here
@@ -387,19 +407,10 @@ def _watch_layers(
         numbers[name] += 1
 
 
-def _watch_norms(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
-) -> None:
-    """Watch what norms hand on of each channel."""
-    if (axis := axes.get(CHANNELS)) is None:
-        return
-
-    def note(_: nn.Module, __: Any, made: Tensor) -> None:
-        if made.shape[-1] == axis.count:
-            add(CHANNELS, made.detach().float().abs().reshape(-1, axis.count).sum(dim=0))
-
-    for norm in stream_norms(model, {*map(StockNames(checkpoint, model).parameter, axis.carriers)}):
-        hooks.enter_context(norm.register_forward_hook(note))
+def _note_norm(add: Add, count: int, _: nn.Module, __: Any, made: Tensor) -> None:
+    """Add what a norm hands on of each channel."""
+    if made.shape[-1] == count:
+        add(CHANNELS, made.detach().float().abs().reshape(-1, count).sum(dim=0))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
@@ -414,3 +425,137 @@ def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
 
     parameter.requires_grad_(True)
     return parameter.register_post_accumulate_grad_hook(multiply)  # type: ignore[no-untyped-call]
+
+
+def measure_activations(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    run: TextRun,
+    metric: str = "activation",
+    experts: Sequence[Axis] = (),
+) -> Scores:
+    """Load the model of a checkpoint and sum the squared activations of its hidden units on text.
+
+    Their importance is the root of the mean of a_u^2 over the real tokens, for each hidden unit u of each FFN. A unit
+    that is large on a few tokens counts more than in the mean of |a_u|: such units carry what a language model does at
+    its first token, and removing them costs most.
+
+    a_u is the input of the output layer: act(x W1 + b1)_u, in a gated FFN times its gate. If several layers run one
+    FFN, the sum is over all of them. In an expert the mean is that of (g a_u)^2 over the real tokens that the router
+    sends to it, g being the weight that its output is multiplied by; experts that serve every token have g = 1.
+
+    Args:
+        metric: the method that the scores name.
+        experts: hidden units of experts, which are measured in the place of those of dense FFNs.
+
+    Raises:
+        DataError: no token.
+        UnsupportedModelError: transformers does not let the experts be run from outside.
+        PruneError: a model or text that cannot be used; an activation is not finite.
+    """
+    ffns = checkpoint.layout.ffns
+    observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(ffns)
+    runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=bool(experts))
+    observe_batches(runner, observer, batches, "activations", run.progress)
+    examples, fields = num_examples(batches), observer.take()
+    return scores_of(checkpoint, kind="unit", method=metric, examples=examples, per="token", **fields)
+
+
+class UnitObserver(TokenObserver):
+    """Sums the squared activations of hidden units over real tokens.
+
+    Args:
+        layers: the FFNs of the checkpoint.
+    """
+
+    def __init__(self, layers: Sequence[FfnLayer] = ()) -> None:
+        self._layers = layers
+        self._sums: dict[Hashable, Any] = defaultdict(int)
+        self._tokens: Counter[Hashable] = Counter()
+
+    def hooks(self, model: Any) -> Iterator[RemovableHandle]:
+        """Watch the input of each output layer."""
+        for layer in self._layers:
+            if layer.has_tensors and not layer.is_sparse:
+                output = submodule(model, layer.output)
+                hook = partial(self._given, axis_name(layer.name, "unit"), 1)
+                yield output.register_forward_pre_hook(hook)
+
+    def sums(self) -> dict[Any, tuple[Tensor, int]]:
+        """Name of an axis -> sums `[units]`, and number of tokens."""
+        return {name: (own, self._tokens[name]) for name, own in self._sums.items()}
+
+    def take(self) -> dict[str, Any]:
+        """Return the fields `ids`, `values` and `counts` of `Scores`.
+
+        Raises:
+            PruneError: an activation was not finite.
+        """
+        fields: dict[str, dict[str, Any]] = {"ids": {}, "values": {}, "counts": {}}
+        for name, (own, tokens) in self.sums().items():
+            values = own.tolist()
+            if not np.isfinite(values).all():
+                raise PruneError(
+                    f"{module_of(name)}: the activation of a hidden unit is not finite.",
+                    "The weights are damaged, or overflow the type they are run in: choose by norms.",
+                )
+            fields["ids"][name], fields["values"][name] = [*range(len(values))], values
+            fields["counts"][name] = tokens
+        return fields
+
+    def _given(self, name: str, blocks: int, _module: Any, inputs: tuple[Tensor, ...]) -> None:
+        if REHEARSING.get():
+            return
+        rows = self.real(inputs[0])
+        # Of several experts that serve every token, side by side, each has every unit.
+        self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))
+
+    def _add(self, place: Hashable, rows: Tensor) -> None:
+        self._sums[place] += rows.float().square().sum(dim=0).double()
+        self._tokens[place] += len(rows)
+
+
+class ExpertUnitObserver(UnitObserver):
+    """Sums the squared, weighted activations of experts' hidden units over real tokens.
+
+    Args:
+        checkpoint: the model's.
+        axes: hidden units of experts.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, axes: Sequence[Axis]) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._axes: dict[Any, str] = _units_of_experts(checkpoint, axes)
+        self._units = axes
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """See `Observer`."""
+        with own_experts(model) as modules, super().watching(model):
+            for number, module in enumerate(modules.values()):
+                module.watcher = partial(self._routed, number)
+            yield
+
+    def hooks(self, model: Any) -> Iterator[RemovableHandle]:
+        """Watch the input of the output layer of experts that serve every token."""
+        names = StockNames(self._checkpoint, model)
+        routed = {*self._axes.values()}
+        for axis in (axis for axis in self._units if axis.name not in routed):
+            (output, *_) = outputs(axis.carriers)
+            module = model.get_submodule(module_of(names.place(output)))
+            blocks = len(axis.carriers[output].blocks)
+            yield module.register_forward_pre_hook(partial(self._given, axis.name, blocks))
+
+    def sums(self) -> dict[Any, tuple[Tensor, int]]:
+        """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
+        found = {axis.name: (torch.zeros(axis.count, dtype=torch.float64), 0) for axis in self._units}
+        for place, own in self._sums.items():
+            name = self._axes.get(place, place)
+            before, tokens = found[str(name)]
+            found[str(name)] = before + own.cpu(), tokens + self._tokens[place]
+        return {name: (own, max(tokens, 1)) for name, (own, tokens) in found.items()}
+
+    def _routed(self, number: int, expert: int, hidden: Tensor, tokens: Tensor, weights: Tensor) -> None:
+        real = self.mask.reshape(-1).to(tokens.device)[tokens]
+        self._add((number, expert), (hidden * weights[:, None])[real])

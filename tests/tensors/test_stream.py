@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import computing, stream
-from prunecli.tensors.computing import values
+from prunecli.tensors import stream
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
     TILE,
@@ -20,11 +19,11 @@ from prunecli.tensors.stream import (
     Expression,
     Generated,
     Output,
-    Slices,
     Sum,
     check_expressions,
     noise,
     shape_of,
+    values,
     zeros,
 )
 from tests.reference.casting import rounded
@@ -43,24 +42,21 @@ def tensors_of(kind: str = "F32") -> dict[str, np.ndarray]:
 def expected(expression: Expression, tensors: dict[str, np.ndarray]) -> np.ndarray:
     """The whole tensor in float64, without rounding; of expressions without noise."""
     if isinstance(expression, Sum):
-        weighted = zip(expression.parts, expression.weights, strict=True)
-        terms = [weight * expected(part, tensors) for part, weight in weighted]
-        return sum(terms[1:], terms[0])
+        return sum(expression.weight * expected(part, tensors) for part in expression.parts)
     if isinstance(expression, Concat):
         return np.concatenate([expected(part, tensors) for part in expression.parts], axis=expression.axis)
     if isinstance(expression, Generated):
         return np.zeros(expression.shape)
-    assert isinstance(expression, (Copy, Slices))
+    assert isinstance(expression, Copy)
     whole = tensors[expression.source].astype(np.float64)
-    if isinstance(expression, Slices):
-        taken = [index for start, stop in expression.ranges for index in range(start, stop)]
-        return whole.take(taken, axis=expression.axis)
+    for axis, ranges in expression.taken:
+        whole = whole.take([index for start, stop in ranges for index in range(start, stop)], axis)
     return whole
 
 
 def made(expression: Expression, kind: str = "F32", wanted: str = "F32", block: int = 1 << 18) -> np.ndarray:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(computing, "BLOCK_ELEMENTS", block)
+        patch.setattr(stream, "BLOCK_ELEMENTS", block)
         source = checkpoint(Path(folder) / "in", tensors_of(kind))
         with open_model(source) as opened:
             shape = shape_of(opened, expression, "out")
@@ -74,7 +70,7 @@ ABC = (Copy("a"), Copy("b"), Copy("c"))
 @pytest.mark.parametrize("wanted", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mean_is_rounded_once(kind, wanted):
-    expression = Sum(ABC, (1 / 3,) * 3)
+    expression = Sum(ABC, 1 / 3)
     found = made(expression, kind, wanted, block=20)
     whole = expected(expression, tensors_of(kind))
     assert found.dtype == numpy_dtype(wanted)
@@ -86,22 +82,22 @@ def leaves() -> st.SearchStrategy[Expression]:
     """Selections `[4, 7]` of the tensors."""
     name, rows = st.sampled_from("abc"), st.lists(st.integers(0, 12), min_size=4, max_size=4)
     return st.one_of(
-        st.builds(lambda source, start: Slices(source, 0, ((start, start + 4),)), name, st.integers(0, 9)),
-        st.builds(lambda source, taken: Slices(source, 0, tuple((n, n + 1) for n in taken)), name, rows),
+        st.builds(lambda source, start: Copy(source, ((0, ((start, start + 4),)),)), name, st.integers(0, 9)),
         st.builds(
-            lambda source, n: Slices(source, 0, ((n, n + 1), (0, 2), (12, 13))), name, st.integers(0, 12)
+            lambda source, taken: Copy(source, ((0, tuple((row, row + 1) for row in taken)),)), name, rows
+        ),
+        st.builds(
+            lambda source, row: Copy(source, ((0, ((row, row + 1), (0, 2), (12, 13))),)),
+            name,
+            st.integers(0, 12),
         ),
         st.just(zeros((4, 7))),
     )
 
 
 def trees(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
-    several = st.lists(parts, min_size=1, max_size=3)
-    return several.flatmap(
-        lambda own: st.lists(st.floats(-2, 2), min_size=len(own), max_size=len(own)).map(
-            lambda weights: Sum(tuple(own), tuple(weights))
-        )
-    )
+    several = st.lists(parts, min_size=1, max_size=3).map(tuple)
+    return st.builds(Sum, several, st.floats(-2, 2))
 
 
 @given(
@@ -120,10 +116,9 @@ def test_any_tree_of_expressions(tree, other, axis, block):
 @pytest.mark.parametrize("wanted", ["F32", "BF16"])
 def test_scattered_slices_are_put_together_in_blocks(wanted, monkeypatch):
     """The values are those of slices that are moved one by one."""
-    expression = Slices("a", 1, ((0, 1), (2, 3), (4, 5), (6, 7)))
+    expression = Copy("a", ((1, ((0, 1), (2, 3), (4, 5), (6, 7))),))
     moved = made(expression, wanted=wanted)
     monkeypatch.setattr(stream, "MOST_RANGES", 3)
-    monkeypatch.setattr(computing, "MOST_RANGES", 3)
     assert made(expression, wanted=wanted, block=10).tobytes() == moved.tobytes()
     taken = tensors_of()["a"].take([0, 2, 4, 6], 1).astype(numpy_dtype(wanted))
     np.testing.assert_array_equal(moved.astype(np.float32), taken.astype(np.float32))
@@ -141,27 +136,27 @@ def test_noise_depends_on_its_seed_alone():
 
 
 def test_values_come_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 16)
     with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
-        found = list(values(opened, Sum(ABC, (1.0, 1.0, -1.0)), "F64"))
+        found = list(values(opened, Sum(ABC, -0.5), "F64"))
     assert [len(block) for block in found] == [2] * 6 + [1]
-    whole = expected(Sum(ABC, (1.0, 1.0, -1.0)), tensors_of("F16"))
+    whole = expected(Sum(ABC, -0.5), tensors_of("F16"))
     np.testing.assert_array_equal(np.concatenate(found), whole)
 
 
 @pytest.mark.parametrize(
     ("expression", "fault"),
     [
-        (Sum((Copy("a"), Copy("bias")), (1, 1)), "too many values"),
+        (Sum((Copy("a"), Copy("bias")), 1), "too many values"),
         (Concat(0, (Copy("a"), Copy("bias"))), "too many values"),
-        (Concat(1, (Slices("a", 1, ((6, 8),)),)), "lacks some of the ranges"),
-        (Sum((Slices("a", 0, ((13, 14),)),), (1,)), "lacks some of the ranges"),
+        (Concat(1, (Copy("a", ((1, ((6, 8),)),)),)), "lacks some of the ranges"),
+        (Sum((Copy("a", ((0, ((13, 14),)),)),), 1), "lacks some of the ranges"),
         (Copy("bias"), "its source gives"),
-        (Slices("a", 1, ((3, 6),)), "its source gives"),
-        (Sum((Copy("bias"),), (1,)), "its source gives"),
-        (Slices("a", 0, ((-1, 0),)), "lacks some of the ranges"),
-        (Slices("scalar", 0, ((0, 1),)), "lacks some of the ranges"),
-        (Slices("a", 2, ((0, 2),)), "lacks some of the ranges"),
+        (Copy("a", ((1, ((3, 6),)),)), "its source gives"),
+        (Sum((Copy("bias"),), 1), "its source gives"),
+        (Copy("a", ((0, ((-1, 0),)),)), "lacks some of the ranges"),
+        (Copy("scalar", ((0, ((0, 1),)),)), "lacks some of the ranges"),
+        (Copy("a", ((2, ((0, 2),)),)), "lacks some of the ranges"),
     ],
 )
 def test_expressions_that_cannot_be(tmp_path, expression, fault):
@@ -181,6 +176,6 @@ def test_expressions_that_cannot_be(tmp_path, expression, fault):
 def test_values_that_no_output_can_hold(tmp_path, value, wanted, message):
     tensors = {"a": np.full((2, 2), value, np.float32), "b": np.ones((2, 2), np.float32)}
     source = checkpoint(tmp_path / "in", tensors)
-    output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), (1.0, 1.0)))
+    output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), 1.0))
     with pytest.raises(CheckpointError, match=f"in: out {message}"):
         written(source, [output], tmp_path / "out")

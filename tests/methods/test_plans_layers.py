@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.layers.plan import best_runs, parse_layers
+from prunecli.methods.plans import best_runs, parse_layers
 
 DEPTHS = {"encoder": 6, "decoder": 4}
 

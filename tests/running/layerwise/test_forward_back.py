@@ -11,7 +11,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.running.layerwise.forward import LayerPasses
-from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves
 from prunecli.running.runner import frozen, ignored
@@ -87,7 +86,7 @@ class Run(Forward):
             frozen(model),
         ):
             before = states.free_memory
-            layers = Gradients(self.skeleton, reader, states, advance=advance)
+            layers = LayerPasses(self.skeleton, reader, states, advance=advance)
             layers.backward(passes, lambda _number, result: scalar(result))
             assert states.free_memory == before
         return self.watch.found
