@@ -1,7 +1,5 @@
 """What no class of transformers tells, as records: NLLB-MoE, and the experts of a few mixtures."""
 
-from __future__ import annotations
-
 from prunecli.architectures.mixtures import EXPERTS_ONLY
 from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.records import Architecture

@@ -7,8 +7,6 @@ says how many experts a token is given to, and DeepSeek-V2, of whose groups one 
 Their stock classes run them, routers and all, so that nothing of a routing is said here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from prunecli.architectures.records import Architecture, ExpertGroups, Mixture

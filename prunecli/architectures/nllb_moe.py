@@ -1,7 +1,5 @@
 """NLLB-200 54.5B and its kin: encoder and decoder, every n-th FFN a mixture of experts (2207.04672)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from prunecli.architectures.records import (

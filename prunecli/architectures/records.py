@@ -3,8 +3,6 @@
 A shape's axis is a key of config.json (`d_model`); `expert_count` stands for the number of experts of the layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

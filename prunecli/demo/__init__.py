@@ -8,8 +8,6 @@ repository made text and model.
 The language model is a Qwen3-MoE, trained on sentences of Bela (`prose`) and on small programs (`code`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 CHECKPOINT: Path = Path(__file__).parent / "checkpoint"

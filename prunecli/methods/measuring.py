@@ -14,8 +14,6 @@ The score of a channel of the residual stream is measured in the same pass: the 
 and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

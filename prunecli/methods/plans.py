@@ -1,7 +1,5 @@
 """Choose the heads (1905.10650, 4), hidden units and layers to keep: by scores, at random, by place, or by number."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The scores of units, and the one plan of all methods: from values and a budget to a selection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

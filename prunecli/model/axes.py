@@ -1,7 +1,5 @@
 """What an axis is: units of one kind in one place of a model, and where they lie in its tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

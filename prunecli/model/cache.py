@@ -14,8 +14,6 @@ How wide it is, tensors tell; which layers forget, `layer_types` does:
 A layer with a window, or with chunks, keeps the tokens of one, less the one at work.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The README.md of a result: what was removed from what, and how to load it; its text is in card.md."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """How the token embeddings of a reduced model differ from the stock ones."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

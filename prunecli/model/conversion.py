@@ -1,7 +1,5 @@
 """GGUF files and LoRA adapters as checkpoint directories: transformers decodes the one, peft merges the other."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

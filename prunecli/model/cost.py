@@ -16,8 +16,6 @@ Of mixtures that run in their stock class, what layers keep is that of `model.ca
 since it is copied as it grows; "widest FFN" is the widest matrix of a layer, or what the experts of a token are wide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

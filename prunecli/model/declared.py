@@ -1,7 +1,5 @@
 """What a family's record means for one config.json: values, counts and tied names."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

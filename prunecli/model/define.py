@@ -10,8 +10,6 @@ The paper fixes the first and the last width and the groups; the rest is chosen 
 - Without the reduction (Table 8b) the last layer itself makes the m values.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm, prod

@@ -1,7 +1,5 @@
 """Layers that go: what config.json and the structure then say, and what the tensors of those that stay are called."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Models without their weights: of the hub, by config.json and the headers of its files; and by config.json alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

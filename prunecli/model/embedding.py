@@ -1,7 +1,5 @@
 """The token embeddings of a checkpoint: where tokens come in and go out, and which tensors that takes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

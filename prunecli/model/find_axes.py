@@ -1,7 +1,5 @@
 """The axes of a checkpoint: its layers, heads, hidden units, experts, tokens and channels, and where they lie."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

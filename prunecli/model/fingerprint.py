@@ -1,7 +1,5 @@
 """Which model a checkpoint is: a few values of every tensor."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

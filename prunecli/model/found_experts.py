@@ -4,8 +4,6 @@ The key that counts experts is changed by one: numbered names that appear are of
 stacked experts, of routers and of their biases.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Checkpoints and files stand in them by name, so that equal runs give equal bytes anywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The mixtures of experts that a checkpoint holds, found from the names of its tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

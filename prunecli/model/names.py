@@ -1,7 +1,5 @@
 """Names of tensors: those of the stock layout that they stand for, and groups of them by module."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

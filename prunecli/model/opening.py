@@ -6,8 +6,6 @@ the file to load, holds the reason in place of a file, so that every stock class
 names no class of transformers, which is what other programs look at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

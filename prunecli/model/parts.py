@@ -1,7 +1,5 @@
 """The attentions and FFNs of a checkpoint: their heads and units, whose tensors each runs, and where these lie."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

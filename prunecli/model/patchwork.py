@@ -4,8 +4,6 @@ A stock class knows one size for all layers. Its model is made on the meta devic
 the checkpoint has for it, and each module the numbers that it would have in a model of its own size, the donor.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Nothing is declared. The name of a key says no more than that it is worth a try; what it moves says what it is.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

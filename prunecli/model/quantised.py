@@ -14,8 +14,6 @@ What config.json says of them is read here too.
 Nothing is decoded here: see `prunecli.modules.dequantised`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Small copies of a model for trials: a config with the same switches and lists but small sizes, and random weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A layer of a mixture of experts, as the checkpoint holds it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil

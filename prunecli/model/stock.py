@@ -1,7 +1,5 @@
 """Whether a stock class of transformers can run a reduced model: what config.json then says, or why none can."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Models of the hub whose weights are read where they are, by ranges: no file of them is kept on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

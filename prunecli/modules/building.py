@@ -6,8 +6,6 @@ transformers' own rules for opening a checkpoint; of its conversions those alone
 parts are read one by one.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping

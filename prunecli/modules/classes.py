@@ -8,8 +8,6 @@ Where constants stand for some experts (2507.00390, MoNE), the router goes on ch
 experts is that of a model with as many as are computed, and adds the constants' part to its output.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -11,8 +11,6 @@ oneDNN multiplies by. Of 32 GB/s: 4096 x 1024 float32 weights by MKL 8, by oneDN
 32,000 x 1024 5, 15 and 29; in bfloat16 16 and 30. Only a single row of float32 is slower packed, 20 for 29.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

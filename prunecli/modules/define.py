@@ -19,8 +19,6 @@ Where the paper is silent, or says two things:
 - The shuffle (Table 6a) is a fixed one: the first values of all groups, then the second ones, and so on.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -11,8 +11,6 @@ With q the stored number, s the scale of its block and z its zero point, a value
 The values of each byte are looked up in a table.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """A model of random weights, whatever was removed from it or is shared in it: drawn as its stock class draws them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Where a checkpoint's tensors belong in a model, and how they get there: read into their final place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

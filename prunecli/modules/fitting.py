@@ -20,8 +20,6 @@ wider than they are stored may take `WIDER_SHARE`. Where there are several GPUs,
 types, its layers are spread over them: in the first type that fits so.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -10,8 +10,6 @@ A GPU that has no kernel for all experts at once runs one after another; the hos
 For the few tokens of a decoding step, `run_few` does without that wait.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """Hooks on a running model: masks on its heads, and outputs of a part that are recorded and returned again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

@@ -12,8 +12,6 @@ Measured on an AMD EPYC, one thread: a weight of 1024 x 1024 is multiplied by 5 
 all else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache

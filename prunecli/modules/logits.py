@@ -8,8 +8,6 @@ class's head does not take the last hidden states of what is below it, the logit
 The same way leads from last hidden states to logits when the rest of the model is gone: `Logits.of_states`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """This machine: free memory of the host and of a GPU, and free space of a disk."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import shutil

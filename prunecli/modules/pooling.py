@@ -3,8 +3,6 @@
 What is known: modules of the kinds Pooling, Dense and Normalize, in `modules.json` beside or above the transformer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

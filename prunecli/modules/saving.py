@@ -1,7 +1,5 @@
 """`save_pretrained` of a loaded model: the family's stock tensor names, and config.json with its `Structure`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The layers and mixtures of a model without values, and where their tensors belong."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ From the files to the class by transformers' own rules for opening a checkpoint,
 followed that stack experts. Back by its rules for saving one, which are the same turned round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

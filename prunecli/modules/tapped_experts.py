@@ -9,8 +9,6 @@ Switch Transformers picks one expert a token, which takes `expert_capacity` toke
 layer by, and are not routed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

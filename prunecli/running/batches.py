@@ -4,8 +4,6 @@ An example's loss is the mean cross-entropy of its counted tokens (in nats; of i
 not depend on the batch that the example is in.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -3,8 +3,6 @@
 Texts of any length for causal language models become windows of the context in which each token is predicted once.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Examples as token ids, and the batches of them that a model runs: one type for training and measuring."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

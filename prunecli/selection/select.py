@@ -4,8 +4,6 @@ Within an axis the units of the highest values stay; of equal values the first. 
 of 2212.09811, 4.3, are budgets with a `balance`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

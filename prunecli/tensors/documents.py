@@ -1,7 +1,5 @@
 """JSON documents: written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A cast rounds every value once, to the nearest, ties to even.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

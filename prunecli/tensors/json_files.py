@@ -1,7 +1,5 @@
 """JSON, read strictly (`read_json`, `read_object`, `parsed`), or so that damage counts as absence (`lenient`)."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """Shares, sizes in bytes and lists of names, as people write and read them."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction

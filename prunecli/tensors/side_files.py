@@ -1,7 +1,5 @@
 """What a directory or a listing of the hub holds beside weights, by file names; and what it is if it is no model."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A result, directory or file, appears whole or not at all: written beside its place and renamed at the end."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

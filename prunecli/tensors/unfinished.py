@@ -1,7 +1,5 @@
 """Unfinished work: records in a file of JSON lines, from which a later run goes on, and the lock of a writer."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

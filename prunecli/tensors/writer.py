@@ -1,7 +1,5 @@
 """Writes safetensors files as a stream: every size is known beforehand, a few blocks are in memory at a time."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

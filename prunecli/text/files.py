@@ -1,7 +1,5 @@
 """Text files of every kind: lines, JSON lines of texts and chats, data sets of the hub, files that have a name."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re

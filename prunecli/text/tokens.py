@@ -1,7 +1,5 @@
 """A checkpoint's tokenizer, with the language tokens of translation models."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy

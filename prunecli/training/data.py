@@ -1,7 +1,5 @@
 """The text of a run, the examples and batches made of it, what is minimised, and the validation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """finetune: from a choice of text to a checkpoint and its figures; one training run, whose memory is checked first."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

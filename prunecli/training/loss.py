@@ -19,8 +19,6 @@ k largest log probabilities, as float16. The others share evenly what is left of
 needs no teacher in memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence

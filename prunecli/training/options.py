@@ -1,7 +1,5 @@
 """What a training run depends on beside the model and the text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

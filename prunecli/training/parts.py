@@ -1,7 +1,5 @@
 """Before training: which parameters learn, and dropouts. After it: the checkpoint's own tensors, for the pipeline."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from dataclasses import asdict

@@ -7,8 +7,6 @@ OUTPUT.training/
     result/         the weights of the result, in float32
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Callbacks watch what happens beside the updates: progress, speed, time limits, interrupts, results in between.
 """
 
-from __future__ import annotations
-
 import errno
 import math
 import os

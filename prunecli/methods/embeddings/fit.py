@@ -3,8 +3,6 @@
 All weights are trained at once, by Adam over mini-batches of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Options of `factorize-embeddings`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from prunecli.model.define import UnitKind

@@ -1,7 +1,5 @@
 """From a checkpoint and options to a plan: what stands for which table; then the plan's fits, and the rewrite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import lcm

@@ -1,7 +1,5 @@
 """Rows of an embedding table, read in slices, and what they weigh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ a run was interrupted changes no bit. An unfinished run keeps its sums in hidden
 call resumes it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

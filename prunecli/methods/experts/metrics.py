@@ -11,8 +11,6 @@ AIMER needs no text and runs no model, and so serves layers that no plain forwar
 once, a few blocks in memory at a time.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence

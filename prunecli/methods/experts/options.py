@@ -1,7 +1,5 @@
 """Options of `prune-experts` by the kind of model: translation models, or language models."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

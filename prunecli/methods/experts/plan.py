@@ -3,8 +3,6 @@
 A removed expert may become a constant: the mean of its outputs (2507.00390, MoNE). Routers stay as they are then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Score the heads of a checkpoint on text, by gradients (1905.10650, 4.1) or by masks (3.2, 3.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

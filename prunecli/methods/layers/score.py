@@ -8,8 +8,6 @@ map T is the least-squares solution of M T = M + D over the tokens of a text, an
 FFN's output layer: its output becomes M T, about what the removed layers would have returned.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

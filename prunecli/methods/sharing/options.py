@@ -3,8 +3,6 @@
 A configuration says what happens to the FFNs, or (appendix B) the attentions, of the encoder and of the decoder.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ attentions saves (N - 1) x 4 x d_model^2, dropping them N x 4 x d_model^2; fewer
 key/value head.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ The states take what is left, then a file. On a GPU the sum, with CUDA's context
 memory; states that do not all find room there are in the host's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

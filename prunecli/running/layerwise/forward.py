@@ -14,8 +14,6 @@ experts' outputs, which each expert, read again, turns into those of its rows; t
 layer at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field

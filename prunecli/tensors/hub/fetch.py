@@ -1,7 +1,5 @@
 """A model of the hub as a directory of the hub's cache, its files fetched by huggingface_hub."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which names of checkpoints are the hub's and which are paths. No network, and no import that costs time."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests to the hub: files that are read by ranges, and what goes wrong in plain lines."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
