@@ -2,7 +2,7 @@
 
 A field is written once, with its type, default and help text:
 
-    least: int = option(0, "Number of heads that each layer keeps at least.", flag="--min", ge=0)
+    least: int = option("Number of heads that each layer keeps at least.", 0, flag="--min", ge=0)
 
 Values may be given as Python values or as text, as they are typed. Errors name fields in backticks (`ratio`), or fields
 with values (`ratio=2`), which the command line shows as it spells options.
@@ -141,13 +141,13 @@ class Spec:
     beside: str = ""
 
 
-def option(default: Any, help: str, **spec: Any) -> Any:  # noqa: A002
+def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
     """Return a field of a class of options that is an option of the command.
 
     Args:
-        default: the default, or `...` if the option is required.
         help: what the option means; `{cls.NAME}` stands for an attribute of the class. Help texts and pages add the
             default and the choices, if the text lacks them.
+        default: the default, or `...` if the option is required.
         spec: bounds of a number (`ge`, `gt`, `le`, `lt`), and fields of `Spec`:
             flag: name of the option, if it is not that of the field; of a switch perhaps `--on/--off`.
             metavar: what help calls a value.
@@ -165,9 +165,9 @@ def option(default: Any, help: str, **spec: Any) -> Any:  # noqa: A002
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 
-def argument(default: Any, help: str, metavar: str, **spec: Any) -> Any:  # noqa: A002
+def argument(help: str, metavar: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
     """Return a field that is a positional argument; see `option`."""
-    return option(default, help, metavar=metavar, argument=True, recorded=False, **spec)
+    return option(help, default, metavar=metavar, argument=True, recorded=False, **spec)
 
 
 selection_option = partial(option, panel=SELECTION)
@@ -247,12 +247,12 @@ class Option:
 
 
 _dtype_option = partial(compute_option, metavar="TYPE")
-STORED_DTYPE = _dtype_option(None, "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.")
+STORED_DTYPE = _dtype_option("Stored type: float16, bfloat16, float32. Default: as in the checkpoint.")
 COMPUTE_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16.", flag="--compute-dtype"
+    "Type to compute in: auto, float32, bfloat16, float16.", "auto", flag="--compute-dtype"
 )
 RUNNING_DTYPE = _dtype_option(
-    "auto", "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", flag="--compute-dtype"
+    "Type to compute in: auto, float32, bfloat16, float16; int8 on a CPU.", "auto", flag="--compute-dtype"
 )
 """Fields `dtype` of commands that rewrite, that compute, and that only run models forward."""
 

@@ -17,20 +17,19 @@ Texts = TypeVar("Texts", bound=TextChoice)
 DemoName = Literal["translation", "lm"]
 
 CHECKPOINT = argument(
-    None,
     "Directory or hub model (org/name). Default: the demo.",
     "CHECKPOINT",
     role="checkpoint",
 )
 """Field `checkpoint` of commands for one model."""
 DEMO = text_option(
-    "translation",
     "Bundled model and text: translation, or lm, a language model.",
+    "translation",
     flag="--demo",
     recorded=False,
 )
 """Field `demo_model` of commands for both kinds of model."""
-TASK = option(None, "Task. Default: that of the model.")
+TASK = option("Task. Default: that of the model.")
 """Field `task`."""
 
 
@@ -38,12 +37,12 @@ class ModelsOptions(OutputOptions, TextChoice):
     """Options of the commands that measure several models on the same text."""
 
     checkpoints: tuple[CheckpointPath, ...] = argument(
-        (), "Directories or hub models (org/name), baseline first.", "CHECKPOINT", role="checkpoint"
+        "Directories or hub models (org/name), baseline first.", "CHECKPOINT", (), role="checkpoint"
     )
-    split: str = text_option("test", "Split of --data.")
+    split: str = text_option("Split of --data.", "test")
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
-    everything: bool = text_option(False, "Without checkpoints: read all of the demo's text.", flag="--all")
+    everything: bool = text_option("Without checkpoints: read all of the demo's text.", False, flag="--all")
 
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""

@@ -149,18 +149,18 @@ def parameters() -> dict[str, dict[str, Option]]:
 
 def result_option(default: str, help: str = "File of the result.") -> Any:  # noqa: A002
     """Return the field `output` of a command that measures."""
-    return option(Path(default), help, flag="--output -o", role="output")
+    return option(help, Path(default), flag="--output -o", role="output")
 
 
 def plot_option(help: str = "Also draw a picture") -> Any:  # noqa: A002
     """Return the field `plot`."""
-    return option(None, f"{help}: .png, .svg or .html.", role="output")
+    return option(f"{help}: .png, .svg or .html.", role="output")
 
 
-DRY_RUN = option(False, "Show what would be done; write nothing.", recorded=False)
-FORCE = option(False, "Replace an output that exists.", recorded=False)
-QUIET = option(False, "No notes, no progress, no table.", flag="--quiet -q", recorded=False)
-AS_JSON = option(False, "Print the result as JSON.", flag="--json", recorded=False)
+DRY_RUN = option("Show what would be done; write nothing.", False, recorded=False)
+FORCE = option("Replace an output that exists.", False, recorded=False)
+QUIET = option("No notes, no progress, no table.", False, flag="--quiet -q", recorded=False)
+AS_JSON = option("Print the result as JSON.", False, flag="--json", recorded=False)
 """Fields `dry_run`, `force`, `quiet` and `as_json`."""
 
 
@@ -169,7 +169,6 @@ class OutputOptions(Options):
 
     output: Path = result_option("result.json")
     table: Path | None = option(
-        None,
         "Also write the tables, unrounded: .csv, .md or .tex.",
         role="output",
     )

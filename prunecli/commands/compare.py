@@ -29,15 +29,14 @@ class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     other: CheckpointPath | None = argument(
-        None,
         "Checkpoint to compare with. Default: CHECKPOINT is compared with itself, component by component.",
         "OTHER",
         role="checkpoint",
     )
-    split: str = text_option("test", "Split of --data.")
+    split: str = text_option("Split of --data.", "test")
     benchmarks: tuple[CheckpointPath, ...] = advanced_option(
-        (),
         "Checkpoint like CHECKPOINT from another seed, whose similarity to it counts as 100%; may be given again.",
+        (),
         metavar="CHECKPOINT",
         role="checkpoint",
     )
@@ -137,8 +136,8 @@ def compare_models(options: CompareModels) -> None:
 class CompareHeads(OutputOptions):
     """Options of the command."""
 
-    first: Path = argument(..., "Scores of heads, from score-heads.", "A.json", role="input")
-    second: Path = argument(..., "Scores of the same heads on another text or task.", "B.json", role="input")
+    first: Path = argument("Scores of heads, from score-heads.", "A.json", ..., role="input")
+    second: Path = argument("Scores of the same heads on another text or task.", "B.json", ..., role="input")
     output: Path = result_option("head-comparison.json")
     plot: Path | None = plot_option("Also draw a point for each head")
 
@@ -174,11 +173,11 @@ class CompareLanguages(OutputOptions, LanguageOptions):
     """Options of the command."""
 
     gates: tuple[Path, ...] = argument(
-        (Path("gates.json"),), "Gate statistics. Default: ./gates.json.", "GATES.json", role="input"
+        "Gate statistics. Default: ./gates.json.", "GATES.json", (Path("gates.json"),), role="input"
     )
     output: Path = option(
-        Path(),
         "File of the result. Default: languages.json; for texts texts.json.",
+        Path(),
         flag="--output -o",
         role="output",
     )

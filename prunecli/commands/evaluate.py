@@ -36,7 +36,7 @@ class Evaluate(ModelsOptions, EvaluationOptions):
     LEFT_OUT = frozenset({"files"})
 
     text: tuple[NamedText, ...] = NAMED_TEXT
-    all_pairs: bool = option(False, f"Show every pair, even more than {PAIRS_SHOWN}.")
+    all_pairs: bool = option(f"Show every pair, even more than {PAIRS_SHOWN}.", False)
     output: Path = result_option("evaluation.json")
     plot: Path | None = plot_option("Also draw the scores against the fraction removed")
 

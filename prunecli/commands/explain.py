@@ -11,12 +11,12 @@ from prunecli.options import Options, argument
 class Explain(Options):
     """Options of the command."""
 
-    directory: Path = argument(..., "A result of prunecli.", "DIR", role="input")
+    directory: Path = argument("A result of prunecli.", "DIR", ..., role="input")
     what: tuple[str, ...] = argument(
-        (),
         'What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house". Default: '
         "where each layer was cut.",
         "WHAT",
+        (),
         repeated=True,
     )
     as_json: bool = AS_JSON

@@ -51,67 +51,62 @@ class Finetune(WritingOptions, TextChoice, TrainingOptions):
     output: Path = output_option("finetuned")
     task: TrainingTask | None = TASK
     from_scratch: Path | None = training_option(
-        None,
         "Train random weights: a config.json, or a directory with it and a tokenizer.",
         metavar="CONFIG",
         role="input",
     )
     tokenizer: Path | None = training_option(
-        None,
         "With --from-scratch: the tokenizer. Default: that beside CONFIG.",
         metavar="DIR",
         role="input",
         hidden=True,
     )
     steps: int | None = option(
-        None, "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
+        "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
     )
     distill: float | None = training_option(
-        None,
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
         ge=0,
         le=1,
     )
     temperature: float | None = training_option(
-        None, "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0
+        "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0
     )
     hidden_weight: float = training_option(
-        0.0, "Weight of the distance to the teacher's last hidden states.", ge=0, hidden=True
+        "Weight of the distance to the teacher's last hidden states.", 0.0, ge=0, hidden=True
     )
     label_smoothing: float | None = training_option(
-        None, "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
+        "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
     )
-    split: str = text_option("train", "Split of --data to train on.")
-    valid_split: str | None = validation_option(None, "Split to validate with. Default: val, if it exists.")
-    valid_text: tuple[Path, ...] = validation_option((), "Plain text to validate with.", role="text")
+    split: str = text_option("Split of --data to train on.", "train")
+    valid_split: str | None = validation_option("Split to validate with. Default: val, if it exists.")
+    valid_text: tuple[Path, ...] = validation_option("Plain text to validate with.", (), role="text")
     valid_labelled: Path | None = validation_option(
-        None, "Labelled text to validate with.", role="text", hidden=True
+        "Labelled text to validate with.", role="text", hidden=True
     )
-    max_valid: int | None = validation_option(None, "Validate with the first N lines.", ge=1, hidden=True)
+    max_valid: int | None = validation_option("Validate with the first N lines.", ge=1, hidden=True)
     stored_dtype: StoredDtype | None = compute_option(
-        None,
         "Stored type: float16, bfloat16, float32. Default: as in the checkpoint.",
         flag="--dtype",
         metavar="TYPE",
     )
     resume: Literal["auto", "never"] = hidden_option(
-        "auto",
         "auto: resume the same command if it was interrupted; never.",
+        "auto",
     )
     keep_state: bool = hidden_option(
-        False,
         "Keep OUTPUT.training, from which --steps can continue.",
+        False,
     )
     save_every: int | None = hidden_option(
-        None,
         "Also write the model after each N updates, as OUTPUT.steps/step-N.",
         beside=".steps",
         ge=1,
     )
     keep_at: Counts = hidden_option(
-        (),
         "Also write the model after these updates.",
+        (),
         metavar="N,M",
         beside=".steps",
     )

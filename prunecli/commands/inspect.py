@@ -25,12 +25,11 @@ class Inspect(OutputOptions, LoadOptions):
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(
-        None,
         "Memory, such as 32GiB: show what fits in it (whole, pruned, layer by layer).",
         metavar="SIZE",
     )
     dtype: str | None = advanced_option(
-        None, "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE"
+        "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE"
     )
     demo_model: DemoName = DEMO
 

@@ -133,7 +133,6 @@ class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     LEFT_OUT = frozenset({"memory", "spill_directory"})
 
     replace: Literal["linear"] | None = selection_option(
-        None,
         "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
         "squares on the text (ReplaceMe).",
         recorded=False,
@@ -227,7 +226,6 @@ class TrimVocabulary(RewritingOptions, WordsOptions, VocabularyOptions):
     """Options of the command."""
 
     keep_file: Path | None = selection_option(
-        None,
         "Further tokens to keep, one on each line, as the tokenizer writes them.",
         flag="--keep",
         role="input",

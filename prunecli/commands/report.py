@@ -17,16 +17,16 @@ class Report(Options):
     """Options of the command."""
 
     directory: Path = argument(
-        Path(), "Directory of results and checkpoints. Default: this one.", "DIR", role="input"
+        "Directory of results and checkpoints. Default: this one.", "DIR", Path(), role="input"
     )
     originals: tuple[CheckpointPath, ...] = option(
-        (),
         "Checkpoint elsewhere that a result or a history names, to be shown there; may be given again.",
+        (),
         flag="--original",
         metavar="CHECKPOINT",
         role="checkpoint",
     )
-    output: Path = option(Path("report.html"), "The page; - for stdout.", flag="--output -o", role="output")
+    output: Path = option("The page; - for stdout.", Path("report.html"), flag="--output -o", role="output")
     force: bool = FORCE
     quiet: bool = QUIET
 

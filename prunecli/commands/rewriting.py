@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def output_option(default: str) -> Any:
     """Return the field `output` of a command that writes a checkpoint."""
     return option(
-        Path(default),
         "Directory of the result.",
+        Path(default),
         flag="--output -o",
         metavar="DIR",
         role="output",
@@ -54,9 +54,8 @@ class WritingOptions(Options):
 class RewritingOptions(WritingOptions):
     """Options of every command that makes a checkpoint smaller: what becomes of the decision."""
 
-    explain: bool = option(False, "Show why each part was kept or removed.", recorded=False)
+    explain: bool = option("Show why each part was kept or removed.", False, recorded=False)
     check_text: Path | None = text_option(
-        None,
         "Text to measure the loss on before and after: a file, or a directory like --data. Default: the text that the "
         "command runs on, if it runs the model.",
         flag="--check",
@@ -64,13 +63,13 @@ class RewritingOptions(WritingOptions):
         role="input",
     )
     stream: bool = compute_option(
-        False,
         "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
+        False,
         recorded=False,
     )
     config_only: bool = hidden_option(
-        False,
         "Write the result without weights; finetune --from-scratch trains them.",
+        False,
         recorded=False,
     )
 
@@ -187,13 +186,11 @@ class WordsOptions(TextChoice):
     )
 
     split: str | None = text_option(
-        None,
         "Splits of --data. Default: train, val and dev, as far as they exist.",
         metavar="A,B",
         recorded=False,
     )
     langs: tuple[Name, ...] | None = text_option(
-        None,
         "Languages of --data whose text is read. Default: all.",
         metavar="A,B",
         recorded=False,
@@ -206,7 +203,6 @@ class ScoredOptions(TextChoice, RunOptions):
     LEFT_OUT = frozenset({"source_file", "target_file", "labelled"})
 
     save_scores: Path | None = text_option(
-        None,
         "Also write the scores, for --scores; with --dry-run too.",
         role="output",
     )

@@ -29,15 +29,13 @@ from prunecli.recipes.text import (
 class Run(Options):
     """Options of the command."""
 
-    name: str | None = argument(
-        None, "A YAML file, or the name of a recipe that comes with prunecli.", "RECIPE"
-    )
+    name: str | None = argument("A YAML file, or the name of a recipe that comes with prunecli.", "RECIPE")
     assignments: tuple[str, ...] = option(
-        (), "Give a variable of the recipe another value.", flag="--set", metavar="NAME=VALUE", repeated=True
+        "Give a variable of the recipe another value.", (), flag="--set", metavar="NAME=VALUE", repeated=True
     )
-    lists: bool = option(False, "Name the recipes that come with prunecli.", flag="--list")
-    prints: bool = option(False, "Print the recipe, to be saved and changed; run nothing.", flag="--print")
-    html: Path | None = option(None, "Also make a page of all that the recipe made.", role="output")
+    lists: bool = option("Name the recipes that come with prunecli.", False, flag="--list")
+    prints: bool = option("Print the recipe, to be saved and changed; run nothing.", False, flag="--print")
+    html: Path | None = option("Also make a page of all that the recipe made.", role="output")
     dry_run: bool = DRY_RUN
     force: bool = FORCE
     quiet: bool = QUIET

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 DEVICE = compute_option(
-    "auto", "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …", metavar="NAME", recorded=False
+    "auto (a GPU, or all if one is too small), cpu, cuda, cuda:1, …", "auto", metavar="NAME", recorded=False
 )
 """Field `device` of commands that run models."""
 
@@ -36,7 +36,7 @@ class BatchOptions(Options):
     """Size of the batches, and where they run."""
 
     batch_tokens: int = compute_option(
-        4096, "Padded tokens in a batch; fewer take less memory.", recorded=False, ge=1
+        "Padded tokens in a batch; fewer take less memory.", 4096, recorded=False, ge=1
     )
     device: str = DEVICE
 
@@ -44,11 +44,8 @@ class BatchOptions(Options):
 class RunOptions(BatchOptions):
     """How a model runs on text."""
 
-    memory: Size | None = compute_option(
-        None, "Run layer by layer within this memory (8GiB).", metavar="SIZE"
-    )
+    memory: Size | None = compute_option("Run layer by layer within this memory (8GiB).", metavar="SIZE")
     spill_directory: Path | None = compute_option(
-        None,
         "With --memory: directory for hidden states that do not fit. Default: that of temporary files.",
         flag="--spill-dir",
         metavar="DIR",

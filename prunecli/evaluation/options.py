@@ -46,74 +46,70 @@ class EvaluationOptions(RunOptions):
         most_translations: limit on the translations of all checkpoints and pairs together; None: no limit.
     """
 
-    beam: int = compute_option(4, "Beam size; 1 is greedy search.", ge=1)
-    batch_tokens: int = compute_option(2048, "Padded tokens in a batch; fewer take less memory.", ge=1)
+    beam: int = compute_option("Beam size; 1 is greedy search.", 4, ge=1)
+    batch_tokens: int = compute_option("Padded tokens in a batch; fewer take less memory.", 2048, ge=1)
     dtype: RunningDtype = RUNNING_DTYPE
     max_new_tokens: int | None = compute_option(
-        None, "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).", ge=1
+        "Longest output. Default: 3 x source tokens + 50 (--continuations: 64).", ge=1
     )
     stride: int | None = text_option(
-        None,
         "lm: tokens from one window to the next; fewer make windows overlap. Default: context - 1.",
         ge=1,
         hidden=True,
     )
     continuations: int = text_option(
-        0,
         "lm: prompts of each text whose greedy continuations are compared with the first checkpoint's.",
+        0,
         ge=0,
     )
     groups: Path | None = text_option(
-        None,
         "Also means by group of languages: a language, a tab and its group on each line, or {{language: group}} "
         "in .json.",
         role="text",
         hidden=True,
     )
     spm: Path | None = hidden_option(
-        None, "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.", role="text"
+        "FLORES-200's SentencePiece model, for spBLEU. Default: where sacrebleu stores it.", role="text"
     )
     comet: str | None = hidden_option(
-        None,
         "Also COMET with this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
         metavar="MODEL",
     )
     hypotheses: Path | None = advanced_option(
-        None, "Store the outputs, in a directory for each checkpoint.", metavar="DIR", role="output"
+        "Store the outputs, in a directory for each checkpoint.", metavar="DIR", role="output"
     )
     examples: int = hidden_option(
-        3,
         "Number of inputs to show with all outputs, those where the outputs differ most (lm: with --continuations).",
+        3,
         ge=0,
     )
     samples: int = hidden_option(
-        1000, "Resamples of the significance test; 0: no test.", flag="--bootstrap", ge=0
+        "Resamples of the significance test; 0: no test.", 1000, flag="--bootstrap", ge=0
     )
     level: float = hidden_option(
-        0.05,
         "A difference counts as significant below this p-value.",
+        0.05,
         flag="--significance",
         metavar="LEVEL",
         gt=0,
         lt=1,
     )
-    seed: int = hidden_option(12345, "Seed of the resamples, and of the tokens that mlm hides.", ge=1)
+    seed: int = hidden_option("Seed of the resamples, and of the tokens that mlm hides.", 12345, ge=1)
     min_ratio: float | None = hidden_option(
-        None,
         "Exit with status 1 if another checkpoint has less than this share of the first checkpoint's score.",
         metavar="RATIO",
         ge=0,
     )
     least: tuple[str, ...] = advanced_option(
-        (),
         "Exit with status 1 if a score is lower (chrF++=50); may be given again.",
+        (),
         flag="--min",
         metavar="SCORE=X",
         repeated=True,
     )
     most: tuple[str, ...] = advanced_option(
-        (),
         "Exit with status 1 if a score is higher (perplexity=20); may be given again.",
+        (),
         flag="--max",
         metavar="SCORE=X",
         repeated=True,
@@ -199,29 +195,29 @@ class EvaluationOptions(RunOptions):
 class LatencyOptions(Options):
     """Options of `bench-latency`, apart from the checkpoints and the text."""
 
-    sentences: int = text_option(8, "Sentences, examples or prompts per run.", ge=1)
+    sentences: int = text_option("Sentences, examples or prompts per run.", 8, ge=1)
     batch_sizes: Annotated[Counts, Field(min_length=1)] = option(
-        (1,), "Sentences at a time; several with commas. Default: 1.", flag="--batch-size", metavar="N,…"
+        "Sentences at a time; several with commas. Default: 1.", (1,), flag="--batch-size", metavar="N,…"
     )
     beams: Counts | None = option(
-        None, "Translation: beam size; several with commas. Default: 5.", flag="--beam", metavar="N,…"
+        "Translation: beam size; several with commas. Default: 5.", flag="--beam", metavar="N,…"
     )
     new_tokens: int = option(
-        32,
         "Tokens generated per sentence or prompt, the same for all checkpoints.",
+        32,
         flag="--max-new-tokens",
         ge=2,
     )
-    runs: int = compute_option(5, "Timed runs.", ge=1)
-    warm_up: int = compute_option(1, "Runs before them that do not count.", flag="--warmup", ge=0)
+    runs: int = compute_option("Timed runs.", 5, ge=1)
+    warm_up: int = compute_option("Runs before them that do not count.", 1, flag="--warmup", ge=0)
     threads: int | None = compute_option(
-        None, "CPU threads. Default: one for small models, else the number of idle cores.", ge=1
+        "CPU threads. Default: one for small models, else the number of idle cores.", ge=1
     )
     device: str = DEVICE
     dtype: RunningDtype = RUNNING_DTYPE
     memory: bool = compute_option(
-        True,
         "Leave out load time and peak memory, for which each checkpoint is loaded once more.",
+        True,
         flag="--no-memory",
     )
 
@@ -244,11 +240,10 @@ class SimilarityOptions(BatchOptions):
     """
 
     measure: Literal["cka", "lns", "both"] = option(
-        "both", "cka: linear CKA; lns: local neighbourhood similarity; both."
+        "cka: linear CKA; lns: local neighbourhood similarity; both.", "both"
     )
-    neighbours: float = advanced_option(0.05, "Neighbours of LNS, as a share of the sentences.", ge=0, le=1)
+    neighbours: float = advanced_option("Neighbours of LNS, as a share of the sentences.", 0.05, ge=0, le=1)
     random_baseline: int | None = advanced_option(
-        None,
         "Also the similarity to random weights of CHECKPOINT's architecture: the mean over this number of seeds.",
         metavar="SEEDS",
         ge=1,

@@ -118,24 +118,23 @@ class PruningOptions(Options):
     """Options that say how many units are removed."""
 
     ratio: Share | None = option(
-        None,
         "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO:g}{cls.FOR_OTHERS}.",
         metavar="R",
         recorded=False,
     )
-    count: int | None = option(None, "Number of {cls.UNITS} to remove in all, instead of --ratio.", ge=0)
+    count: int | None = option("Number of {cls.UNITS} to remove in all, instead of --ratio.", ge=0)
     least: int | None = selection_option(
-        None, "Number of {cls.UNITS} that each layer keeps at least.", flag="--min", ge=0
+        "Number of {cls.UNITS} that each layer keeps at least.", flag="--min", ge=0
     )
     uniform: bool = selection_option(
-        False,
         "Remove the same part of every layer.",
+        False,
         flag="--uniform/--uneven",
     )
     dtype: StoredDtype | None = STORED_DTYPE
     seed: int = hidden_option(
-        0,
         "Seed of the metric random.",
+        0,
         recorded=False,
     )
 
@@ -176,12 +175,10 @@ class UnitOptions(PruningOptions):
 
     metric: Any = None
     keep: Path | str | None = selection_option(
-        None,
         "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
         role="input",
     )
     scores: Scores | Files | None = selection_option(
-        None,
         "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
         role="input",
     )
@@ -230,32 +227,31 @@ class HeadOptions(UnitOptions):
     METHODS = ("gradient", "ablation", "all-but-one")
 
     scores: Scores | Files = option(
-        (Path("heads.json"),),
         "Scores from score-heads, of this checkpoint or of the one that it was pruned from; may be given again: sums "
         "of the gradient method add up. Default: heads.json.",
+        (Path("heads.json"),),
         role="input",
     )
     attention: tuple[AttentionKind, ...] = selection_option(
-        ("encoder", "decoder", "cross"),
         "Kinds of attention that may lose heads, with commas: encoder, decoder (self-attention), cross. --ratio counts "
         "their heads alone. Default: all.",
+        ("encoder", "decoder", "cross"),
         metavar="KINDS",
     )
     metric: HeadMetric = selection_option(
-        "importance",
         "importance: by scores; random: a baseline.",
+        "importance",
     )
     normalize: Normalize | None = selection_option(
-        None,
         "Divide scores by the l2 norm over their layer (per-layer), or compare them as they are (none). Default: "
         "per-layer; none for scores of score-heads --metric ablation.",
         recorded=False,
     )
-    least: int = selection_option(0, "Number of heads that each layer keeps at least.", flag="--min", ge=0)
+    least: int = selection_option("Number of heads that each layer keeps at least.", 0, flag="--min", ge=0)
     uniform: bool = selection_option(
-        False,
         "Keep the same number of heads in every layer, the largest that a stock config can hold and the amount allows: "
         "plain transformers loads the result.",
+        False,
         flag="--uniform/--uneven",
     )
 
@@ -269,39 +265,36 @@ class NarrowOptions(UnitOptions):
     AMOUNTS = ("ratio", "count", "width")
     METHODS = ("activation", "activation-norm", "gradient")
 
-    width: int | None = option(None, "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
+    width: int | None = option("Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
     metric: UnitMetric | None = selection_option(
-        None,
         "activation: root mean square on text; activation-norm: the same times the norm of the output weights; "
         "gradient: how much the loss depends on the unit; norms: of all weights, without text; random. Default: that "
         "of --scores, or activation-norm.",
         recorded=False,
     )
     side: Side | None = selection_option(
-        None,
         "Only this stack gets narrower FFNs.",
     )
     least: int = selection_option(
-        1, "Number of hidden units that each FFN keeps at least.", flag="--min", ge=0
+        "Number of hidden units that each FFN keeps at least.", 1, flag="--min", ge=0
     )
     multiple_of: int | None = selection_option(
-        None,
         "Round widths down to a multiple of N. Default: 1; with --experts 8 where the width is one.",
         ge=1,
     )
     uniform: bool = selection_option(
-        True,
         "--uniform: remove the same fraction of every FFN. --uneven: rank the units of all FFNs together, each score "
         "divided by the l2 norm over its FFN; not a stock model. Default: --uniform.",
+        True,
         flag="--uniform/--uneven",
     )
     dense_only: bool = advanced_option(
-        False,
         "Leave mixtures of experts as they are, instead of an error.",
+        False,
     )
     experts: bool = selection_option(
-        False,
         "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
+        False,
     )
 
     def check_options(self) -> None:
@@ -339,34 +332,30 @@ class LayerOptions(UnitOptions):
     METHODS = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT = frozenset({"least", "uniform"})
 
-    encoder: int | None = option(None, "Number of layers to remove from the encoder.", ge=0)
-    decoder: int | None = option(None, "Number of layers to remove from the decoder.", ge=0)
+    encoder: int | None = option("Number of layers to remove from the encoder.", ge=0)
+    decoder: int | None = option("Number of layers to remove from the decoder.", ge=0)
     remove: str | None = option(
-        None,
         "Layers to remove, by number from 0: 3,7-9; with two stacks encoder:3,decoder:1-2.",
         metavar="LIST",
         recorded=False,
     )
     keep: Path | str | None = option(
-        None,
         "Layers to keep, written like --remove (unnamed stacks keep all), or what --dry-run --json printed.",
         metavar="LIST",
         recorded=False,
     )
     metric: LayerMetric | None = selection_option(
-        None,
         "cosine, cka: how little a layer's output is like its input; perplexity: how much it rises without the layer; "
         "embedding: how far the text's vector moves; last: remove the last layers; random. Default: that of --scores, "
         "or cosine; embedding for a model without a head.",
         recorded=False,
     )
     side: Side | None = selection_option(
-        None,
         "Only this stack loses layers.",
     )
     contiguous: bool = selection_option(
-        False,
         "Remove layers side by side: the run whose input is most like its output (by angle).",
+        False,
     )
 
     @property
@@ -411,19 +400,16 @@ class LoadOptions(Options):
     """Options of the batch that must be decodable in the memory of `fit`."""
 
     fit_batch: int | None = hidden_option(
-        None,
         "For --fit: sentences or texts decoded at a time. Default: 1.",
         recorded=False,
         ge=1,
     )
     fit_beam: int | None = hidden_option(
-        None,
         "For --fit: beam size. Default: 4; for language models 1.",
         recorded=False,
         ge=1,
     )
     fit_length: int | None = hidden_option(
-        None,
         "For --fit: tokens of a sentence. Default: 128; for language models 4,096, or all their positions.",
         recorded=False,
         ge=1,
@@ -448,104 +434,96 @@ class ExpertOptions(LoadOptions, PruningOptions):
     LEFT_OUT = frozenset({"uniform"})
 
     gates: GateStatistics | Files = option(
-        (Path("gates.json"),),
         "Gate statistics of the checkpoint, or of the one that it was pruned from; may be given again: sums add up. "
         "The authors' published files work too. Default: gates.json.",
+        (Path("gates.json"),),
         role="input",
     )
 
     fit: Size | None = option(
-        None,
         "Remove as few experts as possible so that decoding fits in this memory (30GiB) with 10% left free.",
         metavar="SIZE",
         recorded=False,
     )
     experts_per_layer: Annotated[dict[str, int], BeforeValidator(_per_layer)] | None = option(
-        None,
         "Number of experts to keep in each encoder and decoder layer: 36,12; or one for both.",
         metavar="E,D",
         recorded=False,
     )
     keep: Path | str | None = selection_option(
-        None,
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
         "--json printed.",
         role="input",
     )
     metric: ExpertMetric | None = selection_option(
-        None,
         "What experts are ranked by: importance, top1, top2, load-balance, importance-vanilla; for language models "
         "also reap, ean, weighted-ean, frequency, seer, man, msan; aimer: by weights alone; random: a baseline. "
         "Default: importance; for language models reap.",
         recorded=False,
     )
     sources: tuple[str, ...] = selection_option(
-        (),
         "Languages to translate from.",
+        (),
         flag="--source",
         metavar="A,B",
     )
     targets: tuple[str, ...] = selection_option(
-        (),
         "Languages to translate into.",
+        (),
         flag="--target",
         metavar="C,D",
     )
     texts: tuple[str, ...] = selection_option(
-        (),
         "Language models: texts whose statistics count. Default: all.",
+        (),
         flag="--for",
         metavar="A,B",
     )
     strategy: Strategy = selection_option(
-        "per-layer",
         "per-layer: fixed numbers; global-threshold, side-threshold: one threshold for the model or for each side.",
+        "per-layer",
         recorded=False,
     )
     balance: Balance | None = selection_option(
-        None,
         "Encoder experts kept per decoder expert. Default: 3:1 if a layer has 128 experts or more, else 1:1.",
         metavar="ENC:DEC",
         recorded=False,
         hidden=True,
     )
     least: int | None = selection_option(
-        None,
         "Number of experts that each layer keeps at least. Default: the router's top-k; 4 under a threshold.",
         flag="--min",
         ge=0,
         recorded=False,
     )
     multiple_of: int = selection_option(
-        1,
         "Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
+        1,
         ge=1,
     )
     granularity: Granularity | None = hidden_option(
-        None,
         "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "
         "pairs; global: all. Default: language with --source or --target, else global.",
         recorded=False,
     )
     min_tokens: int = hidden_option(
-        MIN_TOKENS,
         "Language models: warn about experts that received fewer tokens than N.",
+        MIN_TOKENS,
         recorded=False,
         ge=0,
     )
     mtp: Literal["prune", "drop"] = hidden_option(
-        "prune",
         "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",
+        "prune",
     )
     active: int | None = advanced_option(
-        None,
         "Number of experts that the router picks for each token. Default: as before.",
         ge=1,
     )
     constant: bool = advanced_option(
-        False,
         "Language models: replace a removed expert by its mean output (from collect-gates --mean-outputs) and keep "
         "the router.",
+        False,
         flag="--constant-experts",
     )
 
@@ -563,13 +541,13 @@ class VocabularyOptions(Options):
     """
 
     min_count: int = option(
-        1,
         "Number of occurrences that a token needs. Above 1, rare words become more and smaller tokens than before.",
+        1,
         ge=1,
     )
     keep: tuple[str, ...] = ()
     multiple_of: int = selection_option(
-        1, "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", ge=1
+        "Keep more tokens, up to a multiple of N (8, 64: fast on GPUs).", 1, ge=1
     )
     dtype: StoredDtype | None = STORED_DTYPE
 
@@ -578,57 +556,50 @@ class LanguageOptions(Options):
     """Options of `compare-languages`, apart from its files."""
 
     ratio: Share = option(
-        0.75, "Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.", metavar="R"
+        "Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.", 0.75, metavar="R"
     )
     langs: tuple[str, ...] = selection_option(
-        (),
         "Languages: all pairs between them.",
+        (),
         metavar="A,B,C",
     )
     texts: tuple[str, ...] = selection_option(
-        (),
         "Language models: texts to compare. Default: all.",
+        (),
         flag="--for",
         metavar="A,B",
     )
     metric: str | None = selection_option(
-        None,
         "Metric of the experts, as in prune-experts. Default: importance; for language models reap.",
         metavar="NAME",
     )
     strategy: Strategy | None = selection_option(
-        None,
         "How experts are selected: side-threshold, global-threshold, per-layer. Default: side-threshold; for texts "
         "per-layer.",
     )
     balance: Balance | None = selection_option(
-        None,
         "Encoder experts per decoder expert. Default: 1:1.",
         metavar="E:D",
     )
     least: int | None = selection_option(
-        None,
         "Number of experts that every layer keeps. Default: 4; for texts the router's top-k.",
         flag="--min",
         ge=1,
     )
     linkage: Literal["ward", "average", "complete", "single"] = advanced_option(
-        "ward",
         "How clusters of languages join: ward, average, complete, single.",
+        "ward",
     )
     layer_metric: str | None = advanced_option(
-        None,
         "Metric of the experts per layer, such as top1 in Figure 1 of the paper. Default: that of --metric.",
         metavar="NAME",
     )
     groups: Path | None = advanced_option(
-        None,
         "Also experts of each side by group of languages: a language, a tab and its group on each line, or {{language: "
         "group}} in .json.",
         role="input",
     )
     families: Path | None = advanced_option(
-        None,
         "Colours of the trees in --plot and the report: a language, a tab and its family on each line, or .json.",
         role="input",
     )

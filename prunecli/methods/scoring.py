@@ -27,16 +27,16 @@ class CollectOptions(Options):
     """
 
     mode: Literal["forced", "beam"] = selection_option(
-        "forced",
         "forced: run on the reference, fast; beam: search.",
+        "forced",
     )
-    beam: int = selection_option(4, "Beams per sentence with --mode beam.", ge=2)
+    beam: int = selection_option("Beams per sentence with --mode beam.", 4, ge=2)
     batch_tokens: int = 4096
     context: int | None = None
-    max_tokens: int | None = text_option(None, "Read only the first N tokens of each --text name.", ge=1)
+    max_tokens: int | None = text_option("Read only the first N tokens of each --text name.", ge=1)
     mean_outputs: bool = advanced_option(
-        False,
         "Language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
+        False,
     )
 
 
@@ -44,38 +44,34 @@ class ScoreOptions(RunOptions):
     """Options of `score-heads`."""
 
     metric: Literal["gradient", "ablation", "all-but-one"] = option(
-        "gradient",
         "gradient: one forward and backward pass; ablation: the score without each head; all-but-one: with each head "
         "alone in its layer.",
+        "gradient",
     )
     measure: EffectMetric | None = selection_option(
-        None,
         "Score of ablation and all-but-one. Default: chrf++, accuracy, cosine or loss, by task; loss is fast.",
     )
     per: Literal["example", "token"] | None = hidden_option(
-        None,
         "For gradient: take the absolute value of the sum over the tokens of an example (eq. 2 of the paper), or of "
         "each token (the authors' code). Default: example.",
         flag="--importance",
     )
-    beam: int = compute_option(4, "Beams per sentence for chrf++ and bleu.", ge=1)
+    beam: int = compute_option("Beams per sentence for chrf++ and bleu.", 4, ge=1)
     select_data: Path | None = hidden_option(
-        None,
         "all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or --labelled) "
         "and report them on the other.",
         role="text",
     )
     select_split: str | None = hidden_option(
-        None,
         "all-but-one: choose the best heads on this split.",
     )
     samples: int = hidden_option(
-        1000,
         "Resamples of the significance test of chrf++ and bleu.",
+        1000,
         flag="--bootstrap",
         ge=1,
     )
-    seed: int = hidden_option(12345, "Seed of the resamples.", ge=1)
+    seed: int = hidden_option("Seed of the resamples.", 12345, ge=1)
     dtype: ComputeDtype = COMPUTE_DTYPE
 
     def check_options(self) -> None:

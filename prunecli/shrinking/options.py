@@ -46,56 +46,53 @@ class ShrinkOptions(RunOptions):
     """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
 
     params: Share | None = option(
-        None, "Fraction of the parameters to keep. Default: 75%, if no target is given.", metavar="SHARE"
+        "Fraction of the parameters to keep. Default: 75%, if no target is given.", metavar="SHARE"
     )
-    size: Size | None = option(None, "Bytes of the weights to keep at most (4GiB).", metavar="SIZE")
+    size: Size | None = option("Bytes of the weights to keep at most (4GiB).", metavar="SIZE")
     fit: Size | None = option(
-        None, "Memory that the weights and decoding have to fit in, with a reserve of 10 %.", metavar="SIZE"
+        "Memory that the weights and decoding have to fit in, with a reserve of 10 %.", metavar="SIZE"
     )
     speed: float | None = option(
-        None, "Factor by which the result is faster, measured as bench-latency does it.", gt=1
+        "Factor by which the result is faster, measured as bench-latency does it.", gt=1
     )
     only: tuple[LeverName, ...] = selection_option(
-        (),
         "Kinds of units to remove, with commas: layers, heads, units, experts, tokens, channels. Default: all but "
         "channels.",
+        (),
         metavar="KINDS",
     )
     uniform: bool = selection_option(
-        True,
         "--uniform: the result is a stock model. --uneven: layers may keep different numbers of heads and hidden "
         "units. Default: --uniform.",
+        True,
         flag="--uniform/--uneven",
     )
     replace: Literal["linear", "none"] = selection_option(
-        "linear",
         "linear: removed layers leave a linear map in the FFN before them (ReplaceMe), where the model allows it.",
+        "linear",
     )
     heal: Minutes | None = training_option(
-        None,
         "Train the result for this time (10m), with the original as teacher.",
         metavar="TIME",
         gt=0,
     )
     heal_steps: int | None = training_option(
-        None, "Train the result for N updates, with the original as teacher.", ge=1
+        "Train the result for N updates, with the original as teacher.", ge=1
     )
     teacher_logits: Path | None = training_option(
-        None,
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
         role="output",
     )
     minutes: Minutes | None = selection_option(
-        None,
         "Stop the search after this time and take the best result so far. Default: no limit.",
         metavar="TIME",
         recorded=False,
         gt=0,
     )
-    trials: int = hidden_option(8, "Whole mixtures to try after the first ones.", recorded=False, ge=0)
-    score_tokens: int = hidden_option(16384, "Tokens of the text, about, that the units are scored on.", ge=1)
-    trial_tokens: int = hidden_option(4096, "Tokens, about, that each trial is measured on.", ge=1)
+    trials: int = hidden_option("Whole mixtures to try after the first ones.", 8, recorded=False, ge=0)
+    score_tokens: int = hidden_option("Tokens of the text, about, that the units are scored on.", 16384, ge=1)
+    trial_tokens: int = hidden_option("Tokens, about, that each trial is measured on.", 4096, ge=1)
 
     def check_target(self) -> None:
         """Refuse more than one target, and targets that are none.

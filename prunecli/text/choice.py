@@ -136,8 +136,8 @@ NamedText = Annotated[
 ]
 """A file of text with a name, perhaps."""
 NAMED_TEXT = option(
-    (),
     "Plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. NAME: name in the result.",
+    (),
     metavar="[NAME=]FILE",
     role="text",
     repeated=True,
@@ -194,49 +194,42 @@ class TextChoice(Options):
     """
 
     data: Path | None = option(
-        None,
         "Aligned text: files SPLIT.LANG (val.eng_Latn) or SPLIT/LANG.SPLIT, also .gz. Default: the demo's text.",
         metavar="DIR",
         role="text",
     )
     files: Files = option(
-        (),
         "Plain text, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again.",
+        (),
         flag="--text",
         role="text",
     )
-    langs: tuple[Name, ...] | None = _text_option(None, "Languages of --data, in all pairs.", metavar="A,B,C")
-    pairs: tuple[Name, ...] | None = _text_option(None, "Language pairs.", metavar="A-B,C-D")
-    split: str | None = _text_option(None, "Split of --data. Default: val.")
+    langs: tuple[Name, ...] | None = _text_option("Languages of --data, in all pairs.", metavar="A,B,C")
+    pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D")
+    split: str | None = _text_option("Split of --data. Default: val.")
     source_file: Path | None = _text_option(
-        None,
         "Sentences of one pair, with --pairs.",
         role="text",
     )
     target_file: Path | None = _text_option(
-        None,
         "Translations of --source-file.",
         role="text",
     )
     labelled: Path | None = _text_option(
-        None,
         "Lines of label, tab, text, perhaps a tab and a second text; or JSON lines.",
         role="text",
     )
     whole_files: bool | None = _text_option(
-        None,
         "Each --text file is one document, or each of its lines is a text. Default: documents for causal language "
         "models, lines for others.",
         flag="--whole-files/--lines",
         hidden=True,
     )
     context: int | None = _text_option(
-        None,
         "Tokens in a window of plain text. Default: the model's limit, at most 2,048.",
         ge=2,
     )
     max_sentences: int | None = _text_option(
-        None,
         "Read only the first N sentences or lines.",
         ge=1,
     )

@@ -52,39 +52,35 @@ class TrainingOptions(BatchOptions):
     """
 
     teacher: CheckpointPath | None = option(
-        None,
         "Checkpoint to learn from, with the same vocabulary, such as the unreduced model.",
         metavar="DIR",
         role="checkpoint",
     )
     teacher_logits: Path | None = training_option(
-        None,
         "File of the teacher's likeliest tokens: written if it is missing. The teacher is not in memory then while the "
         "model learns.",
         role="output",
     )
-    steps: int | None = option(1000, "Number of updates. Default: 1000, or --minutes.", ge=1)
-    epochs: float | None = option(None, "Passes over the text, instead of updates.", metavar="E", gt=0)
-    minutes: float | None = option(None, "Stop after this time, validations included.", metavar="M", gt=0)
+    steps: int | None = option("Number of updates. Default: 1000, or --minutes.", 1000, ge=1)
+    epochs: float | None = option("Passes over the text, instead of updates.", metavar="E", gt=0)
+    minutes: float | None = option("Stop after this time, validations included.", metavar="M", gt=0)
     learning_rate: float = training_option(
-        FINETUNE_RATE, "Highest learning rate. Default: 1e-4; 7e-4 from scratch.", metavar="R", gt=0
+        "Highest learning rate. Default: 1e-4; 7e-4 from scratch.", FINETUNE_RATE, metavar="R", gt=0
     )
     warmup: int = training_option(
-        FINETUNE_WARMUP,
         "Updates in which the learning rate rises; then it falls with their inverse square root. Default: 200; 4000 "
         "from scratch.",
+        FINETUNE_WARMUP,
         hidden=True,
         ge=0,
     )
-    train: TrainedPart = training_option("all", "Part that learns.")
+    train: TrainedPart = training_option("Part that learns.", "all")
     lora: int | None = training_option(
-        None,
         "Learn updates of rank R of the linear layers (with --train experts of experts) and merge them; needs peft.",
         metavar="R",
         ge=1,
     )
     dropout: float | None = training_option(
-        None,
         "Rate of all dropouts, in training alone. Default: that of config.json.",
         metavar="P",
         ge=0,
@@ -92,29 +88,29 @@ class TrainingOptions(BatchOptions):
         hidden=True,
     )
     clip_norm: float = training_option(
-        1.0, "Largest norm of the gradient of an update; 0: no limit.", ge=0, hidden=True
+        "Largest norm of the gradient of an update; 0: no limit.", 1.0, ge=0, hidden=True
     )
-    eval_every: int = validation_option(500, "Updates between validations.", ge=1)
+    eval_every: int = validation_option("Updates between validations.", 500, ge=1)
     metric: ValidationMetric = validation_option(
-        "loss", "Score by which the best model is chosen.", flag="--measure"
+        "Score by which the best model is chosen.", "loss", flag="--measure"
     )
-    beam: int = validation_option(1, "Beams of the translations for chrf++.", ge=1, hidden=True)
+    beam: int = validation_option("Beams of the translations for chrf++.", 1, ge=1, hidden=True)
     patience: int | None = validation_option(
-        None, "Stop after N validations without a better one.", ge=1, hidden=True
+        "Stop after N validations without a better one.", ge=1, hidden=True
     )
-    batch_tokens: int = compute_option(4096, "Padded tokens of a batch's longer side.", ge=1)
-    accumulate: int = compute_option(1, "Number of batches of an update.", hidden=True, ge=1)
+    batch_tokens: int = compute_option("Padded tokens of a batch's longer side.", 4096, ge=1)
+    accumulate: int = compute_option("Number of batches of an update.", 1, hidden=True, ge=1)
     dtype: ComputeDtype = compute_option(
-        "auto",
         "Type to compute in: auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16, float16.",
+        "auto",
         flag="--compute-dtype",
         metavar="TYPE",
     )
     device: str = compute_option(
-        "auto", "auto (a GPU if there is one), cpu, cuda: one for each process.", metavar="NAME"
+        "auto (a GPU if there is one), cpu, cuda: one for each process.", "auto", metavar="NAME"
     )
-    gradient_checkpointing: bool = compute_option(False, "Recompute activations: saves memory, costs time.")
-    seed: int = training_option(0, "Seed of everything random.")
+    gradient_checkpointing: bool = compute_option("Recompute activations: saves memory, costs time.", False)
+    seed: int = training_option("Seed of everything random.", 0)
     loss: LossOptions = LossOptions()
     betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
     context: int | None = None

@@ -255,7 +255,7 @@ def test_no_word_of_a_help_is_cut(name, monkeypatch, capsys):
 
 def test_quiet_leaves_warnings_alone(capsys):
     class Quiet(Options):
-        quiet: bool = option(False, "No notes.")
+        quiet: bool = option("No notes.", False)
 
     @command_of(Quiet)
     def command(options):

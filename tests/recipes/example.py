@@ -8,28 +8,28 @@ from prunecli.recipes.text import read_recipe
 
 
 class Collect(Options):
-    checkpoint: Path | None = argument(None, "", "CHECKPOINT", role="input")
-    data: Path | None = option(None, "", role="input")
-    langs: str | None = option(None, "")
-    output: Path | None = option(None, "", role="output")
-    force: bool = option(False, "")
-    quiet: bool = option(False, "")
+    checkpoint: Path | None = argument("", "CHECKPOINT", role="input")
+    data: Path | None = option("", role="input")
+    langs: str | None = option("")
+    output: Path | None = option("", role="output")
+    force: bool = option("", False)
+    quiet: bool = option("", False)
 
 
 class Prune(Options):
-    checkpoint: Path | None = argument(None, "", "CHECKPOINT", role="input")
-    gates: tuple[Path, ...] = option((), "", role="input")
-    ratio: float | None = option(None, "")
-    balance: str | None = option(None, "")
-    memory: bool = option(True, "", flag="--memory/--no-memory")
-    keep_at: tuple[int, ...] = option((), "", beside=".steps")
-    output: Path | None = option(None, "", role="output")
-    force: bool = option(False, "")
+    checkpoint: Path | None = argument("", "CHECKPOINT", role="input")
+    gates: tuple[Path, ...] = option("", (), role="input")
+    ratio: float | None = option("")
+    balance: str | None = option("")
+    memory: bool = option("", True, flag="--memory/--no-memory")
+    keep_at: tuple[int, ...] = option("", (), beside=".steps")
+    output: Path | None = option("", role="output")
+    force: bool = option("", False)
 
 
 class Evaluate(Options):
-    checkpoints: tuple[Path, ...] = argument(..., "", "CHECKPOINT", role="input")
-    output: Path | None = option(None, "", role="output")
+    checkpoints: tuple[Path, ...] = argument("", "CHECKPOINT", ..., role="input")
+    output: Path | None = option("", role="output")
 
 
 def named(options: type[Options]) -> dict[str, Option]:

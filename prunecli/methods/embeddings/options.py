@@ -20,46 +20,43 @@ class EmbeddingOptions(Options):
     """Options of `factorize-embeddings`."""
 
     map_dim: int | None = option(
-        None, "Width n of the table that is left. Default: about an eighth of the model's width."
+        "Width n of the table that is left. Default: about an eighth of the model's width."
     )
     expand_dim: int | None = option(
-        None, "Width k to which rows are expanded. Default: about twice the model's width.", metavar="K"
+        "Width k to which rows are expanded. Default: about twice the model's width.", metavar="K"
     )
-    depth: int | None = option(None, "Number of expansion layers. Default: 3.", metavar="L")
+    depth: int | None = option("Number of expansion layers. Default: 3.", metavar="L")
     max_groups: int | None = option(
-        None, "Groups of the first layer; each further layer has half as many. Default: 4.", metavar="G"
+        "Groups of the first layer; each further layer has half as many. Default: 4.", metavar="G"
     )
     side: Sides | None = option(
-        None,
         "Tables to factorize: input, output or both. Default: both if input and output share one, else input.",
     )
     cache: bool = option(
-        False,
         "Write the rows that the unit computes as an ordinary table, so that inference skips the unit. If the "
         "checkpoint is factorized already, nothing is fitted.",
+        False,
     )
     epochs: int | None = compute_option(
-        None,
         "Largest number of passes over the table; 0: the projective embedding as a unit. Default: about a million "
         "rows, 4 to 60 passes.",
         ge=0,
     )
     dtype: StoredDtype | None = STORED_DTYPE
     seed: int = advanced_option(
-        0,
         "Seed of everything random.",
+        0,
         ge=0,
     )
     kind: UnitKind | None = hidden_option(
-        None,
         "define, an ablation of it from the paper, or projective: without expansion. Default: define.",
     )
     shared_blocks: bool = hidden_option(
-        False,
         "One block of weights for all groups of a layer, as in appendix A.1 of the paper, instead of one for each.",
+        False,
     )
     reduction: bool = hidden_option(
-        True,
         "No linear layer from k to the model's width: the last expansion layer makes the row (Table 8b).",
+        True,
         flag="--no-reduction",
     )

@@ -77,10 +77,10 @@ class SharingOptions(Options):
 
     preset: str | None
     encoder: Treatment | None = option(
-        None, "{cls.parts} of the encoder, instead of --preset: share, keep or drop."
+        "{cls.parts} of the encoder, instead of --preset: share, keep or drop."
     )
     decoder: Treatment | None = option(
-        None, "{cls.parts} of the decoder, instead of --preset: share, keep or drop."
+        "{cls.parts} of the decoder, instead of --preset: share, keep or drop."
     )
     cross: Treatment | None = None
     width: Width = None
@@ -88,7 +88,6 @@ class SharingOptions(Options):
     scale: float | None = None
     groups: tuple[int, ...] | None = None
     order: Order | None = advanced_option(
-        None,
         "Layers that share one: sequence, cycle, cycle-reverse; for six layers in three groups 1 1 2 2 3 3, "
         "1 2 3 1 2 3, 1 2 3 3 2 1. Default: sequence.",
     )
@@ -124,42 +123,36 @@ class FfnOptions(SharingOptions):
     """What costs the paper's models least for what it saves."""
 
     preset: str | None = option(
-        None,
         "Configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, NoEncNoDec, "
         "SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec for a model with one stack.",
         metavar="NAME",
     )
     width: Width = option(
-        None,
         "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
         "it.",
     )
     init: FfnInit | None = selection_option(
-        None,
         "How a shared FFN is made of those that it replaces: mean of their weights, first, last, or concat: side by "
         "side. Default: concat if --width is larger than theirs, else mean.",
     )
     groups: tuple[int, ...] | None = selection_option(
-        None,
         "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
         metavar="N[,M]",
     )
     keep_units: KeepUnits | None = selection_option(
-        None,
         "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
         "most active ones on --data or --text. Default: activations.",
     )
     scale: float | None = advanced_option(
-        None,
         "Factor of a shared FFN's output. Default: 1; for concat of k FFNs 1/k, so that the output is the mean.",
     )
     dense_only: bool = advanced_option(
-        False,
         "Leave mixtures of experts as they are, instead of an error.",
+        False,
     )
     seed: int = advanced_option(
-        0,
         "Seed of new hidden units.",
+        0,
     )
 
 
@@ -172,19 +165,16 @@ class AttentionOptions(SharingOptions):
     default = "SharedEncSharedDec"
 
     preset: str | None = option(
-        None,
         "Configuration of self-attention, as in the paper: SharedEnc, SharedDec, SharedEncSharedDec, NoEnc, NoDec, "
         "NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared for a model with one stack.",
         metavar="NAME",
     )
-    cross: Treatment | None = option(None, "Cross-attention: share, keep or drop. Default: keep.")
+    cross: Treatment | None = option("Cross-attention: share, keep or drop. Default: keep.")
     init: Init | None = selection_option(
-        None,
         "How a shared attention is made of those that it replaces: mean of their weights, first, or last. Default: "
         "mean.",
     )
     groups: tuple[int, ...] | None = selection_option(
-        None,
         "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
         "cross-attention. Default: 1.",
         metavar="N[,M[,K]]",
