@@ -45,8 +45,7 @@ def main() -> None:
         sys.stdout.write(f"{model_type}: {told}\n")
         wrong += [model_type for value in told.values() if isinstance(value, float) and not value < NEAR]
         able = [name for kind, name in NAMES.items() if isinstance(told.get(kind), float)]
-        if told:  # else it is saved as a type that is declared
-            groups.setdefault(", ".join(able) or "nothing", []).append(f"`{model_type}`")
+        groups.setdefault(", ".join(able) or "nothing", []).append(f"`{model_type}`")
     rows = sorted(groups.items(), key=lambda group: -len(group[1]))
     table = "\n".join(f"| {able} | {len(names)} | {', '.join(names)} |" for able, names in rows)
     sys.stdout.write(f"{table}\nwrong: {wrong}\n")

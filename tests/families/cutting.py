@@ -279,8 +279,6 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
     model = saved(model_type, directory / "model")
     told: dict[str, str | float] = {}
     with open_model(directory / "model") as checkpoint:
-        if checkpoint.architecture is not None:  # saved as a type that is declared
-            return told
         found = axes_found(checkpoint)
         for kind, axes in found.items():
             for layer in (1, 0, 2) if kind == "layer" else (0,):
