@@ -290,7 +290,7 @@ class Trial:
 
         def note(name: str, _: Any, given: Any, output: Any) -> None:
             seen.pop(name, None)
-            seen[name] = given[0], output
+            seen[name] = given[0] if given else torch.empty(0), output
 
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
