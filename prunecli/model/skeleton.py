@@ -68,7 +68,7 @@ class Skeleton:
         tied: set[str] = set()
         start, is_pair = self.model_class.base_model_prefix, self.effective.get("is_encoder_decoder")
         for auto, name in auto_classes_of(str(self.config.get("model_type"))):
-            with suppress(Exception):  # of any kind: what a class makes of a config of another one
+            with suppress(Exception), quiet():  # of any kind: what a class makes of a config of another one
                 other = replace(self, model_class=_without_pooler(getattr(transformers, name)))
                 # Others have the layers elsewhere, or are the decoder alone.
                 if other.model_class.base_model_prefix == start and not (

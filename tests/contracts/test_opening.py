@@ -12,13 +12,16 @@ import transformers
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.results.matching import match_scores
+from prunecli.results.unit_scores import scores_of
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import load, logits_of, written
 from tests.families import tiny_family
 from tests.selections import kept_heads
-from tests.tiny import config_of, tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe, write_json, write_weights
 
 CLASSIFIED = {"num_labels": 3}
 
@@ -163,6 +166,30 @@ def test_a_base_model_that_is_saved_opens_again(tmp_path, family):
     assert all(torch.equal(before[name], after[name]) for name in before)
     with pytest.raises(ValueError, match="Not a stock model"):
         transformers.AutoModel.from_pretrained(tmp_path / "saved")
+
+
+def test_a_base_model_of_0_2_0_is_read(tmp_path):
+    """It called the tensors and parts of a base model as a headed model's, in statistics too."""
+    out = written(tiny(tmp_path / "in", "bert", architectures=["BertModel"]), uneven, tmp_path / "out")
+    with open_model(out) as new:
+        tensors, axes = {name: new.read(name) for name in new.tensors}, axes_of(new, "head")
+        values = {f"bert.{axis.name}": [1.0] * axis.count for axis in axes}
+        scores = {"values": values, "ids": {f"bert.{axis.name}": [*axis.ids] for axis in axes}}
+        before = load_model(out).state_dict(), new.fingerprint
+        config = config_of(out)
+        kept = config["prunecli"]["axes"]
+        config["prunecli"]["axes"] = {f"bert.{name}": units for name, units in kept.items()}
+    write_json(out / "config.json", config)
+    write_weights(out, {f"bert.{name}": value for name, value in tensors.items()})
+    with open_model(out) as old:
+        old.check()
+        assert old.fingerprint == before[1]
+        assert [axis.ids for axis in axes_of(old, "head")] == [axis.ids for axis in axes]
+        made = scores_of(old, kind="head", method="ablation", metric="loss", base=1.0, examples=1, **scores)
+        assert match_scores(made, old).ids == {axis.name: [*axis.ids] for axis in axes}
+    after = load_model(out).state_dict()
+    assert after.keys() == before[0].keys()
+    assert all(torch.equal(after[name], value) for name, value in before[0].items())
 
 
 def as_0_1_0_wrote(out: Path) -> Path:
