@@ -157,10 +157,11 @@ def arrange(
                 shape[layer.carriers[name].dim] //= max(layer.count, 1)
             form.append((suffix, *shape))
         kind = "encoder" if chosen.across else layer.kind
-        alike[kind, getattr(layer, "window", ""), tuple(form)].append(layer)
+        name = "" if is_ffn else layer.spec.name  # a layer may have two attentions
+        alike[kind, getattr(layer, "window", ""), name, tuple(form)].append(layer)
     clusters: list[list[Any]] = []
     counts = options.groups or (1,)
-    for (kind, window, _), own in alike.items():
+    for (kind, window, *_), own in alike.items():
         words = "FFNs" if is_ffn else f"layers of {KIND_NAMES[kind]}" + (f" ({window})" if window else "")
         count = counts[min(KINDS.index(kind), len(counts) - 1)]
         numbers = group_numbers(len(own), count, options.order or "sequence", words)
