@@ -1,5 +1,7 @@
 """The commands that remove experts, heads, hidden units of FFNs, layers or tokens, and write what is left."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
