@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from prunecli import __version__, processes
 from prunecli.commands import app, console, failures
@@ -285,6 +286,7 @@ def test_quiet_leaves_warnings_alone(capsys):
         (CheckpointError("model: no config.json"), "model: no config.json\nFetch or copy the checkpoint", 1),
         (MemoryError(), "out of memory", 1),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out of memory on ", 1),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory on ", 1),
         (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )
