@@ -22,7 +22,7 @@ from tests.contracts.method_contract import (
     logits_of,
     written,
 )
-from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.families.records import BRANCHES, CASES, own_layouts
 from tests.selections import kept_heads
 from tests.structures import kept_ids
 from tests.tiny import tiny_nllb_moe
@@ -77,7 +77,11 @@ def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any
     }
 
 
-CONTRACTED = (*(name for name in FAMILIES if name != "opt"), "t5-gated", "opt-narrow", "bert-classifier")
+CONTRACTED = (
+    *(name for name in BRANCHES if name not in ("opt", "bert-untied")),
+    "m2m_100",
+    "bert-classifier",
+)
 
 
 @pytest.mark.parametrize("case", CONTRACTED)

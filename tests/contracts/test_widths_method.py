@@ -29,7 +29,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.contracts.test_ffn_method import put
-from tests.families.records import own_layouts
+from tests.families.records import own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
 from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
@@ -99,7 +99,7 @@ class WidthPruning(Method):
         assert rewrite.structure.widths == widths
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", own_branches(LAYOUTS))
 class TestEveryFamily(WidthPruning, MethodContract):
     pass
 

@@ -350,8 +350,7 @@ projection; gates and shared keys; fused gates and queries. Every code path that
 
 BRANCHES = (*DISTINCT, "marian", "pegasus", "mt5", "roberta", "bert-untied", "opt", "opt-narrow", "gemma2")
 """And computed positions, gates beside relative positions, positions behind an offset, an output of its own,
-projections beside the tables, two norms more. Pruning heads and hidden units is tested in every family; what shares,
-removes or replaces the same parts is tested in these."""
+projections beside the tables, two norms more."""
 
 
 def own_layouts(cases: Iterable[str]) -> list[str]:
