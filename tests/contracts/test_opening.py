@@ -169,7 +169,7 @@ def test_a_base_model_that_is_saved_opens_again(tmp_path, family):
 
 
 def test_a_base_model_of_0_2_0_is_read(tmp_path):
-    """It called the tensors and parts of a base model as a headed model's, in statistics too."""
+    """Tensors and parts of a base model were called as a headed model's, in statistics too."""
     out = written(tiny(tmp_path / "in", "bert", architectures=["BertModel"]), uneven, tmp_path / "out")
     with open_model(out) as new:
         tensors, axes = {name: new.read(name) for name in new.tensors}, axes_of(new, "head")
