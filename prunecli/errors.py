@@ -42,7 +42,7 @@ class CheckpointError(PruneError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """A model family that is not declared in `prunecli.architectures`, or one that a method cannot treat."""
+    """A model family whose class says nothing, or one that a method cannot treat."""
 
 
 class HubError(PruneError):

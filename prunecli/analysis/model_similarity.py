@@ -84,7 +84,7 @@ def components(checkpoint: Checkpoint) -> Iterator[Component]:
     """Yield every component, the encoder's first, in the order in which a token goes through them.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
     """
     for layer in checkpoint.layout.layers:

@@ -41,7 +41,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     """Choose the heads to keep.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         StatisticsError: damaged files, of another model, or that rank no heads.
         UsageError: options that contradict each other, or that remove more heads than there are.
     """
@@ -131,7 +131,7 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
         run: text to run the model on, where units are scored by their activations and no scores are given.
 
     Raises:
-        UnsupportedModelError: the family is not declared, a side has mixtures of experts, or an FFN is quantised.
+        UnsupportedModelError: its class says nothing, a side has mixtures of experts, or an FFN is quantised.
         UsageError: options that contradict each other, or that leave an FFN without units.
         CheckpointError: the weights are damaged.
         StatisticsError: files of scores that are damaged or of another model.
@@ -295,7 +295,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         run: text to run the model on, if the metric needs text and no scores are given.
 
     Raises:
-        UnsupportedModelError: the family is not declared, or its layers cannot change their numbers.
+        UnsupportedModelError: its class says nothing, or its layers cannot change their numbers.
         UsageError: options that contradict each other, or that leave a stack without layers.
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.

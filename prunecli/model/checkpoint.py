@@ -220,7 +220,7 @@ class Checkpoint(TensorReader):
         """Layers, tensors and ties by config.json and structure.
 
         Raises:
-            UnsupportedModelError: the family is not declared, or no more than its experts.
+            UnsupportedModelError: its class says nothing, or no more than its experts.
             CheckpointError: config.json lacks a size, or says what cannot be.
         """
         self.require_architecture()
@@ -250,7 +250,7 @@ class Checkpoint(TensorReader):
         """The mixtures of experts, at least one.
 
         Raises:
-            UnsupportedModelError: the family is not declared, or the model has no experts.
+            UnsupportedModelError: its class says nothing, or the model has no experts.
             CheckpointError: as `find_mixtures`.
         """
         if not self.mixtures:
@@ -282,7 +282,7 @@ class Checkpoint(TensorReader):
         """Compare what it holds with what its config and structure ask for, once.
 
         Raises:
-            UnsupportedModelError: the family is not declared.
+            UnsupportedModelError: its class says nothing.
             CheckpointError: missing, unexpected or misshapen tensors, or a config.json that cannot be.
         """
         if self._is_checked:

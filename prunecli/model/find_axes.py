@@ -18,7 +18,7 @@ def axes_of(checkpoint: Checkpoint, kind: Kind) -> tuple[Axis, ...]:
     """The axes of one kind, in the order of the model.
 
     Raises:
-        UnsupportedModelError: the family is not declared; of tokens: another size equals that of the vocabulary, so
+        UnsupportedModelError: its class says nothing; of tokens: another size equals that of the vocabulary, so
             that an axis of one cannot be told from one of the other.
         CheckpointError: config.json or the weights are damaged.
     """
@@ -156,7 +156,7 @@ def vocabulary_keys(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The keys of config.json that hold the rows of the token embeddings.
 
     Raises:
-        UnsupportedModelError: the family is not declared, and no key of its config is known to be it.
+        UnsupportedModelError: its class says nothing, or no key of its config is known to be it.
     """
     keys = checkpoint.require_architecture().vocabulary
     if not keys:

@@ -1,4 +1,4 @@
-"""The record of a family that nobody declared, found by asking its class and tried on a small copy of the model."""
+"""The record of a family, found by asking its class and tried on a small copy of the model."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ class Inventory:
     Attributes:
         parts: part -> amount, in the order of `PARTS`, those that occur.
         dtypes: safetensors type -> amount, the largest first.
-        stacks: the layers of each; none where the family is not declared.
-        layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
-        attentions: every attention; none where the family is not declared.
-        ffns: every FFN; none where the family is not declared.
+        stacks: the layers of each; none where its class says nothing.
+        layers: the sparse layers, encoder first; none where there are no experts.
+        attentions: every attention; none where its class says nothing.
+        ffns: every FFN; none where its class says nothing.
         tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
         modules: the tensors of part "other", by module.

@@ -93,7 +93,7 @@ def result_config(
         classes: that it says it is of; None: those of the source.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
     support, result = stock_support(source, structure), source.resolved.changed(structure)
@@ -173,7 +173,7 @@ def lacking(source: Checkpoint) -> dict[str, str]:
     """Return the classes that config.json names and the tensors do not allow -> prefix of a missing tensor.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
     """
     names = readable(source.resolved, source.tensors)
     named = class_names(source.config)

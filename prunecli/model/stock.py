@@ -60,7 +60,7 @@ def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
     holds their width, and of hidden units in every layer; a cached embedding is a stock table.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         CheckpointError: config.json lacks a size, or a layer an expert.
     """
     result = source.resolved.changed(structure)
@@ -88,7 +88,7 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     Heads are key/value heads where several query heads share one.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
     """
     family = source.require_architecture()
     sizes = source.layout.sizes

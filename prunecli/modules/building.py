@@ -115,7 +115,7 @@ def make_model(
         output: of a model that runs in its stock class, whether its output layer will run.
 
     Raises:
-        UnsupportedModelError: the family is not declared; or transformers does not let its experts be run from outside,
+        UnsupportedModelError: its class says nothing; or transformers does not let its experts be run from outside,
             or turns its tensors into others on opening.
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
@@ -178,7 +178,7 @@ def assemble(
         name: of its class; None: see `model_class`, or `fitted_class` of what runs in its stock class.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         CheckpointError: transformers refuses a value of config.json, or the family has no such class.
     """
     if checkpoint.runs_stock:

@@ -223,7 +223,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
 
     Raises:
         UsageError: no such axis or unit, fewer units than it needs, or a cast of quantised weights.
-        UnsupportedModelError: the family is not declared, or no stock class holds the result and none but that runs it.
+        UnsupportedModelError: its class says nothing, or no stock class holds the result and none but that runs it.
         CheckpointError: config.json or the weights are damaged.
     """
     axes = axes_beside(source, selection)

@@ -267,7 +267,7 @@ def memory_fits(
         dtype: type of the weights. If None, as stored.
 
     Raises:
-        UnsupportedModelError: the family is not declared, or the model has no experts.
+        UnsupportedModelError: its class says nothing, or the model has no experts.
     """
     target = None if dtype is None else parse_dtype(dtype)
     layers, axes = checkpoint.require_mixtures(), axes_of(checkpoint, "expert")

@@ -64,7 +64,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
 
     Raises:
         CheckpointError: weights that hold what is no number.
-        UnsupportedModelError: the family is not declared, or has no experts.
+        UnsupportedModelError: its class says nothing, or has no experts.
         StatisticsError: damaged files, of another model, or without these languages.
         UsageError: options that contradict each other or leave too few experts.
     """

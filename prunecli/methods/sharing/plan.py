@@ -304,7 +304,7 @@ def plan_attention(checkpoint: Checkpoint, options: AttentionOptions) -> SharePl
     """Choose which attentions to merge and which to drop.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         UsageError: options that contradict each other, or that this model cannot hold.
     """
     return arranged(checkpoint, options)
@@ -322,7 +322,7 @@ def plan_ffn(
             before any of them gets narrower.
 
     Raises:
-        UnsupportedModelError: the family is not declared, or mixtures of experts would have to be merged.
+        UnsupportedModelError: its class says nothing, or mixtures of experts would have to be merged.
         UsageError: options that contradict each other, or that this model cannot hold.
         CheckpointError: the weights are damaged.
     """
@@ -413,7 +413,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
 
     Raises:
         CheckpointError: tensors that config.json does not ask for, or lack of some.
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
     """
     checkpoint.check()
     layers = plan.layers

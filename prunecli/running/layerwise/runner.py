@@ -238,7 +238,7 @@ class Layerwise:
         has_position_bias: whether its layers hand a bias of the attention weights on.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: its class says nothing.
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
 
