@@ -48,8 +48,6 @@ _HEADLESS = re.compile(r"(?<!LMHead)(?<!MT)Model$")
 """End of the name of a class without a head."""
 _BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
 """End of a tensor's name -> types that it has as a buffer, which MRA still stores; the last is an attention's mask."""
-
-
 _ROOTS = {
     "bert": "bert.",
     "roberta": "roberta.",

@@ -270,11 +270,10 @@ def by_layer(names: Iterable[str], prefix: str) -> list[list[str]]:
 
 def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:
     """The layers that a small copy has of a stack; layers differ in their tensors, or in what lists say of them."""
-    start = re.compile(rf"(?:{'|'.join(map(re.escape, stack.prefixes))})\.(\d+)\.")
     kinds: list[list[object]] = [[] for _ in range(stack.depth)]
-    for name, shape in skeleton.stored.items():
-        if match := start.match(name):
-            kinds[int(match[1])].append((name[match.end() :], shape))
+    for prefix in stack.prefixes:
+        for number, names in enumerate(by_layer(skeleton.stored, prefix)):
+            kinds[number] += [(name, skeleton.stored[f"{prefix}.{number}.{name}"]) for name in names]
     for name in stack.lists:
         for kind, value in zip(kinds, value_of(skeleton.effective, name), strict=True):
             kind += [value] if isinstance(value, str) else []

@@ -378,11 +378,13 @@ class Trial:
         expected = self.logits(model)
         idle = [*after]
         for norm, names in norms.items():
+            if norm in after:
+                continue
             parameters = [model.get_parameter(self.modules[name]) for name in names]
             before = [parameter.data for parameter in parameters]
             for parameter in parameters:
                 parameter.data = parameter.data + 1
-            if norm not in after and bool((self.logits(model) == expected).all()):
+            if bool((self.logits(model) == expected).all()):
                 idle.append(norm)
             for parameter, data in zip(parameters, before, strict=True):
                 parameter.data = data
