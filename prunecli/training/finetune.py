@@ -22,7 +22,7 @@ from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
 from prunecli.modules.devices import Devices, place_name
-from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
+from prunecli.modules.fitting import COMPUTE, TEACHER, WEIGHTS, Need, dtype_name, free_for_each, stored_as
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
@@ -41,7 +41,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.parts import decisive, outputs_of, prepare, stage
+from prunecli.training.parts import decisive, frozen_weights, outputs_of, prepare, shorten_frozen, stage
 from prunecli.training.state import (
     Start,
     last_checkpoint,
@@ -126,6 +126,8 @@ def train(
                 if source.runs_stock:  # low-rank updates change the names in the model
                     unread.update(dict.fromkeys(not_run(model, source)))
                 prepare(model, source, options)
+                if options.dtype != "float32" and not asked_to_shard():  # sharding wants weights of one type
+                    shorten_frozen(model, COMPUTE[options.dtype])
                 return model
 
             unread: dict[str, None] = {}
@@ -157,19 +159,19 @@ def train(
 
             def disk_bytes(left: range) -> int:
                 """Bytes that the updates `left` hold on the disk at most: the state of the run, and results."""
-                weights = sum(parameter.nbytes for parameter in model.parameters())
                 learn = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-                one = weights + 2 * learn  # with Adam's moments
+                one = 3 * learn  # with Adam's moments
                 saves = -(-left.stop // options.eval_every)
                 result = sum(output.nbytes for output in outputs_of(source, source, dtype))
-                kept = 0
+                kept = due = 0
                 if keep is not None:
                     due = sum(keep.is_due(step + 1) for step in left[:COUNTED_STEPS])
                     # Time may end the run early.
-                    kept = weights + result * (due if options.minutes is None else min(due, 1))
-                # The Trainer keeps two states, and removes the third once it is written; the result is staged in
-                # float32.
-                return int(max(min(saves, 3) * one, min(saves, 2) * one + weights + result) + kept)
+                    kept = result * (due if options.minutes is None else min(due, 1))
+                # The Trainer keeps two states, and removes the third once it is written; results are staged.
+                return int(
+                    max(min(saves, 3) * one + bool(due) * result, min(saves, 2) * one + 2 * result) + kept
+                )
 
             limit = None if options.minutes is None else 60 * options.minutes
             with progress("training", None if steps == NO_END else steps, "steps") as advance:
@@ -217,19 +219,22 @@ def asked_to_shard() -> bool:
 
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
     """Memory that a training takes on its device, without batches: part -> bytes."""
-    weights = weight_bytes(checkpoint, "F32")
-    trained = weights
+    trained = weights = weight_bytes(checkpoint, "F32")
+    short = 0
     if options.train != "all" or options.lora is not None:
         model = assemble(checkpoint, torch.device("meta"), torch.float32)
         prepare(model, checkpoint, options)
         trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
+        if dtype_name(stored_as(checkpoint)) == options.dtype and not asked_to_shard():
+            short = sum(weight.nbytes for weight in frozen_weights(model)) // 2
+    parts = {WEIGHTS: weights - short, "gradients": trained, "Adam's moments": 2 * trained}
     if options.lora is not None:
         parts["low-rank updates"] = trained
     if processes > 1:
         parts["gradients of all"] = trained
     if options.dtype != "float32":
-        parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
+        # Autocast keeps them for the backward pass.
+        parts[f"{options.dtype} copies"] = weights // 2 - short
     if options.teacher is not None and options.teacher_logits is None:
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(options.dtype))
@@ -248,7 +253,7 @@ def require_room(
     Raises:
         MemoryShortError: with what each part would take.
     """
-    processes = process_group.world_size
+    processes, weights = process_group.world_size, weight_bytes(checkpoint, "F32")
     whole = parts = training_bytes(checkpoint, options, processes)
     if asked_to_shard() and device.type != "cpu":  # but for the teacher
         parts = {name: size if name == TEACHER else size // processes for name, size in whole.items()}
@@ -257,11 +262,11 @@ def require_room(
     if device.type != "cpu":  # where each process reads all weights
         host = torch.device("cpu")
         free = [free_for_each(host, process_group)]
-        needs.append(Need(checkpoint, Devices(host), torch.float32, {WEIGHTS: whole[WEIGHTS]}, free))
+        needs.append(Need(checkpoint, Devices(host), torch.float32, {WEIGHTS: weights}, free))
     for need in needs:
         if not need.fits():
             raise need.refusal(trains=True)
-    count, learn = whole[WEIGHTS] // 4, whole["gradients"] // 4
+    count, learn = weights // 4, whole["gradients"] // 4
     each = sum(size for name, size in parts.items() if name != TEACHER) / max(count, 1)
     detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
     say(
@@ -409,7 +414,7 @@ def finetune(
     def staged(model: Any, log: Json) -> Iterator[tuple[Checkpoint, Checkpoint, Rewrite]]:
         """The source, the model's weights as a checkpoint, and the rewrite to the result."""
         with start.open(state) as source:
-            stage(model, source, state / "result")
+            stage(model, source, state / "result", destination.dtype)
             arguments = {
                 **data.describe(),
                 **{key: value for key, value in decisive(options).items() if value is not None},

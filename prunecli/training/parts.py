@@ -13,6 +13,7 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
+from prunecli.modules.filling import DTYPES
 from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import StockNames, stored_tensors
 from prunecli.results.document import Json
@@ -147,19 +148,45 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
             model.set_submodule(name, adapted[id(module)])
 
 
+def frozen_weights(model: nn.Module) -> list[torch.Tensor]:
+    """The weights of linear layers that do not learn, without tables of tokens."""
+    from transformers.pytorch_utils import Conv1D
+
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    return [weight for weight in weights if not weight.requires_grad and id(weight) not in tables]
+
+
+def shorten_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold frozen weights in the type that they are multiplied in, where it holds their very values.
+
+    Nothing that is computed changes: autocast would make the same copies, and keep them for the backward pass.
+    """
+    for weight in frozen_weights(model):
+        short = weight.detach().to(dtype)
+        if torch.equal(short.to(weight.dtype), weight):
+            weight.data = short
+
+
 def merged_state(model: nn.Module) -> Json:
     """The model's state dict after peft has added low-rank updates to the weights, in the model itself."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "lora_A")]
     for layer in layers:
+        # In float32 on the CPU, where there is room: the sum is rounded once, to the type of the result.
+        layer.cpu().get_base_layer().float()
         layer.merge()
     state = model.state_dict()
     return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}
 
 
-def stage(model: Any, source: Checkpoint, directory: Path) -> None:
-    """Write the model's weights under `source`'s tensor names, in the types they were trained in, with its other files.
+def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) -> None:
+    """Write the model's weights under `source`'s tensor names, in the types of the result, with its other files.
 
-    A tensor that the model has no place for (of another class of the family) is left out.
+    A tensor that the model has no place for (of another class of the family) is left out. One that a type cannot hold
+    stays as it was trained: `outputs_of` then refuses it.
+
+    Args:
+        dtype: see `outputs_of`.
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -171,6 +198,9 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
         # A tied tensor is held once, under whichever of its names the model has.
         places = {name: name if name in state else module_name(model, name) for name in source.tensors}
         trained = {name: state[place] for name, place in places.items() if place in state}
+    for name, tensor in trained.items():
+        short = tensor.to(DTYPES[_type_of(source, name, dtype)])
+        trained[name] = short if short.isfinite().all() else tensor
     save_tensors(trained, directory / SINGLE_FILE)
     card = source.path / "README.md"
     for path in (
@@ -185,11 +215,15 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
 
 def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:
     """Every tensor of the result, made of `trained`'s, in the type that `source` stores it in, or in `dtype`."""
-    target = None if dtype is None else parse_dtype(dtype)
     return tuple(
-        Output(name, source.info(name).cast(target).dtype, info.shape, Copy(name))
+        Output(name, _type_of(source, name, dtype), info.shape, Copy(name))
         for name, info in trained.tensors.items()
     )
+
+
+def _type_of(source: Checkpoint, name: str, dtype: str | None) -> str:
+    """The type of a tensor of the result."""
+    return source.info(name).cast(None if dtype is None else parse_dtype(dtype)).dtype
 
 
 def decisive(options: TrainingOptions) -> Json:

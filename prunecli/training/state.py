@@ -195,17 +195,20 @@ def load_weights(model: Any, directory: Path) -> None:
 
 
 def fill(model: Any, kept: Mapping[str, Tensor]) -> None:
-    """Copy weights into the model's parameters of the same names.
+    """Copy weights into the model's parameters of the same names: those that learn, at least.
 
     Raises:
         ValueError: names or shapes differ.
     """
     places = dict(model.named_parameters())
-    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+    learn = {name for name, place in places.items() if place.requires_grad}
+    if not learn <= kept.keys() <= places.keys() or any(
+        own.shape != places[name].shape for name, own in kept.items()
+    ):
         raise ValueError("other names or shapes")
     with torch.no_grad():
-        for name, place in places.items():
-            place.copy_(kept[name])
+        for name, own in kept.items():
+            places[name].copy_(own)
 
 
 WORKSPACE, FIXED = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"

@@ -339,7 +339,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = watch.process_group
-        self.parameter_names = [name for name, _ in model.named_parameters()]
+        self.learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         own = [watch]
         if validation is not None and options.patience is not None:
             own.append(EarlyStoppingCallback(options.patience))
@@ -493,11 +493,11 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         )
 
     def weights(self) -> Inputs:
-        """Each parameter once, whole. All processes call this; of sharded weights only the first has the result."""
+        """Each parameter that learns, whole. All processes call this; of sharded ones only the first has the result."""
         if not self.is_sharded:
-            return dict(self.model.named_parameters())
+            return self.learned
         whole = self.accelerator.get_state_dict(self.model_wrapped)
-        return {name: whole[name] for name in self.parameter_names} if self.args.should_save else {}
+        return {name: whole[name] for name in self.learned} if self.args.should_save else {}
 
     def whole_model(self, build: Callable[[], Any]) -> Any:
         """The model to be written in the course of the training. All processes call this; the first uses the result.

@@ -80,7 +80,7 @@ def train(checkpoint, state, made=OPTIONS, data=None, **more):
     start = Start(checkpoint)
     model, log = train_(start, translation() if data is None else data, made, state, **more)
     with start.open(state) as source:
-        stage(model, source, state / "result")
+        stage(model, source, state / "result", "float32")
     return SimpleNamespace(staged=state / "result", log=log)
 
 

@@ -2,15 +2,17 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from prunecli import load_model
 from prunecli.commands.share import share_ffn
 from prunecli.errors import PruneError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.text.choice import TextChoice
+from prunecli.training import finetune as finetuning
 from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
-from prunecli.training.parts import merged_state, prepare
+from prunecli.training.parts import frozen_weights, merged_state, prepare
 from prunecli.training.state import Start
 from tests.commands.calls import names, raising
 from tests.families import tiny_family
@@ -133,6 +135,28 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
     again = train(model, tmp_path / "cut", chosen.updated(steps=2), data)
     assert staged(again) != staged(trained)
     assert staged(train(model, tmp_path / "cut", chosen, data)) == staged(trained)  # gone on from its state
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
+def test_frozen_weights_take_half_and_train_the_same(tmp_path, monkeypatch, family):
+    model = tiny_family(tmp_path / "model", family, dtype="BF16", **(CALM if family == "m2m_100" else {}))
+    data = language_model() if family == "gpt2" else translation()
+    chosen = options(steps=2, lora=2, dtype="bfloat16", learning_rate=1e-2)
+    short = train(model, tmp_path / "short", chosen, data)
+    with open_model(model) as source:
+        parts, whole = (
+            training_bytes(source, chosen.updated(dtype=name), 1) for name in (chosen.dtype, "float32")
+        )
+    saved = 2 * (whole["weights"] - parts["weights"])  # bytes of the frozen linear layers in float32
+    assert parts["bfloat16 copies"] == (whole["weights"] - saved) // 2
+    kept = load_file(next((tmp_path / "short").glob("checkpoint-*")) / "model.safetensors")
+    assert sum(weight.numel() for weight in kept.values()) == short.log["parameters"]
+    shortened = []
+    monkeypatch.setattr(
+        finetuning, "shorten_frozen", lambda model, _: shortened.extend(frozen_weights(model))
+    )
+    assert staged(train(model, tmp_path / "long", chosen, data)) == staged(short)
+    assert sum(weight.nbytes for weight in shortened) == saved
 
 
 def test_adapted_and_merged_compute_the_same(tmp_path):
