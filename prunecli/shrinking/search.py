@@ -131,8 +131,11 @@ class Search:
             trials: number of mixtures beside the first ones that are tried, neighbours of the best.
 
         Raises:
-            UsageError: no mixture reaches the target, or the time was over before one was measured.
+            UsageError: the model reaches the target as it is, or no mixture does, or the time was over before one was
+                measured.
         """
+        if self.size({}, {}) <= self.most:
+            raise UsageError("The model reaches the target already.", "Choose a smaller target.")
         if self._filled({name: lever.shares[-1] for name, lever in self.levers.items()}) is None:
             raise UsageError(
                 "Not even the smallest mixture reaches the target.",

@@ -22,7 +22,7 @@ from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import Selection, cut, together
-from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed, written
+from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable
@@ -31,6 +31,7 @@ from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
+from prunecli.training.data import TrainingData
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions
@@ -282,8 +283,6 @@ class Shrinking:
             destination: where the healed model goes.
         """
         options, (first, second, _) = self.options, self._parts
-        folder = path.parent / "text"
-        train, valid = written(first, folder, "train"), written(second, folder, "val")
         steps = options.heal_steps
         training = TrainingOptions(
             teacher=teacher,
@@ -301,11 +300,9 @@ class Shrinking:
         )
         finetune(
             Start(path),
-            train,
+            TrainingData(first.task, first.text, second.text, first.pairs),
             destination,
             training,
-            valid=valid,
-            task=first.task,
             progress=self.progress,
             say=self.say,
         )
