@@ -286,17 +286,18 @@ class Levers:
             if key in self.store.records:
                 self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
             else:
-                is_known = metric in (GRADIENT, NORMS)
-                found = self._score_all() if is_known else {(name, metric): self._measure(metric)}
+                found: dict[tuple[str, str], Any]
+                if metric in (GRADIENT, NORMS):  # of all levers in one pass
+                    scored = measure_gradients(
+                        self.checkpoint, self.data, self._scored, self.options, self.progress
+                    )
+                    found = {(f"{kind}s", scores.method): scores for kind, scores in scored.items()}
+                else:
+                    found = {(name, metric): self._measure(metric)}
                 self._measured |= found
                 for (own, by), scores in found.items():
                     self.store.put(f"scores {own} {by}", scores.to_json())
         return self._measured[name, metric]
-
-    def _score_all(self) -> dict[tuple[str, str], Scores]:
-        """Score the units of all levers in one pass: name of the lever and metric -> scores."""
-        found = measure_gradients(self.checkpoint, self.data, self._scored, self.options, self.progress)
-        return {(f"{kind}s", scores.method): scores for kind, scores in found.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

@@ -217,14 +217,16 @@ class Search:
         chosen: list[Shares] = []
         # Of those that cost the same, as where a curve is flat, the largest comes first.
         for shares in sorted(found, key=lambda one: (self._predict(one), -self.size(one, self._metrics))):
-            if len(chosen) < FIRST and all(self._are_apart(shares, other) for other in chosen):
+            is_apart = all(
+                any(
+                    abs(shares.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name)
+                    for name in self.levers
+                )
+                for other in chosen
+            )
+            if len(chosen) < FIRST and is_apart:
                 chosen.append(shares)
         return chosen
-
-    def _are_apart(self, one: Shares, other: Shares) -> bool:
-        return any(
-            abs(one.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name) for name in self.levers
-        )
 
     def _simple(self) -> Iterator[Shares]:
         """Yield the mixture with one share for all kinds, then each kind alone, if these reach the target."""

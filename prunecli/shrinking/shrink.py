@@ -83,15 +83,12 @@ class Shrinking:
         self.closing = little(third, CLOSING * options.trial_tokens)
         self._scored = little(first, options.score_tokens)
         # A run for another target can use these measurements too.
-        given = [
-            options.uniform,
-            options.score_tokens,
-            options.trial_tokens,
-            options.speed is not None,
-            options.replace,
-        ]
         work = digest(
-            [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
+            [
+                *(__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task),
+                *(options.uniform, options.score_tokens, options.trial_tokens, options.replace),
+                options.speed is not None,
+            ]
         )
         self._store = Store(None if self.output is None else partial_path(self.output), work)
         if self._store.records:
@@ -106,9 +103,9 @@ class Shrinking:
         self._begun, self._begun_with = time.monotonic(), set[str]()
 
     def _measurer_of(self, data: Dataset) -> Measurer:
-        own = self.options
         # For the divergence, the original's output layer would be kept.
-        return Measurer(self.source, data, own, self.progress, diverges=own.memory is None)
+        diverges = self.options.memory is None
+        return Measurer(self.source, data, self.options, self.progress, diverges=diverges)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
