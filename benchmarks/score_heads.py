@@ -16,22 +16,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from prunecli.methods.heads.score import Ablation, chosen_metric, masks_of, measure_masked
+from prunecli.methods.heads.score import (
+    batch_measurements,
+    chosen_metric,
+    masks_of,
+    measure_masked,
+    translation_measurements,
+)
 from prunecli.methods.measuring import gradient_sums
+from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, TaskName
-from prunecli.text.parallel import parse_pairs, read_parallel
+from prunecli.text.parallel import ParallelText, parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
 
@@ -45,7 +51,15 @@ def material(options: argparse.Namespace) -> Dataset:
     return Dataset("translation", text, parse_pairs(options.pairs, None, text.languages))
 
 
-def passes(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+class Loaded(NamedTuple):
+    """A checkpoint, and what was loaded from it."""
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
+
+
+def passes(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
     model, axes = loaded.model, axes_of(loaded.checkpoint, "head")
     batches = task_batches(loaded.tokenizer, model, what, options.batch_tokens)
@@ -95,7 +109,7 @@ def resident(field: str) -> int:
     return int(status.partition(f"{field}:")[2].split()[0]) << 10
 
 
-def gradient(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> None:
+def gradient(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> None:
     runs = passes(loaded, what, options)
     times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
     for _ in range(options.rounds + 1):
@@ -120,13 +134,24 @@ def memory() -> None:
     print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
 
 
-def ablation(loaded: Ablation, what: Dataset, options: argparse.Namespace) -> None:
+def ablation(loaded: Loaded, what: Dataset, options: argparse.Namespace, metric: EffectMetric) -> None:
     masks = masks_of(loaded.checkpoint.layout.attentions, "ablation")
-    batches, metric = loaded.measurements(what), loaded.metric
+    checkpoint, model, tokenizer = loaded
+    if metric in ("chrf++", "bleu"):
+        assert isinstance(what.text, ParallelText)
+        settings = ScoreOptions(batch_tokens=options.batch_tokens).decoding
+        batches = [
+            one
+            for pair in what.pairs
+            for one in translation_measurements(model, tokenizer, what.text, pair, settings)
+        ]
+    else:
+        of_texts = task_batches(tokenizer, model, what, options.batch_tokens)
+        batches = batch_measurements(model, of_texts, metric)
     ratios = []
     for _ in range(options.ablation_rounds):
-        one = seconds(lambda: measure_masked(loaded.checkpoint, loaded.model, batches, []))
-        all_heads = seconds(lambda: measure_masked(loaded.checkpoint, loaded.model, batches, masks))
+        one = seconds(lambda: measure_masked(checkpoint, model, batches, []))
+        all_heads = seconds(lambda: measure_masked(checkpoint, model, batches, masks))
         ratios.append(all_heads / one)
         print(f"{metric}: one evaluation {one:.2f} s, without each of {len(masks)} heads {all_heads:.2f} s")
     ratio = statistics.median(ratios)
@@ -158,8 +183,7 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     model = load_model(options.model, device=options.device, dtype=options.dtype)
-    settings = ScoreOptions(metric="ablation", batch_tokens=options.batch_tokens)
-    loaded = Ablation(open_model(options.model), model, load_tokenizer(options.model), "loss", settings)
+    loaded = Loaded(open_model(options.model), model, load_tokenizer(options.model))
     what = material(options)
     if options.only is not None:
         run = passes(loaded, what, options)[options.only]
@@ -170,7 +194,7 @@ def main() -> None:
     memory()
     model.requires_grad_(False)
     for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
-        ablation(replace(loaded, metric=chosen_metric(what.task, metric)), what, options)
+        ablation(loaded, what, options, chosen_metric(what.task, metric))
 
 
 if __name__ == "__main__":

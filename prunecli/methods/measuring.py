@@ -84,8 +84,8 @@ class _Sums:
     per: Per
     readers: Mapping[str, int]
     rows: int = 1
-    present: dict[str, Tensor] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    present: dict[str, Any] = field(default_factory=partial(defaultdict, int))
+    sums: dict[str, Any] = field(default_factory=partial(defaultdict, int))
 
     def add(self, name: str, gradients: Tensor) -> None:
         """Add `[tokens, units]`, or `[units]` of an only example: a module may be run several times in a pass."""
@@ -94,7 +94,7 @@ class _Sums:
             return
         of_tokens = gradients.reshape(self.rows, -1, gradients.shape[-1])
         own = of_tokens if self.per == "token" else of_tokens.sum(dim=1, keepdim=True)
-        self.present[name] = self.present[name] + own if name in self.present else own
+        self.present[name] += own
 
     def flush(self, rows: int = 1) -> None:
         """Take the values of the present batch, before one of `rows` examples begins."""
@@ -105,8 +105,7 @@ class _Sums:
 
     def _sum(self, name: str, gradients: Tensor) -> None:
         values = gradients.square() if name in self.readers else gradients.abs()
-        added = values.reshape(-1, values.shape[-1]).sum(dim=0, dtype=torch.float64)
-        self.sums[name] = self.sums[name] + added if name in self.sums else added
+        self.sums[name] += values.reshape(-1, values.shape[-1]).sum(dim=0, dtype=torch.float64)
 
 
 def gradient_sums(
@@ -155,18 +154,17 @@ def gradient_sums(
 
     names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
     with frozen(model), ExitStack() as hooks:
-        takers: dict[Tensor, list[Take]] = {}
+        takers: dict[Tensor, list[Take]] = defaultdict(list)
         seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
         if seen and runner.layerwise:  # experts run apart: the graph begins below the layers
             model.enable_input_require_grads()
             hooks.callback(model.disable_input_require_grads)
         named = {name: axis for name, axis in every.items() if name not in seen}
-        watched = (
+        for parameter, take in chain(
             _inputs(names, model, named, sums.add, hooks),
             _experts(names, checkpoint, model, named, sums.add),
-        )
-        for parameter, take in chain(*watched):
-            takers.setdefault(parameter, []).append(take)
+        ):
+            takers[parameter].append(take)
         for parameter, together in takers.items():
             hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
@@ -396,13 +394,11 @@ def _watch_layers(
         _on_gradient(made, made - before.to(made.device), take)
         return (made, *output[1:]) if isinstance(output, tuple | list) else made
 
-    numbers: Counter[str] = Counter()
     for layer in checkpoint.layout.layers:
         name = axis_name(layer.side, "layer")
         if name in axes:
             module = submodule(model, layer.name)
-            hooks.enter_context(replaced({numbers[name]: module}, partial(compute, name)))
-        numbers[name] += 1
+            hooks.enter_context(replaced({layer.number: module}, partial(compute, name)))
 
 
 def _note_norm(add: Add, count: int, _: nn.Module, __: Any, made: Tensor) -> None:

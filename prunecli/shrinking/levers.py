@@ -10,11 +10,11 @@ from functools import cache, cached_property
 from itertools import pairwise
 from math import floor, gcd, lcm
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation.quality_check import characters_of, part_of
+from prunecli.methods.experts.batches import Translation
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.options import layers_of, of_language_model, request_of
 from prunecli.methods.experts.plan import plan_experts
@@ -46,8 +46,8 @@ from prunecli.selection.select import Budget, held_in
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
 from prunecli.tensors.unfinished import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
-from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.plain import Corpus, LabelledText, PlainText
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import Corpus, PlainText
 
 KINDS: tuple[LeverName, ...] = get_args(LeverName)
 DEFAULT = tuple(name for name in KINDS if name != "channels")
@@ -286,17 +286,18 @@ class Levers:
             if key in self.store.records:
                 self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
             else:
-                is_known = metric in (GRADIENT, NORMS)
-                found = self._score_all() if is_known else {(name, metric): self._measure(metric)}
+                found: dict[tuple[str, str], Any]
+                if metric in (GRADIENT, NORMS):  # of all levers in one pass
+                    scored = measure_gradients(
+                        self.checkpoint, self.data, self._scored, self.options, self.progress
+                    )
+                    found = {(f"{kind}s", scores.method): scores for kind, scores in scored.items()}
+                else:
+                    found = {(name, metric): self._measure(metric)}
                 self._measured |= found
                 for (own, by), scores in found.items():
                     self.store.put(f"scores {own} {by}", scores.to_json())
         return self._measured[name, metric]
-
-    def _score_all(self) -> dict[tuple[str, str], Scores]:
-        """Score the units of all levers in one pass: name of the lever and metric -> scores."""
-        found = measure_gradients(self.checkpoint, self.data, self._scored, self.options, self.progress)
-        return {(f"{kind}s", scores.method): scores for kind, scores in found.items()}
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""
@@ -307,19 +308,17 @@ class Levers:
         if metric != GATES:
             return measure_layers(self.checkpoint, self.data, run, metric)  # type: ignore[arg-type]
         text = self.data.text
-        place: dict[str, Any] = {
-            "device": self.options.device,
-            "memory": self.options.memory,
-            "spill_directory": self.options.spill_directory,
-            "progress": self.progress,
-        }
-        if isinstance(text, PlainText):
-            corpora = [Corpus("text", text.files, text.texts, text.whole_files)]
-            options = CollectOptions(context=self.data.context)
-            return collect_gates(self.checkpoint, corpora, options, **place).statistics
-        with TemporaryDirectory(prefix="prunecli-") as folder:
-            choice = written(self.data, Path(folder), "val")
-            return collect_gates(self.checkpoint, choice, **place).statistics
+        return collect_gates(
+            self.checkpoint,
+            Translation(text, self.data.pairs)
+            if isinstance(text, ParallelText)
+            else [Corpus("text", text.files, text.texts, isinstance(text, PlainText) and text.whole_files)],
+            CollectOptions(context=self.data.context),
+            device=self.options.device,
+            memory=self.options.memory,
+            spill_directory=self.options.spill_directory,
+            progress=self.progress,
+        ).statistics
 
 
 def _shares(held: int, kept: Sequence[int]) -> tuple[float, ...]:
@@ -353,23 +352,3 @@ def windowed(data: Dataset, config: Mapping[str, Any]) -> Dataset:
         text_config(config), "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"
     )
     return replace(data, context=min(CONTEXT, positions or CONTEXT))
-
-
-def written(data: Dataset, folder: Path, split: str) -> TextChoice:
-    """Write a part of a text to files, and return the choice that reads it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = data.text
-    if isinstance(text, ParallelText):
-        for language, lines in text.sentences.items():
-            (folder / f"{split}.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return TextChoice(data=folder, pairs=tuple(pair_name(*pair) for pair in data.pairs), split=split)
-    if isinstance(text, LabelledText):
-        rows = zip(text.labels, text.texts, *filter(None, [text.seconds]), strict=True)
-        path = folder / f"{split}.tsv"
-        path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-        return TextChoice(labelled=path)
-    names = []
-    for number, one in enumerate(text.texts if text.whole_files else ["\n".join(text.texts)]):
-        names.append(folder / f"{split}-{number}.txt")
-        names[-1].write_text(f"{one}\n", encoding="utf-8")
-    return TextChoice(files=tuple(names), whole_files=text.whole_files)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import product, zip_longest
 from math import inf, prod
 
 import numpy as np
@@ -131,8 +131,11 @@ class Search:
             trials: number of mixtures beside the first ones that are tried, neighbours of the best.
 
         Raises:
-            UsageError: no mixture reaches the target, or the time was over before one was measured.
+            UsageError: the model reaches the target as it is, or no mixture does, or the time was over before one was
+                measured.
         """
+        if self.size({}, {}) <= self.most:
+            raise UsageError("The model reaches the target already.", "Choose a smaller target.")
         if self._filled({name: lever.shares[-1] for name, lever in self.levers.items()}) is None:
             raise UsageError(
                 "Not even the smallest mixture reaches the target.",
@@ -162,19 +165,18 @@ class Search:
         for name, lever in self.levers.items():
             reach = self._alone(name) or lever.shares[-1]
             points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
-        middles = {name: shares[len(shares) // 2] for name, shares in points.items()}
-        ranks = max(len(lever.metrics) for lever in self.levers.values())
-        for rank in range(ranks):  # the first metric of every kind, then the second
-            for name, lever in self.levers.items():
-                for metric in lever.metrics[rank : rank + 1]:
-                    self._try({name: middles[name]}, {name: metric}, "curve")
-        for name, lever in self.levers.items():
-            tried = {metric: self._single(name, middles[name], metric) for metric in lever.metrics}
-            costs = {metric: _cost(one) for metric, one in tried.items() if one is not None}
-            self._metrics[name] = min(costs, key=costs.__getitem__, default=lever.metrics[0])
+        costs: dict[str, dict[str, float]] = {name: {} for name in points}
+        # The first metric of every kind, then the second.
+        for metrics in zip_longest(*(lever.metrics for lever in self.levers.values())):
+            for (name, shares), metric in zip(points.items(), metrics, strict=True):
+                made = metric and self._try({name: shares[len(shares) // 2]}, {name: metric}, "curve")
+                if made:
+                    costs[name][metric] = _cost(made)
+        for name, own in costs.items():
+            self._metrics[name] = min(own, key=own.__getitem__, default=self._metrics[name])
         for position in (-1, 0):
             for name, shares in points.items():
-                self._try({name: shares[position]}, {name: self._metrics[name]}, "curve")
+                self._try({name: shares[position]}, stage="curve")
         for name, shares in points.items():
             self._curves[name] = curve(measured := self._costs(name, shares))
             grid = [share for share in self.levers[name].shares if share <= max(measured)]
@@ -186,7 +188,8 @@ class Search:
         The costs of shares that were not measured, since the time was over, are guessed: they grow with the square of
         the share. Shares that ruin the model are left out.
         """
-        tried = {share: self._single(name, share, self._metrics[name]) for share in shares}
+        metrics = {name: self._metrics[name]}
+        tried = {share: self._tried_as({name: share}, "curve", metrics) for share in shares}
         costs = {share: _cost(one) - self.base for share, one in tried.items() if one is not None}
         if costs:
             known = min(costs, key=lambda share: abs(share - shares[len(shares) // 2]))
@@ -214,14 +217,16 @@ class Search:
         chosen: list[Shares] = []
         # Of those that cost the same, as where a curve is flat, the largest comes first.
         for shares in sorted(found, key=lambda one: (self._predict(one), -self.size(one, self._metrics))):
-            if len(chosen) < FIRST and all(self._are_apart(shares, other) for other in chosen):
+            is_apart = all(
+                any(
+                    abs(shares.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name)
+                    for name in self.levers
+                )
+                for other in chosen
+            )
+            if len(chosen) < FIRST and is_apart:
                 chosen.append(shares)
         return chosen
-
-    def _are_apart(self, one: Shares, other: Shares) -> bool:
-        return any(
-            abs(one.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name) for name in self.levers
-        )
 
     def _simple(self) -> Iterator[Shares]:
         """Yield the mixture with one share for all kinds, then each kind alone, if these reach the target."""
@@ -245,14 +250,12 @@ class Search:
                 step = sign * self._step(name)
                 others = [share for share in self.levers[name].shares if (share - present) * sign > 0]
                 if others:
-                    moved = {**best.shares, name: _nearest(others, present + step)}
-                    filled = self._filled(moved)
-                    found += [] if filled is None else [filled]
-        return sorted(found, key=self._predict)
+                    found.append(self._filled({**best.shares, name: _nearest(others, present + step)}))
+        return sorted(filter(None, found), key=self._predict)
 
     def _step(self, name: str) -> float:
         grid = self._grids[name]
-        return (grid[-1] - grid[0]) / max(len(grid) - 1, 1)
+        return grid[-1] / max(len(grid) - 1, 1)
 
     def _alone(self, name: str) -> float | None:
         """The least share of a kind that reaches the target alone."""
@@ -301,9 +304,6 @@ class Search:
     def _tried_as(self, shares: Shares, stage: str, metrics: dict[str, str] | None = None) -> Tried | None:
         found = (one for one in self.tried if one.shares == shares and one.stage == stage)
         return next((one for one in found if metrics in (None, one.metrics)), None)
-
-    def _single(self, name: str, share: float, metric: str) -> Tried | None:
-        return self._tried_as({name: share}, "curve", {name: metric})
 
     def _best(self) -> Tried | None:
         """The cheapest mixture that reaches the target.

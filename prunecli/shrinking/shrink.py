@@ -22,7 +22,7 @@ from prunecli.pipeline import Applied, apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.rewriting import Shrunk, Stage, Tried
 from prunecli.selection.cut import Selection, cut, together
-from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed, written
+from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
 from prunecli.tensors.documents import partial_path, refuse_unwritable
@@ -31,6 +31,7 @@ from prunecli.tensors.unfinished import Store, digest
 from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText
+from prunecli.training.data import TrainingData
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.loss import check_logits_file
 from prunecli.training.options import LossOptions, TrainingOptions
@@ -82,15 +83,12 @@ class Shrinking:
         self.closing = little(third, CLOSING * options.trial_tokens)
         self._scored = little(first, options.score_tokens)
         # A run for another target can use these measurements too.
-        given = [
-            options.uniform,
-            options.score_tokens,
-            options.trial_tokens,
-            options.speed is not None,
-            options.replace,
-        ]
         work = digest(
-            [__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task, given]
+            [
+                *(__version__, source.fingerprint, data.text.sha256, data.pairs, first.context, task),
+                *(options.uniform, options.score_tokens, options.trial_tokens, options.replace),
+                options.speed is not None,
+            ]
         )
         self._store = Store(None if self.output is None else partial_path(self.output), work)
         if self._store.records:
@@ -105,9 +103,9 @@ class Shrinking:
         self._begun, self._begun_with = time.monotonic(), set[str]()
 
     def _measurer_of(self, data: Dataset) -> Measurer:
-        own = self.options
         # For the divergence, the original's output layer would be kept.
-        return Measurer(self.source, data, own, self.progress, diverges=own.memory is None)
+        diverges = self.options.memory is None
+        return Measurer(self.source, data, self.options, self.progress, diverges=diverges)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -282,8 +280,6 @@ class Shrinking:
             destination: where the healed model goes.
         """
         options, (first, second, _) = self.options, self._parts
-        folder = path.parent / "text"
-        train, valid = written(first, folder, "train"), written(second, folder, "val")
         steps = options.heal_steps
         training = TrainingOptions(
             teacher=teacher,
@@ -301,11 +297,9 @@ class Shrinking:
         )
         finetune(
             Start(path),
-            train,
+            TrainingData(first.task, first.text, second.text, first.pairs),
             destination,
             training,
-            valid=valid,
-            task=first.task,
             progress=self.progress,
             say=self.say,
         )

@@ -327,7 +327,7 @@ class Destination:
 
 def finetune(
     start: Start | Path | str,
-    choice: TextChoice,
+    choice: TextChoice | TrainingData,
     destination: Destination | Path | str,
     options: TrainingOptions | None = None,
     *,
@@ -342,7 +342,7 @@ def finetune(
 
     Args:
         start: what training begins with; a path or name: that checkpoint.
-        choice: the text that is trained on.
+        choice: the text that is trained on; if it is read already, with that to validate with.
         destination: where the result goes; a path: a new directory.
         valid: that to validate with; see `read_training_data`.
         task: None: what the model is for.
@@ -364,13 +364,16 @@ def finetune(
         require_package(PEFT, "`lora`")
     destination.check(start.checkpoint)
     _checked = start.identity  # refuses what cannot be trained
-    task = task or start.task(say)
-    validating = {
-        "valid_split": valid.split is not None,
-        "valid_text": bool(valid.files),
-        "valid_labelled": valid.labelled is not None,
-    }
-    choice.check_task(task, validating, also_plain=("feature-extraction",))
+    if isinstance(choice, TrainingData):
+        task = choice.task
+    else:
+        task = task or start.task(say)
+        validating = {
+            "valid_split": valid.split is not None,
+            "valid_text": bool(valid.files),
+            "valid_labelled": valid.labelled is not None,
+        }
+        choice.check_task(task, validating, also_plain=("feature-extraction",))
     if task in HEADLESS:
         what = "vectors" if task == "embedding" else "hidden states"
         if options.teacher is None:
@@ -393,7 +396,7 @@ def finetune(
             raise UsageError(
                 "`teacher_logits` needs a `teacher`, and no `hidden_weight`", "The file holds logits alone."
             )
-    data = read_training_data(task, choice, valid, say)
+    data = choice if isinstance(choice, TrainingData) else read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
     if dry_run:

@@ -54,6 +54,11 @@ def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes):
     assert best.shares["layers"] == pytest.approx(0.16, abs=0.07)
 
 
+def test_a_target_that_the_model_reaches_already_is_refused():
+    with pytest.raises(UsageError, match="reaches the target already"):
+        search({"units": lambda share, _: share}, most=0.5, units=lever("units")).run(0)
+
+
 def test_the_better_metric_is_taken():
     costs = {"units": lambda share, metric: share * (1 if metric == "second" else 2)}
     best = search(costs, most=0.3, units=lever("units", metrics=("first", "second"))).run(0)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError, UnsupportedModelError
-from prunecli.evaluation.decoding import beam_cache, sound_settings
+from prunecli.evaluation.decoding import generate
 from prunecli.methods.scoring import CollectOptions
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.loading import sparse_ffns
@@ -142,7 +142,7 @@ class Translation:
 
         def decode(sources: Sequence[Ids], target: str, labels: Sequence[Ids], encoded: Encoded) -> None:
             """Run the decoder on the reference (teacher forcing), or translate with beam search."""
-            mask, config = padded(sources)[1], model.config
+            config = model.config
             if self.mode == "forced":
                 # Start token, then all labels but the last.
                 ids, labels_mask = padded([[int(config.decoder_start_token_id), *row[:-1]] for row in labels])
@@ -151,25 +151,23 @@ class Translation:
                     input_ids=ids,
                     attention_mask=labels_mask,
                     encoder_hidden_states=encoded(),
-                    encoder_attention_mask=mask,
+                    encoder_attention_mask=padded(sources)[1],
                     use_cache=False,
                 )
                 return
             from transformers.modeling_outputs import MoEModelOutput
 
-            positions = int(config.max_position_embeddings)
-            longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-            with observer.searching(model, longest.to(mask.device)), sound_settings(model):
-                model.generate(
+            longest = [length_limit(len(row), config.max_position_embeddings) for row in sources]
+            with observer.searching(model, torch.tensor(longest, device=runner.device)):
+                generate(
+                    model,
+                    sources,
+                    padding_id(model, tokenizer),
+                    self.options.beam,
+                    max(longest),
                     # generate changes this object: a new one for each target
                     encoder_outputs=MoEModelOutput(last_hidden_state=encoded()),
-                    attention_mask=mask,
                     forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
-                    num_beams=self.options.beam,
-                    do_sample=False,
-                    max_new_tokens=int(longest.max()),
-                    max_length=None,
-                    **beam_cache(model),
                 )
 
         def batches() -> Iterator[Batch]:
@@ -303,17 +301,8 @@ class Texts:
             for name, own in windows.items():
                 for numbers in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal):
                     rows = [own[number] for number in numbers]
-
-                    def cost(
-                        runner: Layerwise, count: int = len(rows), longest: int = len(rows[0])
-                    ) -> BatchCost:
-                        tokens = count * longest
-                        return BatchCost(
-                            activation_bytes(runner.shape, count, longest, longest),
-                            (state_bytes(runner.shape, tokens, tokens),),
-                        )
-
-                    yield Batch(sum(map(len, rows)), {"decoder": [(name, partial(read, name, rows))]}, cost)
+                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, rows))]}
+                    yield Batch(sum(map(len, rows)), passes, partial(_window_cost, len(rows), len(rows[0])))
 
         return Work(
             observer,
@@ -322,6 +311,12 @@ class Texts:
             "tokens",
             batches(),
         )
+
+
+def _window_cost(count: int, longest: int, runner: Layerwise) -> BatchCost:
+    """Memory of a batch of windows."""
+    states = state_bytes(runner.shape, count * longest, count * longest)
+    return BatchCost(activation_bytes(runner.shape, count, longest, longest), (states,))
 
 
 def text_windows(

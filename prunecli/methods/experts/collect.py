@@ -70,7 +70,7 @@ class Collected:
 
 def collect_gates(
     model: Checkpoint | Path | str,
-    choice: TextChoice | Sequence[Corpus],
+    choice: TextChoice | Translation | Sequence[Corpus],
     options: CollectOptions = DEFAULT,
     output: str | Path | None = None,
     *,
@@ -87,7 +87,8 @@ def collect_gates(
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: parallel text for a model that translates; texts for a language model (see `read_corpora`).
+        choice: parallel text for a model that translates, read or not; texts for a language model (see
+            `read_corpora`).
         output: file that the statistics are written to, if any. An unfinished run keeps its sums beside the file, and
             the same call resumes it.
         force: replace `output`.
@@ -181,6 +182,8 @@ def collect_gates(
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
     split = choice.split_read if isinstance(choice, TextChoice) else None
+    if isinstance(choice, Translation):
+        split = choice.text.split
     more = {"dtype": dtype_name(kind), "whole_files": whole_files, "split": split}
     statistics = statistics.model_copy(update=more)
     parts = None if outputs is None else process_group.all_gather(outputs)
@@ -197,7 +200,10 @@ def collect_gates(
 
 
 def material_of(
-    checkpoint: Checkpoint, choice: TextChoice | Sequence[Corpus], options: CollectOptions, say: Say
+    checkpoint: Checkpoint,
+    choice: TextChoice | Translation | Sequence[Corpus],
+    options: CollectOptions,
+    say: Say,
 ) -> Translation | Texts:
     """The text, and how the model of `checkpoint` is run over it.
 
@@ -205,6 +211,8 @@ def material_of(
         UsageError: text of the other kind.
         DataError: text that cannot be used.
     """
+    if isinstance(choice, Translation):
+        return choice
     is_text = of_language_model(checkpoint)
     if isinstance(choice, TextChoice):
         if is_text:

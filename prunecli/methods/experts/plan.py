@@ -76,13 +76,14 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     axes = [axis for axis in every if axis.module in chosen_in]
     sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
     assert mixture is not None
-    more: dict[str, Any] = {"settings": {}}
+    settings: dict[str, int] = {}
+    dropped: Sequence[str] = ()
     if options.mtp == "drop":
-        more["settings"] = {key: 0 for key in mixture.predicted if sizes.states(key)}
-        more["dropped"] = predicting_tensors(checkpoint, sizes)
+        settings = {key: 0 for key in mixture.predicted if sizes.states(key)}
+        dropped = predicting_tensors(checkpoint, sizes)
     if options.active is not None and not isinstance(mixture.top_k, int):
         keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
-        more["settings"] |= dict.fromkeys(keys, options.active)
+        settings |= dict.fromkeys(keys, options.active)
     if options.keep is None:
         made = _by_metric(checkpoint, options, layers, axes, progress)
     else:
@@ -108,7 +109,8 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
     kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
-    return replace(made, kept=kept, step={**made.step, "experts": counts}, **more)
+    step = {**made.step, "experts": counts}
+    return replace(made, kept=kept, step=step, settings=settings, dropped=dropped)
 
 
 def _by_metric(

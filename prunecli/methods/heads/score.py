@@ -106,10 +106,7 @@ def score_heads(
             checkpoint, runner, data, axes, options.batch_tokens, options.per or "example", progress
         )["head"]
     else:
-        ablation = Ablation(
-            checkpoint, runner.model, load_tokenizer(checkpoint.path), metric, options, progress
-        )
-        fields |= ablation.scores(data, selected)
+        fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
     if options.memory is not None:
         say(run.line(back=True))
     scores = scores_of(
@@ -264,114 +261,93 @@ def translation_measurements(
     ]
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """A loaded model whose heads are scored by masks.
+def ablation_fields(
+    checkpoint: Checkpoint,
+    model: Any,
+    metric: EffectMetric,
+    options: ScoreOptions,
+    data: Dataset,
+    selected: Dataset | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fields of `Scores` for heads that are scored by masks.
 
     Parts that a mask does not change run once per batch: the layers below an attention and, for attentions of the
-    decoder, the encoder. A beam search shares the encoder alone.
+    decoder, the encoder. A beam search shares the encoder alone. Sentences of all pairs count as one corpus. After
+    chrF++ or BLEU the other one is in `also`: it costs no further search.
 
-    Attributes:
-        checkpoint, model, tokenizer: the checkpoint, and what was loaded from it.
+    Args:
+        model: the model of `checkpoint`.
         metric: the metric of the model with and without heads.
         options: method, batch size, search and significance test.
+        selected: text that the best heads are chosen on, if `data` only reports them.
+
+    Raises:
+        PruneError: text or model that cannot be used.
     """
+    tokenizer, layers = load_tokenizer(checkpoint.path), checkpoint.layout.own_attentions
 
-    checkpoint: Checkpoint
-    model: Any
-    tokenizer: Any
-    metric: EffectMetric
-    options: ScoreOptions
-    progress: Progress = silent
-
-    def scores(self, data: Dataset, selected: Dataset | None) -> dict[str, Any]:
-        """Fields of `Scores`. After chrF++ or BLEU the other one is in `also`: it costs no further search.
-
-        Sentences of all pairs count as one corpus.
-
-        Args:
-            selected: text that the best heads are chosen on, if `data` only reports them.
-        """
-        layers = self.checkpoint.layout.own_attentions
-        examples, effects = self._effects(selected or data, masks_of(layers, self.options.metric))
-        ends = list(accumulate(layer.count for layer in layers))[:-1]
-        for found in effects:
-            for name in ("values", "p_values"):
-                own = zip(layers, np.split(np.array(found[name]), ends), strict=True)
-                found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in own}
-        fields = {"examples": examples, **effects[0], "also": effects[1:]}
-        if self.options.metric == "all-but-one":
-            # The best single head (3.3), the first of equal ones.
-            pick = np.argmin if self.metric == "loss" else np.argmax
-            names = {axis_name(layer.name, "head"): layer.heads for layer in layers if layer.count}
-            fields["best"] = {name: ids[int(pick(fields["values"][name]))] for name, ids in names.items()}
-            if selected is not None:
-                fields["reported"] = self._report(data, fields["best"])
-        return fields
-
-    def _report(self, data: Dataset, best: Mapping[str, int]) -> Reported:
-        """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A)."""
-        masks = [
-            (layer.name, tuple(float(head == best[name]) for head in layer.heads))
-            for layer in self.checkpoint.layout.own_attentions
-            if (name := axis_name(layer.name, "head")) in best
-        ]
-        examples, (found, *_) = self._effects(data, masks)
-        only, p_value = (dict(zip(best, found[name], strict=True)) for name in ("values", "p_values"))
-        return Reported(metric=self.metric, examples=examples, base=found["base"], only=only, p_value=p_value)
-
-    def _effects(self, data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, list[dict[str, Any]]]:
+    def measure(data: Dataset, masks: Sequence[HeadMask]) -> tuple[int, list[dict[str, Any]]]:
         """Number of examples, and fields of `unit_scores.Effects` for each metric, first `metric`.
 
         chrF++ and BLEU are compared by the paired bootstrap (Koehn 2004), means of other metrics by a paired t-test.
         """
-        measurements, options = self.measurements(data), self.options
-        examples, outcomes = measure_masked(self.checkpoint, self.model, measurements, masks, self.progress)
-        found: dict[str, tuple[list[float], list[float | None]]] = {}
-        if self.metric in TEXT_METRICS:
-            assert isinstance(data.text, ParallelText)
-            lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
+        text = data.text
+        if metric in TEXT_METRICS and isinstance(text, ParallelText):
+            runs = [
+                one
+                for pair in data.pairs
+                for one in translation_measurements(model, tokenizer, text, pair, options.decoding)
+            ]
+            examples, outcomes = measure_masked(checkpoint, model, runs, masks, progress)
+            lines = {pair_name(*pair): text.sentences[pair[1]] for pair in data.pairs}
             references = [lines[name][index] for name, index in examples]
-            metrics = make_metrics(None)
-            with self.progress("testing significance", None, "resamples"):
-                for name in sorted(TEXT_METRICS, key=self.metric.__ne__):
-                    values = [metrics[name].corpus_score(texts, [references]).score for texts in outcomes]
-                    tests = paired_bootstrap(
-                        outcomes, references, {name: metrics[name]}, options.samples, options.seed
-                    )
-                    found[name] = values, [test[name]["p_value"] for test in tests[1:]]
-        else:
-            base, *others = np.asarray(outcomes, dtype=np.float64)
-            found[self.metric] = (
-                np.mean(outcomes, axis=1).tolist(),
-                [paired_t_test(base, own) for own in others],
-            )
-        # p is 1 if there is nothing to test with, as for a single example.
-        return len(examples), [
-            {
-                "metric": name,
-                "base": float(values[0]),
-                "values": values[1:],
-                "p_values": [1.0 if p_value is None else p_value for p_value in p_values],
+            known = make_metrics(None)
+            metrics = {str(name): known[name] for name in sorted(TEXT_METRICS, key=metric.__ne__)}
+            values = {
+                name: [own.corpus_score(texts, [references]).score for texts in outcomes]
+                for name, own in metrics.items()
             }
-            for name, (values, p_values) in found.items()
+            with progress("testing significance", None, "resamples"):
+                tests = paired_bootstrap(outcomes, references, metrics, options.samples, options.seed)
+            p_values = {name: [test[name]["p_value"] for test in tests[1:]] for name in metrics}
+        else:
+            pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
+            batches = task_batches(tokenizer, model, data, options.batch_tokens, pooling)
+            runs = batch_measurements(model, batches, metric, pooling)
+            examples, outcomes = measure_masked(checkpoint, model, runs, masks, progress)
+            values = {metric: np.mean(outcomes, axis=1).tolist()}
+            # p is 1 if there is nothing to test with, as for a single example.
+            tested = (paired_t_test(outcomes[0], own) for own in outcomes[1:])
+            p_values = {metric: [1.0 if p_value is None else p_value for p_value in tested]}
+        return len(examples), [
+            {"metric": name, "base": float(base), "values": own, "p_values": p_values[name]}
+            for name, (base, *own) in values.items()
         ]
 
-    def measurements(self, data: Dataset) -> list[Measurement]:
-        """Measurements of each batch of `data`.
-
-        Raises:
-            PruneError: text or model that cannot be used.
-        """
-        model, tokenizer, text = self.model, self.tokenizer, data.text
-        if self.metric in TEXT_METRICS and isinstance(text, ParallelText):
-            return [
-                measurement
-                for pair in data.pairs
-                for measurement in translation_measurements(
-                    model, tokenizer, text, pair, self.options.decoding
-                )
+    examples, effects = measure(selected or data, masks_of(layers, options.metric))
+    ends = list(accumulate(layer.count for layer in layers))[:-1]
+    for found in effects:
+        for name in ("values", "p_values"):
+            of_layers = zip(layers, np.split(np.array(found[name]), ends), strict=True)
+            found[name] = {axis_name(layer.name, "head"): values.tolist() for layer, values in of_layers}
+    fields = {"examples": examples, **effects[0], "also": effects[1:]}
+    if options.metric == "all-but-one":
+        # The best single head (3.3), the first of equal ones.
+        pick = np.argmin if metric == "loss" else np.argmax
+        held = {axis_name(layer.name, "head"): layer for layer in layers if layer.count}
+        fields["best"] = best = {
+            name: layer.heads[int(pick(fields["values"][name]))] for name, layer in held.items()
+        }
+        if selected is not None:
+            # The score of each single head on other text (appendix A).
+            masks = [
+                (layer.name, tuple(float(head == best[name]) for head in layer.heads))
+                for name, layer in held.items()
             ]
-        pooling = read_pooling(self.checkpoint.path) if data.task == "embedding" else None
-        batches = task_batches(tokenizer, model, data, self.options.batch_tokens, pooling)
-        return batch_measurements(model, batches, self.metric, pooling)
+            examples, (found, *_) = measure(data, masks)
+            only, p_value = (dict(zip(best, found[name], strict=True)) for name in ("values", "p_values"))
+            fields["reported"] = Reported(
+                metric=metric, examples=examples, base=found["base"], only=only, p_value=p_value
+            )
+    return fields

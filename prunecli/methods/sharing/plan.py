@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from typing import Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
@@ -254,10 +253,8 @@ def _check(
             if options.part == "attention":
                 what = f"the model has no {KIND_NAMES[kind]}"
             raise UsageError(f"`{kind}=share`: {what} left to share.", f"Use `{kind}=keep`.")
-    if options.scale is not None and not 0 < abs(options.scale) < inf:
-        raise UsageError(
-            f"`scale={options.scale:g}`: the output would be lost.", "Give a factor such as 1 or 0.5."
-        )
+    if options.scale == 0:
+        raise UsageError("`scale=0`: the output would be lost.", "Give a factor such as 1 or 0.5.")
 
 
 def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
@@ -382,10 +379,7 @@ def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
         if chosen.match and options.width is None:
             options = options.updated(width="match")
         arguments |= {side: None if chosen.name else getattr(chosen, side) for side in sorted(sides)}
-        arguments |= {
-            "width": options.width,
-            "seed": options.seed,
-        }
+        arguments |= {"width": options.width, "seed": options.seed}
     plan = arrange(layers, options, chosen, layout.shapes)
     reasons = []
     if options.preset is None and chosen.name:
@@ -498,20 +492,15 @@ def ffn_tensor(
         return weighted_sum([Copy(own) for own in names], weight)
     axis, blocks = carrier.dim, len(carrier.blocks)
     parts: list[Expression] = []
+    kept = range(group.init_width) if units is None else {*units}
     for block in range(blocks):  # of a fused tensor, which holds the hidden units several times
         held: list[Expression] = []
         before = 0
         for source in names:
             width = checkpoint.info(source).shape[axis] // blocks
-            own = (
-                range(width)
-                if units is None
-                else [unit - before for unit in units if unit - before in range(width)]
-            )
+            own = [unit for unit in range(width) if before + unit in kept]
             places = joined((block * width + unit, block * width + unit + 1) for unit in own)
-            if units is None and blocks == 1:
-                held.append(Copy(source))
-            elif own:
+            if own:
                 held.append(Copy(source, ((axis, tuple(places)),)))
             if group.init == "concat":
                 before += width
