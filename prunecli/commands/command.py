@@ -31,9 +31,9 @@ COMMANDS = {
     "Compare": ("compare-models", "compare-languages", "compare-heads"),
     "Repeat and report": ("run", "report"),
 }
-"""Help panel -> commands; `collect-gates` is the function `collect_gates` of `commands/collect_gates.py`."""
-TOGETHER = {"compare": "compare", "prune": "prune", "share": "share", "trim": "prune"}
-"""First word of commands that are in one file -> that file: `prune-heads` is in `commands/prune.py`."""
+"""Help panel -> commands; `collect-gates` is the function `collect_gates`."""
+FILES = ("inspect", "measure", "prune", "share", "finetune", "evaluate", "compare", "run")
+"""Modules of this package with the commands of each panel."""
 
 Given = TypeVar("Given", bound=Options)
 Function = Callable[..., None]
@@ -126,9 +126,8 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 def function_of(name: str) -> Function:
     """Return the function of a command."""
-    function = name.replace("-", "_")
-    module = import_module(f"prunecli.commands.{TOGETHER.get(name.partition('-')[0], function)}")
-    found: Function = getattr(module, function)
+    file = next(file for file, names in zip(FILES, COMMANDS.values(), strict=True) if name in names)
+    found: Function = getattr(import_module(f"prunecli.commands.{file}"), name.replace("-", "_"))
     return found
 
 

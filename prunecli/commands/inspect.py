@@ -1,17 +1,19 @@
-"""`prunecli inspect`: what a checkpoint holds and whether it fits, from headers alone."""
+"""`prunecli inspect` and `explain`: the contents of a checkpoint, and why prunecli kept or removed its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import OutputOptions, command
+from prunecli.commands.command import AS_JSON, OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
-from prunecli.options import CheckpointPath, Size, advanced_option, option
+from prunecli.options import CheckpointPath, Options, Size, advanced_option, argument, option
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -200,3 +202,42 @@ def _share(size: int, inventory: Inventory) -> dict[str, str]:
 
 def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
+
+
+class Explain(Options):
+    """Options of the command."""
+
+    directory: Path = argument("A result of prunecli.", "DIR", ..., role="input")
+    what: tuple[str, ...] = argument(
+        'What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house". Default: '
+        "where each layer was cut.",
+        "WHAT",
+        (),
+        repeated=True,
+    )
+    as_json: bool = AS_JSON
+
+
+@command(Explain)
+def explain(options: Explain) -> None:
+    """Say why an expert, head, hidden unit, layer or token was kept or dropped, from the result's directory alone.
+
+    Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
+    not be there.
+    """
+    from prunecli.analysis.explanation import Explained, parse_question
+    from prunecli.results.decisions import Explanation, document
+
+    question = parse_question(options.what) if options.what else None
+    explained = Explained.open(options.directory)
+    if question is None:
+        console.result(document(explained.decisions).to_json, explained.overview, as_json=options.as_json)
+    else:
+        answers = explained.answers(question)
+        made = Explanation(
+            format=Explanation.FORMAT,
+            prunecli=prunecli.__version__,
+            question=" ".join(options.what),
+            answers=answers,
+        )
+        console.result(made.to_json, (answer.text for answer in answers), as_json=options.as_json)

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 
 from prunecli.commands import console
-from prunecli.commands.explain import explain
+from prunecli.commands.inspect import explain
 from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
