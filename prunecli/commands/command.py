@@ -14,8 +14,8 @@ import typer
 from prunecli.commands import console
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.options import Option, Options, option
-from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import hub_name, no_such_directory
+from prunecli.tensors.transaction import refuse_unwritable
 from prunecli.text.files import TextFile, is_hub_data
 
 if TYPE_CHECKING:

@@ -226,7 +226,7 @@ class ScoredOptions(TextChoice, RunOptions):
             UsageError: scores are to be saved, and nothing is measured.
             OutputError: the file of scores cannot be written.
         """
-        from prunecli.tensors.documents import refuse_unwritable
+        from prunecli.tensors.transaction import refuse_unwritable
 
         save, path = None, self.save_scores
         if path is not None:

@@ -25,7 +25,7 @@ from prunecli.recipes.text import (
     read_recipe,
     shown_name,
 )
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.transaction import refuse_unwritable
 
 
 class Run(Options):

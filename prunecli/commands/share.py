@@ -1,4 +1,4 @@
-"""`prunecli share-ffn`, `share-attention` and `factorize-embeddings`: one part for several, narrow tables for wide ones."""
+"""`prunecli share-ffn`, `share-attention`, `factorize-embeddings`: one part for several, narrow tables for wide."""
 
 from __future__ import annotations
 

@@ -41,9 +41,8 @@ from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import LEAST, Evaluation
-from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
-from prunecli.tensors.unfinished import Store, digest
+from prunecli.tensors.transaction import Store, digest, partial_path, refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of_all
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups

@@ -24,11 +24,10 @@ from prunecli import __version__
 from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
-from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.transaction import new_file
+from prunecli.tensors.transaction import new_file, refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import Block, Copy, Output, blocks, check_expressions, copied_ranges
-from prunecli.tensors.unfinished import Journal, digest
+from prunecli.tensors.transaction import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"

@@ -19,7 +19,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.unfinished import NAME, Store
+from prunecli.tensors.transaction import NAME, Store
 from tests.contracts.method_contract import digests
 from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
