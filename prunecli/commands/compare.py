@@ -1,6 +1,5 @@
 """`prunecli compare-models`, `compare-heads` and `compare-languages`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from prunecli.text.choice import TextChoice
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"whole_files", "labelled"})
+    LEFT_OUT = ("whole_files", "labelled")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     other: CheckpointPath | None = argument(
@@ -111,7 +110,7 @@ def compare_models(options: CompareModels) -> None:
         ],
     )
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> console.Blocks:
         if result.pairs:
             yield from result.shown
         else:

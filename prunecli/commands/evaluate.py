@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import prunecli
 from prunecli import processes
@@ -36,7 +35,7 @@ LONGEST_EXAMPLE = 200
 class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"files"})
+    LEFT_OUT = ("files",)
 
     text: tuple[NamedText, ...] = NAMED_TEXT
     all_pairs: bool = option(f"Show every pair, even more than {PAIRS_SHOWN}.", False)
@@ -86,7 +85,7 @@ def evaluate(options: Evaluate) -> None:
         raise PruneError("\n".join(missed))
 
 
-def _blocks(evaluation: Evaluation, all_pairs: bool) -> Iterator[Any]:
+def _blocks(evaluation: Evaluation, all_pairs: bool) -> console.Blocks:
     """Yield the tables, what is wrong with the outputs, and examples if there is little to read."""
     from prunecli.results.evaluation import WIDE
 
@@ -122,7 +121,7 @@ MANY = 4
 class BenchLatency(ModelsOptions, LatencyOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"source_file", "target_file", "langs", "max_sentences"})
+    LEFT_OUT = ("source_file", "target_file", "langs", "max_sentences")
 
     output: Path = result_option("latency.json")
     plot: Path | None = plot_option("Draw the speed against batch size")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import prunecli
 from prunecli.commands import console
@@ -17,13 +16,13 @@ from prunecli.options import CheckpointPath, Options, Size, advanced_option, arg
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.inventory import Inventory, Quantisation
+    from prunecli.model.inventory import Inventory
 
 
 class Inspect(OutputOptions, LoadOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"output", "plot", "quiet"})
+    LEFT_OUT = ("output", "plot", "quiet")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(
@@ -80,7 +79,7 @@ def inspect(options: Inspect) -> None:
             console.note(f"Written to {table}.")
 
 
-def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
+def _blocks(opened: Checkpoint, inventory: Inventory) -> console.Blocks:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
@@ -119,8 +118,11 @@ def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
         yield f"FFN: {changed}"
     if changed := describe_embeddings(inventory.tables):
         yield f"Embeddings: {changed}"
-    if inventory.quantisation is not None:
-        yield _quantised(inventory.quantisation)
+    if (quantised := inventory.quantisation) is not None:
+        ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in quantised.schemes.items())
+        held = f"{ways}; " if ways else ""
+        method = quantised.method or "method not named"
+        yield f"Quantised: {method}: {held}{quantised.bits_per_parameter:.2f} bits a parameter over all"
     modules = [
         {
             "module": module,
@@ -139,13 +141,6 @@ def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
     for step in opened.structure.history:
         source = step.get("source", {}).get("path")
         yield f"  {step_text(step, *([f'from {source}'] if source else []))}"
-
-
-def _quantised(found: Quantisation) -> str:
-    ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in found.schemes.items())
-    held = f"{ways}; " if ways else ""
-    method = found.method or "method not named"
-    return f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all"
 
 
 def _show_found(opened: Checkpoint, inventory: Inventory) -> None:

@@ -1,6 +1,5 @@
 """`prunecli collect-gates` and `score-heads`: how often experts are chosen, and how much attention heads matter."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from prunecli.text.choice import NAMED_TEXT, NamedText, TaskName, TextChoice
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"files", "labelled", "plot", "table"})
+    LEFT_OUT = ("files", "labelled", "plot", "table")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     text: tuple[NamedText, ...] = NAMED_TEXT
@@ -146,7 +145,7 @@ def score_heads(options: ScoreHeads) -> None:
             **console.listeners(),
         )
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> console.Blocks:
         yield from scores.head_blocks(layers)
         if scores.few is not None:
             console.warn(scores.few)

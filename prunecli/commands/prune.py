@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -92,7 +92,7 @@ def prune_experts(options: PruneExperts) -> None:
 class PruneHeads(RewritingOptions, HeadOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream"})
+    LEFT_OUT = ("stream",)
 
     output: Path = output_option("pruned-heads")
 
@@ -114,7 +114,7 @@ def prune_heads(options: PruneHeads) -> None:
 class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream"})
+    LEFT_OUT = ("stream",)
 
     output: Path = output_option("pruned-ffn")
 
@@ -139,7 +139,7 @@ def prune_ffn(options: PruneFfn) -> None:
 class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"memory", "spill_directory"})
+    LEFT_OUT = ("memory", "spill_directory")
 
     replace: Literal["linear"] | None = selection_option(
         "linear: multiply a linear map into the FFN before removed layers that does about what they did, by least "
@@ -270,7 +270,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
         options.prune(opened, plan, None, before=_tokens(plan.details))
 
 
-def _tokens(details: Mapping[str, Any]) -> Iterator[Any]:
+def _tokens(details: Mapping[str, Any]) -> console.Blocks:
     """Yield why tokens stay, and whether the text falls into the same tokens."""
     rows = [{"why": name, "tokens": f"{count:,}"} for name, count in details["parts"].items()]
     yield console.table("Kept tokens", rows)
@@ -288,7 +288,7 @@ def _tokens(details: Mapping[str, Any]) -> Iterator[Any]:
 class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"check_text", "stream", "config_only", "explain", "source_file", "target_file"})
+    LEFT_OUT = ("check_text", "stream", "config_only", "explain", "source_file", "target_file")
 
     output: Path = output_option("shrunk")
 
@@ -321,7 +321,7 @@ def shrink(options: Shrink) -> None:
         console.note(f"Everything that was tried: {figures_path(options.output)}")
 
 
-def _blocks(result: Shrunk) -> Iterator[Any]:
+def _blocks(result: Shrunk) -> console.Blocks:
     """Yield the mixture, the closing table and where the result is."""
     from prunecli.model.stock import StockSupport
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream", "save_scores"})
+    LEFT_OUT = ("stream", "save_scores")
 
     output: Path = output_option("shared-ffn")
 
@@ -97,7 +97,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
     return shown.document(kind, plan.seed, groups=groups, removed=plan.removed, **more)
 
 
-def share_blocks(shown: Shown, plan: SharePlan) -> Iterator[Any]:
+def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
     """Yield layers, what their FFN or attention is made of, its hidden units or heads, its parameters; the sizes."""
     from prunecli.model.parts import ranges
 
@@ -163,7 +163,7 @@ def _made(group: Group) -> str:
 class ShareAttention(RewritingOptions, AttentionOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream", "explain"})
+    LEFT_OUT = ("stream", "explain")
 
     output: Path = output_option("shared-attention")
 
@@ -184,7 +184,7 @@ def share_attention(options: ShareAttention) -> None:
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"stream", "check_text", "explain"})
+    LEFT_OUT = ("stream", "check_text", "explain")
 
     output: Path = output_option("factorised-embeddings")
     plot: Path | None = plot_option(
@@ -259,7 +259,7 @@ def _document(
     )
 
 
-def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> Iterator[Any]:
+def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> console.Blocks:
     """Yield the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
     yield console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []

@@ -459,23 +459,16 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
             of prunecli's, or lies in no directory, or in one that cannot be written to.
     """
     refuse_output(path, "file", force=force)
-    if path.is_file() and not _is_replaceable(path):
+    # Of JSON that prunecli writes "format" comes first; tables, pictures and pages have endings of their own.
+    if not path.is_file() or path.name.lower().endswith(_OTHER_RESULTS):
+        return
+    with path.open("rb") as file:
+        start = file.read(200).strip()
+    if start and not (start.startswith(b"{") and b'"format": "prunecli.' in start):
         raise OutputError(
             f"{path}: no result of prunecli's; `force` replaces only those",
             "Choose another path, or remove it.",
         )
-
-
-def _is_replaceable(path: Path) -> bool:
-    """Whether a file may be an earlier result: it is no text, config or weights that a command reads.
-
-    Of JSON that prunecli writes "format" comes first; tables, pictures and pages have endings of their own.
-    """
-    if path.name.lower().endswith(_OTHER_RESULTS):
-        return True
-    with path.open("rb") as file:
-        start = file.read(200).strip()
-    return not start or (start.startswith(b"{") and b'"format": "prunecli.' in start)
 
 
 def partial_path(output: Path) -> Path:
