@@ -49,13 +49,12 @@ class Store:
         self.path = path
         self.work = work
         self.records: dict[str, Any] = {}
-        self._lines = 0
         if path is not None and path.is_file() and not path.is_symlink():
             for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 self._take(line)
 
     def put(self, name: str, value: Any) -> None:
-        """Add or replace a record. The file is rewritten once most of its lines are replaced ones.
+        """Add or replace a record.
 
         Raises:
             OSError: the disk is full, among others.
@@ -63,16 +62,10 @@ class Store:
         self.records[name] = value
         if self.path is None:
             return
-        if self._lines > 2 * len(self.records) + 8:
-            new = self.path.with_name(f"{self.path.name}.new")
-            new.write_text("".join(map(self._line, self.records)), encoding="utf-8")
-            sync(new)
-            new.replace(self.path)
-            self._lines = len(self.records)
-        else:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(self._line(name))
-            self._lines += 1
+        record = [self.work, name, value]
+        with self.path.open("a", encoding="utf-8") as file:
+            # A line that an interrupt cut short has no end: each begins on a new one.
+            file.write("\n" + json.dumps({"record": record, "sha256": digest(record)}))
         sync(self.path)
         sync(self.path.parent)
 
@@ -81,18 +74,12 @@ class Store:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
-    def _line(self, name: str) -> str:
-        record = [self.work, name, self.records[name]]
-        # A line that an interrupt cut short has no end: each begins on a new one.
-        return "\n" + json.dumps({"record": record, "sha256": digest(record)})
-
     @lenient
     def _take(self, line: str) -> None:
         entry = parsed(line)
         work, name, value = entry["record"]
         if work == self.work and entry["sha256"] == digest(entry["record"]):
             self.records[name] = value
-            self._lines += 1
 
 
 class Journal(Store):

@@ -265,15 +265,6 @@ def test_records_are_found_again_by_the_same_work(tmp_path):
     assert not path.exists()
 
 
-def test_the_file_does_not_grow_with_every_replaced_record(tmp_path):
-    store = Store(tmp_path / "store")
-    for number in range(100):
-        store.put("sums", [number] * 100)
-    assert (tmp_path / "store").stat().st_size < 10_000
-    assert Store(tmp_path / "store").records == {"sums": [99] * 100}
-    assert names(tmp_path) == ["store"]
-
-
 @pytest.mark.parametrize("cut", [1, 13, 33])
 def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(tmp_path, cut):
     path = tmp_path / "store"

@@ -172,8 +172,8 @@ def _serving(model: Path, cache: Path) -> Iterator[HubServer]:
     with serving() as hub, pytest.MonkeyPatch.context() as patched:
         point_at(hub.url, cache, patched)
         patched.setattr(writer, "NOTE_BYTES", 1)
-        for limit in ("JOB_BYTES", "REQUEST_BYTES"):  # so that there are many
-            patched.setattr(copying, limit, 8000)
+        for module, limit in ((writer, "JOB_BYTES"), (copying, "REQUEST_BYTES")):  # so that there are many
+            patched.setattr(module, limit, 8000)
         commit_of.cache_clear()
         hub.add(SERVED, model)
         yield hub
