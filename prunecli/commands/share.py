@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import groupby, islice
 from math import prod
@@ -28,13 +28,8 @@ from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from prunecli.methods.embeddings.plan import Factors
-    from prunecli.methods.embeddings.table import Table
     from prunecli.methods.sharing.plan import Group, SharePlan
-    from prunecli.modules.define import DefineEmbedding
     from prunecli.results.rewriting import Factorization, Sharing
 
 
@@ -300,7 +295,7 @@ def draw(checkpoint: prunecli.Checkpoint, plan: prunecli.EmbeddingPlan, factors:
 
     What a layer gives is taken after its GELU.
     """
-    from prunecli.methods.embeddings.table import checkpoint_table
+    from prunecli.methods.embeddings.table import checkpoint_table, moments, projective, row_weights
     from prunecli.report.pictures import correlation_map, correlation_maps, group_correlations
     from prunecli.report.render import save_pictures
     from prunecli.tensors.hub.names import origin
@@ -311,30 +306,20 @@ def draw(checkpoint: prunecli.Checkpoint, plan: prunecli.EmbeddingPlan, factors:
     kind = unit.shape.kind
     maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
     if kind != "projective":
-        maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim))
+        best = projective(moments(replace(table, weights=row_weights(table.vocabulary))), unit.shape.map_dim)
+        fitted = (best.mapped(rows) @ best.expansion + best.mean for _, _, rows in table.chunks())
+        maps["projective"] = correlation_map(fitted)
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
     title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
-    layers, groups = {}, {}
+    layers, groups, mapped = {}, {}, unit.map.weight.detach()
     expansions = [f"expansion layer {number}" for number in range(1, len(unit.shape.layers) + 1)]
     stages = ["map layer", *expansions, *(["reduction"] if unit.shape.reduction else [])]
     for number, name in enumerate(stages):
-        layers[name] = correlation_map(_stage(unit, number))
+        layers[name] = correlation_map(
+            next(islice(unit.stages(mapped[start : start + CHUNK_ROWS]), number, None)).detach().numpy()
+            for start in range(0, len(mapped), CHUNK_ROWS)
+        )
         count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
         if count > 1:
             groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
     save_pictures(correlation_maps([maps, layers, groups]), path, title)
-
-
-def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
-    """Yield the outputs of a stage of the unit for all tokens `[rows, width]`."""
-    for start in range(0, unit.num_embeddings, CHUNK_ROWS):
-        mapped = unit.map.weight.detach()[start : start + CHUNK_ROWS]
-        yield next(islice(unit.stages(mapped), number, None)).detach().numpy()
-
-
-def _projective_rows(table: Table, map_dim: int) -> Iterator[NDArray[np.floating]]:
-    from prunecli.methods.embeddings.table import moments, projective, row_weights
-
-    first = projective(moments(replace(table, weights=row_weights(table.vocabulary))), map_dim)
-    for _, _, rows in table.chunks():
-        yield first.mapped(rows) @ first.expansion + first.mean
