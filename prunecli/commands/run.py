@@ -16,13 +16,14 @@ from prunecli.commands import console
 from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command, parameters
 from prunecli.errors import UsageError
 from prunecli.options import CheckpointPath, Options, argument, option
-from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import (
+from prunecli.recipes.engine import (
     DIRECTORY,
+    Step,
     bundled_recipes,
     find_recipe,
     parse_override,
     read_recipe,
+    resolve,
     shown_name,
 )
 from prunecli.tensors.transaction import refuse_unwritable

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.engine import read_recipe
 from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import Scores, read_scores
 from prunecli.tensors.directory import read_config
