@@ -70,7 +70,6 @@ def evaluate(options: Evaluate) -> None:
         options.output,
         task=options.task,
         force=options.force,
-        warn=console.warn,
         **console.listeners(),
     )
     if result is None:  # one of several processes: the first goes on
