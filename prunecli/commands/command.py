@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -201,12 +201,12 @@ class OutputOptions(Options):
 
             refuse_table(self.table, force=self.force)
 
-    def write_table(self, result: Document, leave_out: Sequence[str] = ()) -> None:
-        """Write the tables of a result if --table asks for them, except those of these names."""
+    def write_table(self, result: Document) -> None:
+        """Write the tables of a result if --table asks for them."""
         if self.table is not None:
             from prunecli.results.document import write_tables
 
-            tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
+            tables = {name: rows for name, rows in result.tables().items() if name not in result.summed_up}
             write_tables(self.table, tables, force=self.force)
 
     def finish(
@@ -216,7 +216,6 @@ class OutputOptions(Options):
         pictures: Callable[[Any], Any] | None = None,
         *,
         title: str = "",
-        leave_out: Sequence[str] = (),
         is_written: bool = False,
     ) -> None:
         """Write a result, its tables and its plot, and print the result.
@@ -225,12 +224,11 @@ class OutputOptions(Options):
             blocks: tables and lines that show the result.
             pictures: from the module `report.pictures` to rows of pictures. If None, those of `pictures_of`.
             title: title of the plot.
-            leave_out: names of tables that are not written.
             is_written: whether the file of the result is there already.
         """
         if not is_written:
             result.write(self.output, force=self.force)
-        self.write_table(result, leave_out)
+        self.write_table(result)
         if self.plot is not None:
             from prunecli.report import pictures as draw
             from prunecli.report.render import save_pictures

@@ -129,7 +129,7 @@ def compare_models(options: CompareModels) -> None:
                 "give more, or --benchmarks to compare with."
             )
 
-    options.finish(result, blocks(), leave_out=("matrices",))
+    options.finish(result, blocks())
 
 
 class CompareHeads(OutputOptions):
@@ -220,4 +220,4 @@ def compare_languages(options: CompareLanguages) -> None:
             "Name languages with `langs`.",
         )
     result = (compare_by_text if is_text else compare_by_language)(statistics, options, names)
-    options.finish(result, result.blocks, leave_out=result.summed_up)
+    options.finish(result, result.blocks)

@@ -384,6 +384,11 @@ class Document(Record):
         """One line on how the result was made; "" if its tables say it."""
         return ""
 
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """Names of the tables that are too long to be listed."""
+        return ()
+
     def tables(self) -> Tables:
         """Name -> rows of each table of the file; tables without rows are left out.
 
