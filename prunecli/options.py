@@ -264,7 +264,7 @@ class Options(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
-    LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ()
     """Fields of the base classes that are no options of the command."""
 
     def __init__(self, **values: Any) -> None:

@@ -30,13 +30,11 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.decisions import with_decision
 from prunecli.results.unit_scores import Scores
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.json_files import refuse_pointers_beside_weights
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stream import Generated, check_expressions
-from prunecli.tensors.transaction import new_directory
-from prunecli.tensors.unfinished import Journal, digest
+from prunecli.tensors.transaction import Journal, digest, new_directory, write_json
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
 

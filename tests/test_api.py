@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import prunecli
-from prunecli.commands.collect_gates import CollectGates
+from prunecli.commands.measure import CollectGates
 from prunecli.errors import UsageError
 from tests.tiny import json_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -14,8 +14,8 @@ import typer
 from prunecli.commands import console
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.options import Option, Options, option
-from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import hub_name, no_such_directory
+from prunecli.tensors.transaction import refuse_unwritable
 from prunecli.text.files import TextFile, is_hub_data
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ COMMANDS = {
     "Compare": ("compare-models", "compare-languages", "compare-heads"),
     "Repeat and report": ("run", "report"),
 }
-"""Help panel -> commands; `collect-gates` is the function `collect_gates` of `commands/collect_gates.py`."""
-TOGETHER = {"compare": "compare", "prune": "prune", "share": "share", "trim": "prune"}
-"""First word of commands that are in one file -> that file: `prune-heads` is in `commands/prune.py`."""
+"""Help panel -> commands; `collect-gates` is the function `collect_gates`."""
+FILES = ("inspect", "measure", "prune", "share", "finetune", "evaluate", "compare", "run")
+"""Modules of this package with the commands of each panel."""
 
 Given = TypeVar("Given", bound=Options)
 Function = Callable[..., None]
@@ -126,9 +126,8 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 def function_of(name: str) -> Function:
     """Return the function of a command."""
-    function = name.replace("-", "_")
-    module = import_module(f"prunecli.commands.{TOGETHER.get(name.partition('-')[0], function)}")
-    found: Function = getattr(module, function)
+    file = next(file for file, names in zip(FILES, COMMANDS.values(), strict=True) if name in names)
+    found: Function = getattr(import_module(f"prunecli.commands.{file}"), name.replace("-", "_"))
     return found
 
 
@@ -202,12 +201,12 @@ class OutputOptions(Options):
 
             refuse_table(self.table, force=self.force)
 
-    def write_table(self, result: Document, leave_out: Sequence[str] = ()) -> None:
-        """Write the tables of a result if --table asks for them, except those of these names."""
+    def write_table(self, result: Document) -> None:
+        """Write the tables of a result if --table asks for them."""
         if self.table is not None:
             from prunecli.results.document import write_tables
 
-            tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
+            tables = {name: rows for name, rows in result.tables().items() if name not in result.summed_up}
             write_tables(self.table, tables, force=self.force)
 
     def finish(
@@ -217,7 +216,6 @@ class OutputOptions(Options):
         pictures: Callable[[Any], Any] | None = None,
         *,
         title: str = "",
-        leave_out: Sequence[str] = (),
         is_written: bool = False,
     ) -> None:
         """Write a result, its tables and its plot, and print the result.
@@ -226,12 +224,11 @@ class OutputOptions(Options):
             blocks: tables and lines that show the result.
             pictures: from the module `report.pictures` to rows of pictures. If None, those of `pictures_of`.
             title: title of the plot.
-            leave_out: names of tables that are not written.
             is_written: whether the file of the result is there already.
         """
         if not is_written:
             result.write(self.output, force=self.force)
-        self.write_table(result, leave_out)
+        self.write_table(result)
         if self.plot is not None:
             from prunecli.report import pictures as draw
             from prunecli.report.render import save_pictures

@@ -1,6 +1,5 @@
 """`prunecli compare-models`, `compare-heads` and `compare-languages`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from prunecli.text.choice import TextChoice
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"whole_files", "labelled"})
+    LEFT_OUT = ("whole_files", "labelled")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     other: CheckpointPath | None = argument(
@@ -111,7 +110,7 @@ def compare_models(options: CompareModels) -> None:
         ],
     )
 
-    def blocks() -> Iterator[Any]:
+    def blocks() -> console.Blocks:
         if result.pairs:
             yield from result.shown
         else:
@@ -130,7 +129,7 @@ def compare_models(options: CompareModels) -> None:
                 "give more, or --benchmarks to compare with."
             )
 
-    options.finish(result, blocks(), leave_out=("matrices",))
+    options.finish(result, blocks())
 
 
 class CompareHeads(OutputOptions):
@@ -221,4 +220,4 @@ def compare_languages(options: CompareLanguages) -> None:
             "Name languages with `langs`.",
         )
     result = (compare_by_text if is_text else compare_by_language)(statistics, options, names)
-    options.finish(result, result.blocks, leave_out=result.summed_up)
+    options.finish(result, result.blocks)

@@ -35,6 +35,9 @@ NOTHING = "-"
 NO_TERMINAL_WIDTH = 160
 """Columns of a table in a file or a pipe, where COLUMNS does not say them."""
 
+Blocks = Iterator[Any]
+"""Tables and lines that commands yield."""
+
 
 def plain(text: str) -> str:
     """Lines that a terminal shows as they are: values of damaged files may be endless, or hold control characters."""

@@ -1,10 +1,9 @@
-"""`prunecli evaluate`: the quality of checkpoints, side by side."""
+"""`prunecli evaluate` and `bench-latency`: quality, speed and memory of checkpoints, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import prunecli
 from prunecli import processes
@@ -12,12 +11,15 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import ModelsOptions, ask_huge_pages, checkpoints_or_demo
 from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
-from prunecli.evaluation.options import EvaluationOptions, labels_for
+from prunecli.evaluation.options import EvaluationOptions, LatencyOptions, labels_for
 from prunecli.options import option
+from prunecli.tensors.quantities import counted
 from prunecli.text.choice import NAMED_TEXT, NamedText
+from prunecli.text.files import TextFile
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
+
 
 ABOUT_A_MINUTE = 2400
 """Translations of the demo model and of models pruned from it that take about a minute on one core.
@@ -33,7 +35,7 @@ LONGEST_EXAMPLE = 200
 class Evaluate(ModelsOptions, EvaluationOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"files"})
+    LEFT_OUT = ("files",)
 
     text: tuple[NamedText, ...] = NAMED_TEXT
     all_pairs: bool = option(f"Show every pair, even more than {PAIRS_SHOWN}.", False)
@@ -68,7 +70,6 @@ def evaluate(options: Evaluate) -> None:
         options.output,
         task=options.task,
         force=options.force,
-        warn=console.warn,
         **console.listeners(),
     )
     if result is None:  # one of several processes: the first goes on
@@ -83,7 +84,7 @@ def evaluate(options: Evaluate) -> None:
         raise PruneError("\n".join(missed))
 
 
-def _blocks(evaluation: Evaluation, all_pairs: bool) -> Iterator[Any]:
+def _blocks(evaluation: Evaluation, all_pairs: bool) -> console.Blocks:
     """Yield the tables, what is wrong with the outputs, and examples if there is little to read."""
     from prunecli.results.evaluation import WIDE
 
@@ -110,3 +111,51 @@ def _blocks(evaluation: Evaluation, all_pairs: bool) -> Iterator[Any]:
         rows.append({"": "", "text": ""})
     title = "Where the outputs differ most" if len(evaluation.results) > 1 else "The worst outputs"
     yield console.table(title, rows[:-1], text_columns=2)
+
+
+MANY = 4
+"""With more checkpoints than this in the folder, and none named, less is measured of each."""
+
+
+class BenchLatency(ModelsOptions, LatencyOptions):
+    """Options of the command."""
+
+    LEFT_OUT = ("source_file", "target_file", "langs", "max_sentences")
+
+    output: Path = result_option("latency.json")
+    plot: Path | None = plot_option("Draw the speed against batch size")
+
+
+@command(BenchLatency)
+def bench_latency(options: BenchLatency) -> None:
+    """Measure the speed of checkpoints on the same text, in turns, and compare them with the first.
+
+    Translation models decode the same sentences to the same length. Classifiers (--labelled), embedding models and
+    masked language models (--text) are timed by examples per second, language models (--text) by the tokens per
+    second that they read of a prompt and generate after it.
+    """
+    from prunecli.results.latency import NOISY
+
+    options.check_outputs()
+    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
+    is_chosen = options.checkpoints or options.everything or "sentences" in options.model_fields_set
+    if len(labels) > MANY and not is_chosen:
+        options = options.updated(sentences=max(1, options.sentences * MANY * 2 // len(labels)), memory=False)
+        console.note(
+            f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
+            "and peak memory, takes about a minute; --all measures everything."
+        )
+    options = options.with_text([TextFile(path) for path in options.files])
+    latency = prunecli.bench_latency(
+        labels, options, options, console.progress(), console.note, task=options.task
+    )
+    blocks = [*latency.shown, latency.about]
+    noisy = [one.checkpoint for one in latency.results if any(row.is_noisy for row in one.timings)]
+    if noisy:
+        blocks += [
+            f"Noisy, more than {NOISY:.0%} from run to run: {', '.join(noisy)}.",
+            f"Repeat on a quiet machine, or with more runs: --runs {2 * latency.runs + 1}.",
+        ]
+    if not latency.interleaved:
+        blocks.append("Not enough memory for all at once: the checkpoints were timed one after the other.")
+    options.finish(latency, blocks)

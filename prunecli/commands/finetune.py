@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +45,7 @@ SHOWN = 9
 class Finetune(WritingOptions, TextChoice, TrainingOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"source_file", "target_file"})
+    LEFT_OUT = ("source_file", "target_file")
 
     output: Path = output_option("finetuned")
     task: TrainingTask | None = TASK
@@ -211,7 +210,7 @@ def finetune(options: Finetune) -> None:
     processes.leave()
 
 
-def _blocks(training: Training, support: StockSupport, destination: prunecli.Destination) -> Iterator[Any]:
+def _blocks(training: Training, support: StockSupport, destination: prunecli.Destination) -> console.Blocks:
     from prunecli.evaluation.tasks import perplexity
 
     steps = training.validation

@@ -1,27 +1,28 @@
-"""`prunecli inspect`: what a checkpoint holds and whether it fits, from headers alone."""
+"""`prunecli inspect` and `explain`: the contents of a checkpoint, and why prunecli kept or removed its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
-from prunecli.commands.command import OutputOptions, command
+from prunecli.commands.command import AS_JSON, OutputOptions, command
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import LoadOptions
-from prunecli.options import CheckpointPath, Size, advanced_option, option
+from prunecli.options import CheckpointPath, Options, Size, advanced_option, argument, option
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.inventory import Inventory, Quantisation
+    from prunecli.model.inventory import Inventory
 
 
 class Inspect(OutputOptions, LoadOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"output", "plot", "quiet"})
+    LEFT_OUT = ("output", "plot", "quiet")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     fit: Size | None = option(
@@ -78,7 +79,7 @@ def inspect(options: Inspect) -> None:
             console.note(f"Written to {table}.")
 
 
-def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
+def _blocks(opened: Checkpoint, inventory: Inventory) -> console.Blocks:
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.parts import describe_parts, ranges
     from prunecli.tensors.dtypes import config_dtype
@@ -117,8 +118,11 @@ def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
         yield f"FFN: {changed}"
     if changed := describe_embeddings(inventory.tables):
         yield f"Embeddings: {changed}"
-    if inventory.quantisation is not None:
-        yield _quantised(inventory.quantisation)
+    if (quantised := inventory.quantisation) is not None:
+        ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in quantised.schemes.items())
+        held = f"{ways}; " if ways else ""
+        method = quantised.method or "method not named"
+        yield f"Quantised: {method}: {held}{quantised.bits_per_parameter:.2f} bits a parameter over all"
     modules = [
         {
             "module": module,
@@ -137,13 +141,6 @@ def _blocks(opened: Checkpoint, inventory: Inventory) -> Iterator[Any]:
     for step in opened.structure.history:
         source = step.get("source", {}).get("path")
         yield f"  {step_text(step, *([f'from {source}'] if source else []))}"
-
-
-def _quantised(found: Quantisation) -> str:
-    ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in found.schemes.items())
-    held = f"{ways}; " if ways else ""
-    method = found.method or "method not named"
-    return f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all"
 
 
 def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
@@ -200,3 +197,42 @@ def _share(size: int, inventory: Inventory) -> dict[str, str]:
 
 def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
+
+
+class Explain(Options):
+    """Options of the command."""
+
+    directory: Path = argument("A result of prunecli.", "DIR", ..., role="input")
+    what: tuple[str, ...] = argument(
+        'What to explain: expert 7 of layer 3; head 2 of decoder cross-attention layer 1; token "▁house". Default: '
+        "where each layer was cut.",
+        "WHAT",
+        (),
+        repeated=True,
+    )
+    as_json: bool = AS_JSON
+
+
+@command(Explain)
+def explain(options: Explain) -> None:
+    """Say why an expert, head, hidden unit, layer or token was kept or dropped, from the result's directory alone.
+
+    Experts, heads, layers and units are numbered as in the original model. No weights are read, and the statistics need
+    not be there.
+    """
+    from prunecli.analysis.explanation import Explained, parse_question
+    from prunecli.results.decisions import Explanation, document
+
+    question = parse_question(options.what) if options.what else None
+    explained = Explained.open(options.directory)
+    if question is None:
+        console.result(document(explained.decisions).to_json, explained.overview, as_json=options.as_json)
+    else:
+        answers = explained.answers(question)
+        made = Explanation(
+            format=Explanation.FORMAT,
+            prunecli=prunecli.__version__,
+            question=" ".join(options.what),
+            answers=answers,
+        )
+        console.result(made.to_json, (answer.text for answer in answers), as_json=options.as_json)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import prunecli
 from prunecli.commands import console
@@ -181,8 +181,14 @@ class RewritingOptions(WritingOptions):
 class WordsOptions(TextChoice):
     """Options of commands that count the tokens of text."""
 
-    LEFT_OUT = frozenset(
-        {"pairs", "source_file", "target_file", "labelled", "whole_files", "context", "max_sentences"}
+    LEFT_OUT: ClassVar[tuple[str, ...]] = (
+        "pairs",
+        "source_file",
+        "target_file",
+        "labelled",
+        "whole_files",
+        "context",
+        "max_sentences",
     )
 
     split: str | None = text_option(
@@ -200,7 +206,7 @@ class WordsOptions(TextChoice):
 class ScoredOptions(TextChoice, RunOptions):
     """Options of commands that measure units on text, or read what was measured before."""
 
-    LEFT_OUT = frozenset({"source_file", "target_file", "labelled"})
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ("source_file", "target_file", "labelled")
 
     save_scores: Path | None = text_option(
         "Also write the scores, for --scores; with --dry-run too.",
@@ -226,7 +232,7 @@ class ScoredOptions(TextChoice, RunOptions):
             UsageError: scores are to be saved, and nothing is measured.
             OutputError: the file of scores cannot be written.
         """
-        from prunecli.tensors.documents import refuse_unwritable
+        from prunecli.tensors.transaction import refuse_unwritable
 
         save, path = None, self.save_scores
         if path is not None:
@@ -275,7 +281,7 @@ class Shown:
             kept={name: sorted(selection.kept[name]) for name in held},
         )
 
-    def selected_blocks(self, selection: Selection) -> Iterator[Any]:
+    def selected_blocks(self, selection: Selection) -> console.Blocks:
         """Yield how many units of each axis stay, of axes of one form together, and of all; the sizes and the place."""
         from prunecli.model.parts import ranges
         from prunecli.selection.select import HOLDERS
@@ -321,12 +327,12 @@ class Shown:
             {"": "bytes", **change(of.bytes_before, of.bytes_after, console.bytes_text)},
         ]
 
-    def end_blocks(self) -> Iterator[Any]:
+    def end_blocks(self) -> console.Blocks:
         """Yield the rows of `rows` as a line, then `place_blocks`."""
         yield ", ".join("{} {} -> {} ({})".format(*row.values()) for row in self.rows())
         yield from self.place_blocks()
 
-    def place_blocks(self, dry: str = "nothing is written") -> Iterator[Any]:
+    def place_blocks(self, dry: str = "nothing is written") -> console.Blocks:
         """Yield whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
         if self.explain:

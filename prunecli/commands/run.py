@@ -1,4 +1,4 @@
-"""`prunecli run`: carry out a recipe."""
+"""`prunecli run` and `report`: the steps of a recipe, and one page of everything that a directory holds."""
 
 import os
 import shlex
@@ -10,20 +10,23 @@ from pathlib import Path
 
 import typer
 
+import prunecli
 from prunecli import demo, processes
 from prunecli.commands import console
 from prunecli.commands.command import DRY_RUN, FORCE, QUIET, command, parameters
 from prunecli.errors import UsageError
-from prunecli.options import Options, argument, option
-from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import (
+from prunecli.options import CheckpointPath, Options, argument, option
+from prunecli.recipes.engine import (
     DIRECTORY,
+    Step,
     bundled_recipes,
     find_recipe,
     parse_override,
     read_recipe,
+    resolve,
     shown_name,
 )
+from prunecli.tensors.transaction import refuse_unwritable
 
 
 class Run(Options):
@@ -159,3 +162,58 @@ def _shares_terminal() -> bool:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return False
+
+
+STDOUT = Path("-")
+
+
+class Report(Options):
+    """Options of the command."""
+
+    directory: Path = argument(
+        "Directory of results and checkpoints. Default: this one.", "DIR", Path(), role="input"
+    )
+    originals: tuple[CheckpointPath, ...] = option(
+        "Checkpoint elsewhere that a result or a history names, to be shown there; may be given again.",
+        (),
+        flag="--original",
+        metavar="CHECKPOINT",
+        role="checkpoint",
+    )
+    output: Path = option("The page; - for stdout.", Path("report.html"), flag="--output -o", role="output")
+    force: bool = FORCE
+    quiet: bool = QUIET
+
+
+@command(Report)
+def report(options: Report) -> None:
+    """Make one self-contained page of the results and checkpoints in a directory.
+
+    History, size, quality, speed, experts, heads, languages, similarity, training: whatever is there. No model is
+    loaded, nothing is fetched, and the page opens without a network.
+    """
+    from prunecli.report.collect import collect
+    from prunecli.report.page import report_page
+    from prunecli.tensors.quantities import counted
+    from prunecli.tensors.transaction import new_file
+
+    output = options.output
+    if output != STDOUT:
+        refuse_unwritable(output, force=options.force)
+    bundled = {"demo": prunecli.demo.CHECKPOINT, "demo-lm": prunecli.demo.LM_CHECKPOINT}
+    if options.originals:
+        from prunecli.evaluation.options import labels_for  # imports torch
+
+        bundled |= labels_for(options.originals)
+    data = collect(options.directory, bundled, console.progress())
+    for name, reason in data.unreadable.items():
+        console.warn(f"Unreadable, left out: {name}: {reason}")
+    page = report_page(data)
+    if output == STDOUT:
+        typer.echo(page, nl=False)
+    else:
+        with new_file(output) as partial:
+            partial.write_text(page, encoding="utf-8", newline="\n")
+        checkpoints = counted(len(data.checkpoints), "checkpoint")
+        results = counted(len(data.documents), "result file")
+        console.note(f"{checkpoints}, {results}. Written to {output}.")

@@ -10,22 +10,20 @@ The language model is a Qwen3-MoE, trained on sentences of Bela (`prose`) and on
 
 from pathlib import Path
 
-CHECKPOINT: Path = Path(__file__).parent / "checkpoint"
+CHECKPOINT = Path(__file__).parent / "checkpoint"
 """The trained model: a stock Hugging Face directory."""
 
-DATA: Path = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "data"
 """Text, `SPLIT.LANG` with SPLIT one of val and test, and `train.LANG.gz`, aligned by line."""
 
-LANGUAGES: tuple[str, ...] = ("qba_Latn", "qbo_Latn", "qka_Latn", "qko_Latn", "qna_Latn", "qno_Latn")
+LANGUAGES = ("qba_Latn", "qbo_Latn", "qka_Latn", "qko_Latn", "qna_Latn", "qno_Latn")
 """The language codes, sisters side by side."""
 
-LM_CHECKPOINT: Path = Path(__file__).parent / "lm" / "checkpoint"
+LM_CHECKPOINT = Path(__file__).parent / "lm" / "checkpoint"
 """The language model: a stock Hugging Face directory."""
 
-LM_DATA: Path = Path(__file__).parent / "lm" / "data"
+LM_DATA = Path(__file__).parent / "lm" / "data"
 """Its text, `SPLIT.NAME` with SPLIT one of val and test and NAME one of `LM_TEXTS`, one a line."""
 
-LM_TEXTS: tuple[str, ...] = ("prose", "code")
+LM_TEXTS = ("prose", "code")
 """Names of its texts."""
-
-__all__ = ["CHECKPOINT", "DATA", "LANGUAGES", "LM_CHECKPOINT", "LM_DATA", "LM_TEXTS"]

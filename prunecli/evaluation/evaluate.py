@@ -41,9 +41,8 @@ from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, sizes
 from prunecli.results.evaluation import LEAST, Evaluation
-from prunecli.tensors.documents import partial_path, refuse_unwritable
 from prunecli.tensors.quantities import counted
-from prunecli.tensors.unfinished import Store, digest
+from prunecli.tensors.transaction import Store, digest, partial_path, refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of_all
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
@@ -309,7 +308,6 @@ def evaluate(
     force: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
-    warn: Say = unsaid,
 ) -> Evaluation | None:
     """Measure each checkpoint at `task` on the text that `choice` names, and compare it with the first.
 
@@ -322,8 +320,8 @@ def evaluate(
         output: file for the result; None: nothing is written, and an interrupted run cannot resume.
         task: None: the task of the models.
         force: replace `output`.
-        say: called with each automatic choice and its reason, and with a line about each run layer by layer.
-        warn: called with a line about the state that an interrupt leaves behind.
+        say: called with each automatic choice and its reason, with a line about each run layer by layer, and with one
+            about the state that an interrupt leaves behind.
 
     Returns:
         The result; None on processes other than the first.
@@ -376,7 +374,7 @@ def evaluate(
             return evaluation
     except (KeyboardInterrupt, SystemExit, PruneError):
         if output is not None and task == "translation" and partial_path(output).is_file():
-            warn("Finished pairs are kept: the same command resumes from them.")
+            say("Finished pairs are kept: the same command resumes from them.")
         raise
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,23 +68,18 @@ def make_metrics(spm: Path | None) -> dict[str, Any]:
 
     metrics = {"chrf++": CHRF(word_order=2), "chrf": CHRF(), "bleu": BLEU(tokenize="13a")}
     if spm is not None:
-        spbleu = BLEU(tokenize="none")
-        spbleu.tokenizer = _pieces(spm)
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.Load(str(spm))
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{spm}: not a SentencePiece model") from error
+        spbleu = metrics["spbleu"] = BLEU(tokenize="none")
+        # Not sacrebleu's own class, which would download a missing file.
+        spbleu.tokenizer = cache(lambda line: " ".join(processor.EncodeAsPieces(line)))
         spbleu.tokenizer_signature = "flores200"
-        metrics["spbleu"] = spbleu
     return metrics
-
-
-def _pieces(path: Path) -> Callable[[str], str]:
-    """sacrebleu's flores200 tokenizer with a given file: sacrebleu's own class would download a missing one."""
-    import sentencepiece
-
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.Load(str(path))
-    except (OSError, RuntimeError) as error:
-        raise DataError(f"{path}: not a SentencePiece model") from error
-    return cache(lambda line: " ".join(processor.EncodeAsPieces(line)))
 
 
 def is_over_generated(translation: Translation, reference: str) -> bool:

@@ -186,31 +186,22 @@ def decode(
     model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, forced_id: int | None, **more: Any
 ) -> list[list[int]]:
     """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start or the prompt."""
-    settings = _without_an_end(model, new_tokens)
-    if forced_id is not None:
-        settings["forced_bos_token_id"] = forced_id
-    return generate(model, sources, pad_id, beam, new_tokens, **settings, **more)
-
-
-def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
-    """Settings of `generate` that suppress the end token for all of `new_tokens` tokens.
-
-    Its own `min_new_tokens` searches the whole vocabulary for the end at every step: at batch 1 this takes as long as a
-    layer.
-    """
-    settings, ends = model.generation_config, model.generation_config.eos_token_id
-    if ends is None or settings.forced_eos_token_id is not None:
-        return {"min_new_tokens": new_tokens}
     from transformers import LogitsProcessorList
 
-    columns = list(ends) if isinstance(ends, list | tuple) else [ends]
+    ends = model.generation_config.eos_token_id
 
     def hold_back(_ids: Any, scores: Any) -> Any:
-        for column in columns:
-            scores[:, column] = -float("inf")
+        for end in ends if isinstance(ends, list | tuple) else [ends]:
+            scores[:, end] = -float("inf")
         return scores
 
-    return {"logits_processor": LogitsProcessorList([hold_back])}
+    if ends is None or model.generation_config.forced_eos_token_id is not None:
+        more["min_new_tokens"] = new_tokens
+    else:  # `min_new_tokens` searches the vocabulary for the end at every step: at batch 1 as long as a layer takes
+        more["logits_processor"] = LogitsProcessorList([hold_back])
+    if forced_id is not None:
+        more["forced_bos_token_id"] = forced_id
+    return generate(model, sources, pad_id, beam, new_tokens, **more)
 
 
 def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int) -> Workload:

@@ -330,7 +330,7 @@ class LayerOptions(UnitOptions):
     UNITS = "layers"
     AMOUNTS = ("ratio", "count", "encoder", "decoder")
     METHODS = ("cosine", "cka", "perplexity", "embedding")
-    LEFT_OUT = frozenset({"least", "uniform"})
+    LEFT_OUT = ("least", "uniform")
 
     encoder: int | None = option("Number of layers to remove from the encoder.", ge=0)
     decoder: int | None = option("Number of layers to remove from the decoder.", ge=0)
@@ -431,7 +431,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
     """Of translation models: the published choice."""
     FOR_OTHERS = "; for language models 0.25"
     AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
-    LEFT_OUT = frozenset({"uniform"})
+    LEFT_OUT = ("uniform",)
 
     gates: GateStatistics | Files = option(
         "Gate statistics of the checkpoint, or of the one that it was pruned from; may be given again: sums add up. "

@@ -34,7 +34,7 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.hub.requests import Traffic
+from prunecli.tensors.hub.fetch import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 

@@ -8,9 +8,8 @@ from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.streamed import read_headers, remote_files, unfetched_weights
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.hub.fetch import Snapshot, look_up
+from prunecli.tensors.hub.fetch import Snapshot, host, look_up, plain_errors
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.requests import host, plain_errors
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 from prunecli.tensors.writer import SINGLE_FILE

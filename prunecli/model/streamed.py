@@ -10,9 +10,19 @@ from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.copying import near
 from prunecli.tensors.directory import described, find_weights, read_config
-from prunecli.tensors.hub.fetch import Snapshot, fetch, look_up, needed_files, weight_files
+from prunecli.tensors.hub.fetch import (
+    RemoteFile,
+    Snapshot,
+    Traffic,
+    download,
+    fetch,
+    host,
+    look_up,
+    needed_files,
+    plain_errors,
+    weight_files,
+)
 from prunecli.tensors.hub.names import hub_name
-from prunecli.tensors.hub.requests import RemoteFile, Traffic, download, host, plain_errors
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Handle, WeightFile, bytes_of
 from prunecli.tensors.writer import CONNECTIONS

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from prunecli import __version__
 from prunecli.errors import OutputError, UsageError
 from prunecli.recipes.engine import Step, lies_in, related
-from prunecli.tensors.documents import write_json
 from prunecli.tensors.hub.fetch import commit_of
 from prunecli.tensors.json_files import lenient, read_json
-from prunecli.tensors.unfinished import digest
+from prunecli.tensors.transaction import digest, write_json
 
 FORMAT = "prunecli.run/1"
 HASHED_WHOLE_BYTES = 16 * 2**20

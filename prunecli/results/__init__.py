@@ -63,6 +63,3 @@ def formats() -> Mapping[str, type[Document]]:
             if isinstance(kind, type) and issubclass(kind, Document) and "FORMAT" in vars(kind):
                 found |= {**dict.fromkeys(kind.UPGRADES, kind), kind.FORMAT: kind}
     return found
-
-
-__all__ = ["formats", "kind_of", "read"]

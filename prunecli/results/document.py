@@ -24,11 +24,10 @@ from prunecli import __version__
 from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, kind_and_reason
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
-from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import check_format, read_json
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.transaction import new_file
+from prunecli.tensors.transaction import new_file, refuse_unwritable, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -384,6 +383,11 @@ class Document(Record):
     def about(self) -> str:
         """One line on how the result was made; "" if its tables say it."""
         return ""
+
+    @property
+    def summed_up(self) -> tuple[str, ...]:
+        """Names of the tables that are too long to be listed."""
+        return ()
 
     def tables(self) -> Tables:
         """Name -> rows of each table of the file; tables without rows are left out.

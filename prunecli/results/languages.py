@@ -225,7 +225,7 @@ class Languages(Document):
 
     @property
     def summed_up(self) -> tuple[str, ...]:
-        """Names of the tables that are too long to be listed."""
+        """See `Document`."""
         return ("similarity",) if len(self.pairs) > TABLE_PAIRS else ()
 
     @property
@@ -364,11 +364,6 @@ class Texts(Document):
             for row in self.layers
         ]
         yield Shown("Experts of each layer that texts select", rows)
-
-    @property
-    def summed_up(self) -> tuple[str, ...]:
-        """See `Languages`."""
-        return ()
 
     @property
     def blocks(self) -> Blocks:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from prunecli.results.decisions import Written
-from prunecli.results.document import Count, Document, Json, Number, Record, Shown, Tables, maybe
+from prunecli.results.document import Count, Document, Json, Number, Record, Shown, Tables, maybe, scalars
 
 Figure = int | float
 """Kept as it is written: 1 stays 1."""
@@ -283,19 +283,22 @@ class Shrunk(Rewriting):
             "cosine to the original": "{cosine:.4f}",
         }
         rows = [
-            row | {"loss": "not finite" if row["cost"] is None else maybe("{:.4f}", row.get("loss"))}
-            for row in self._tables()["stages"]
+            {
+                **vars(one),
+                **vars(one.quality),
+                "loss": "not finite" if one.quality.cost is None else maybe("{:.4f}", one.quality.loss),
+            }
+            for one in self.stages
         ]
         return [Shown.of("On text that nothing was chosen by", rows, columns)]
 
     def _tables(self) -> Tables:
         """`tried`: a mixture; `stages`: a row of the closing table."""
-        tried = []
-        for one in self.tried:
-            fields = one.to_json()
-            quality, shares, metrics = (fields.pop(name) for name in ("quality", "shares", "metrics"))
-            tried.append(
-                {**fields, **quality, **shares, **{f"{name}_by": by for name, by in metrics.items()}}
-            )
-        stages = [{**(row := one.to_json()), **row.pop("quality")} for one in self.stages]
-        return {"tried": tried, "stages": stages}
+        metrics = [{f"{name}_by": by for name, by in one.metrics.items()} for one in self.tried]
+        return {
+            "tried": [
+                {**scalars(one.to_json()), **one.quality.to_json(), **one.shares, **by}
+                for one, by in zip(self.tried, metrics, strict=True)
+            ],
+            "stages": [{**scalars(one.to_json()), **one.quality.to_json()} for one in self.stages],
+        }

@@ -93,6 +93,11 @@ class Similarity(Document):
         return f"{' and '.join(self.checkpoints[:2])} on {named or 'unnamed text'}.{benchmarks}"
 
     @property
+    def summed_up(self) -> tuple[str, ...]:
+        """See `Document`."""
+        return ("matrices",)
+
+    @property
     def shown(self) -> Iterator[Shown]:
         """Yield similarities of `pairs` by side and layer, then their means."""
         names, (pairs, mean, _) = " and ".join(self.checkpoints[:2]), self._tables().values()

@@ -383,10 +383,19 @@ class Scores(Document):
         """Yield the table of heads, and what it says in words.
 
         Args:
-            layers: the attentions of the model, in the order of the rows.
+            layers: the attentions of the model, in the order of the rows. Each has a row, with a column for each head
+                of the original model; pruned heads have no value.
         """
-        values = {module_of(name): own.tolist() for name, own in self.shown_values.items()}
-        yield head_table(values, layers, self.title)
+        values, rows = {module_of(name): own for name, own in self.shown_values.items()}, []
+        for layer in layers:
+            if layer.name in values:
+                by_head = dict(zip(layer.heads, values[layer.name], strict=True))
+                cells = {
+                    str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
+                    for head in range(layer.original_heads)
+                }
+                rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
+        yield Shown(self.title, rows, keys=2)
         if self.method == "gradient":
             what = "the tokens of " if self.per == "token" else ""
             yield f"Mean over {what}{self.examples:,} examples of {self.task}."
@@ -462,26 +471,6 @@ class Scores(Document):
                 row["change"] = other.only[name] - other.base
             found.append(row)
         return found
-
-
-def head_table(values: Mapping[str, Sequence[float]], layers: Sequence[AttentionLayer], title: str) -> Shown:
-    """Return a row for each attention, a column for each head of the original model; pruned heads have no value.
-
-    Args:
-        values: attention's name -> a value for each head that it holds.
-        layers: the attentions, in the order of the rows; those without values are left out.
-        title: above the table.
-    """
-    rows = []
-    for layer in layers:
-        if layer.name in values:
-            by_head = dict(zip(layer.heads, values[layer.name], strict=True))
-            cells = {
-                str(head) if head else "head 0": f"{by_head[head]:.3g}" if head in by_head else None
-                for head in range(layer.original_heads)
-            }
-            rows.append({"attention": layer.kind, "layer": str(layer.layer), **cells})
-    return Shown(title, rows, keys=2)
 
 
 def scores_of(checkpoint: Checkpoint, seed: int | None = None, **fields: Any) -> Scores:

@@ -44,7 +44,7 @@ from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.selection.select import Budget, held_in
 from prunecli.shrinking.options import ChannelOptions, LeverName, ShrinkOptions
-from prunecli.tensors.unfinished import Store
+from prunecli.tensors.transaction import Store
 from prunecli.text.choice import Dataset, Lines, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, PlainText

@@ -25,9 +25,7 @@ from prunecli.selection.cut import Selection, cut, together
 from prunecli.shrinking.levers import KINDS, Levers, named, parts, windowed
 from prunecli.shrinking.options import DEFAULT_SHARE, ShrinkOptions
 from prunecli.shrinking.search import Metrics, Search, Shares, sizes_of
-from prunecli.tensors.documents import partial_path, refuse_unwritable
-from prunecli.tensors.transaction import refuse_target
-from prunecli.tensors.unfinished import Store, digest
+from prunecli.tensors.transaction import Store, digest, partial_path, refuse_target, refuse_unwritable
 from prunecli.text.choice import Dataset, Lines, TextChoice, all_texts, task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText

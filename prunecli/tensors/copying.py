@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from prunecli.errors import CheckpointError
@@ -47,18 +47,6 @@ class Move:
     nbytes: int
     target: int
     target_offset: int
-
-    def parts(self) -> list[Move]:
-        """Return moves of at most `JOB_BYTES` that do the same."""
-        return [
-            replace(
-                self,
-                source_offset=self.source_offset + start,
-                nbytes=min(JOB_BYTES, self.nbytes - start),
-                target_offset=self.target_offset + start,
-            )
-            for start in range(0, self.nbytes, JOB_BYTES)
-        ]
 
     def carry_out(self, fill: Fill) -> None:
         """Write the bytes that `fill` gives.

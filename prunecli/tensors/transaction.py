@@ -1,23 +1,186 @@
-"""A result, directory or file, appears whole or not at all: written beside its place and renamed at the end."""
+"""Results, directories or files, appear whole or not at all: written beside their place and renamed at the end."""
 
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from platform import node
 from secrets import token_hex
+from typing import Any
 
-from prunecli.errors import HubError, OutputError
+from prunecli.errors import HubError, OutputError, PruneError
 from prunecli.processes import terminations_as_exit, undisturbed
+from prunecli.tensors.json_files import lenient, parsed
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import Journal, acquire, digest, sync
 
+NAME = ".unfinished.jsonl"
+"""The store's file in a directory that is being written; a finished directory has none."""
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
+_NUMBERS = re.compile(r"\[\n([^\[\]{}\"]*)\]")
+"""A list of numbers on several lines: it goes on one. No text holds a line end, which JSON escapes."""
+_OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Store:
+    """Records by name. Each is on the disk before `put` returns.
+
+    Lines that a kill cut short, that are damaged or that belong to other work count as missing.
+
+    Attributes:
+        path: the file; None: nothing is kept.
+        work: names everything that the records depend on.
+        records: name -> the JSON value put last.
+    """
+
+    def __init__(self, path: Path | None, work: str = "") -> None:
+        self.path = path
+        self.work = work
+        self.records: dict[str, Any] = {}
+        if path is not None and path.is_file() and not path.is_symlink():
+            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                self._take(line)
+
+    def put(self, name: str, value: Any) -> None:
+        """Add or replace a record.
+
+        Raises:
+            OSError: the disk is full, among others.
+        """
+        self.records[name] = value
+        if self.path is None:
+            return
+        record = [self.work, name, value]
+        with self.path.open("a", encoding="utf-8") as file:
+            # A line that an interrupt cut short has no end: each begins on a new one.
+            file.write("\n" + json.dumps({"record": record, "sha256": digest(record)}))
+        sync(self.path)
+        sync(self.path.parent)
+
+    def remove(self) -> None:
+        """Remove the file: the work is finished."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    @lenient
+    def _take(self, line: str) -> None:
+        entry = parsed(line)
+        work, name, value = entry["record"]
+        if work == self.work and entry["sha256"] == digest(entry["record"]):
+            self.records[name] = value
+
+
+class Journal(Store):
+    """How far the files of a directory are written.
+
+    A record is [bytes, steps done, digest of the steps] under the name of the file; 0 steps: it is complete. Without
+    `work` nothing is noted: the files are written anew each time.
+    """
+
+    def __init__(self, directory: Path, work: str | None) -> None:
+        super().__init__(None if work is None else directory / NAME, work or "")
+        self.directory = directory
+        for file, (nbytes, steps, _) in list(self.records.items()):
+            path = directory / file
+            is_file = Path(file).name == file and not path.is_symlink() and path.is_file()
+            size = path.stat().st_size if is_file else -1
+            if size < nbytes or (not steps and size != nbytes):
+                del self.records[file]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that need not be written again."""
+        return sum(nbytes for nbytes, _, _ in self.records.values())
+
+    def has(self, file: str) -> bool:
+        """Whether a file is complete."""
+        return file in self.records and not self.records[file][1]
+
+    def steps(self, file: str, layout: str) -> int:
+        """How many of the steps that write a file, whose digest is `layout`, are done; 0 if it is another digest."""
+        _, steps, noted = self.records.get(file, (0, 0, layout))
+        return int(steps) if noted == layout else 0
+
+    def note(self, file: str, nbytes: int, steps: int = 0, layout: str = "") -> None:
+        """Wait until a file is on the disk and note how far it is: a power failure leaves no note of what is not there.
+
+        Raises:
+            OSError: the disk is full, among others.
+        """
+        if self.path is not None:
+            sync(self.directory / file)
+            self.put(file, [nbytes, steps, layout])
+
+    def tidy(self) -> None:
+        """Remove everything else from the directory."""
+        for path in self.directory.iterdir():
+            if path.name != NAME and path.name not in self.records:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk.
+
+    Raises:
+        OSError: the disk could not take it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; what the disk could not take must be heard of.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def acquire(path: Path) -> int | None:
+    """Lock the file `path`, which is made if need be; closing the returned descriptor, or the process's end, frees it.
+
+    Process ids cannot say whether a writer is alive: they are used again, and two containers both have a process 1.
+    A process may remove the file while it holds the lock: whoever opened it before locks the next file of that name.
+
+    Returns:
+        None: the file system has no locks, as some network file systems.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be made.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        held = False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(descriptor), path.stat())
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            raise
+        except OSError:  # no locks here
+            path.unlink(missing_ok=True)
+            return None
+        finally:
+            if not held:
+                os.close(descriptor)
+        if held:
+            return descriptor
 
 
 @contextmanager
@@ -246,3 +409,55 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
             taken = f"{os.getpid()}-{''.join(_machine())}{token_hex(2)}"
             locked(taken)
         yield place(taken, "partial")
+
+
+def write_json(
+    path: Path | str, payload: Mapping[str, Any], *, force: bool = False, allow_nan: bool = False
+) -> None:
+    """Write `payload` beside `path`, then rename: the file appears whole or not at all.
+
+    Args:
+        path: the file.
+        payload: what it is to hold.
+        force: whether an existing file is replaced.
+        allow_nan: whether NaN and infinity are written as Python writes them.
+
+    Raises:
+        OutputError: it exists and `force` is not given, or its directory does not.
+        PruneError: a number is NaN or infinite and may not be, or a value has no form in JSON.
+    """
+    path = Path(path)
+    refuse_output(path, "file", force=force)
+    try:
+        text = json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=dict)
+    except (TypeError, ValueError) as error:
+        raise PruneError(f"{path}: not written: {error}") from error
+    text = _NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
+    with new_file(path) as partial:
+        # Names of files may hold halves of surrogate pairs; Python escapes them as JSON does.
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def refuse_unwritable(path: Path, *, force: bool) -> None:
+    """For a command's beginning, so that long work does not end at an output that cannot be written.
+
+    Raises:
+        OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
+            of prunecli's, or lies in no directory, or in one that cannot be written to.
+    """
+    refuse_output(path, "file", force=force)
+    # Of JSON that prunecli writes "format" comes first; tables, pictures and pages have endings of their own.
+    if not path.is_file() or path.name.lower().endswith(_OTHER_RESULTS):
+        return
+    with path.open("rb") as file:
+        start = file.read(200).strip()
+    if start and not (start.startswith(b"{") and b'"format": "prunecli.' in start):
+        raise OutputError(
+            f"{path}: no result of prunecli's; `force` replaces only those",
+            "Choose another path, or remove it.",
+        )
+
+
+def partial_path(output: Path) -> Path:
+    """Return the file that keeps the state of an unfinished run for the file `output`."""
+    return output.with_name(f".{output.name}.partial")

@@ -4,15 +4,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
-from prunecli.tensors.copying import Gather, Move, gathered, reserve
+from prunecli.tensors.copying import JOB_BYTES, Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import Block, Copy, Output, blocks, check_expressions, copied_ranges
-from prunecli.tensors.unfinished import Journal, digest
+from prunecli.tensors.transaction import Journal, digest
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -157,21 +156,12 @@ def _write_shard(
             handle, offset, _ = source.location(output.expression.source)
             where = f"{source.path}: {output.expression.source}"
             for first, stop in ranges:
-                move = Move(where, handle, offset + first, stop - first, target, place)
-                place += stop - first
-                last = moves[-1] if moves else None
-                if (
-                    last
-                    and last.source == move.source
-                    and last.source_offset + last.nbytes == move.source_offset
-                    and last.target_offset + last.nbytes == move.target_offset
-                ):
-                    moves[-1] = replace(last, nbytes=last.nbytes + move.nbytes)
-                elif move.nbytes:
-                    moves.append(move)
-        parts = (part for move in moves for part in move.parts())
+                for start in range(first, stop, JOB_BYTES):
+                    nbytes = min(JOB_BYTES, stop - start)
+                    moves.append(Move(where, handle, offset + start, nbytes, target, place))
+                    place += nbytes
         # Work that may be done side by side, in the order of the file.
-        jobs: list[Gather | Block] = sorted([*gathered(parts), *computed], key=lambda job: job.target_offset)
+        jobs: list[Gather | Block] = sorted([*gathered(moves), *computed], key=lambda job: job.target_offset)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
         try:
             places = [

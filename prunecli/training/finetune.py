@@ -31,11 +31,10 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.document import Json
 from prunecli.results.rewriting import Training
 from prunecli.running.examples import Examples
-from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text, counted
 from prunecli.tensors.side_files import in_one_line
-from prunecli.tensors.transaction import output_error, refuse_target
+from prunecli.tensors.transaction import output_error, refuse_target, refuse_unwritable
 from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data

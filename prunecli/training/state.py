@@ -44,11 +44,10 @@ from prunecli.modules.fitting import free_for_each
 from prunecli.modules.pooling import modules_of
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import GENERATION, lenient, read_json, read_object
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE
-from prunecli.tensors.unfinished import acquire, digest
+from prunecli.tensors.transaction import acquire, digest, write_json
 from prunecli.text.choice import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.gates import gate_statistics
 
 LANGUAGES = ("qba", "qbo", "qka", "qko")

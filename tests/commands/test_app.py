@@ -21,9 +21,8 @@ from prunecli.commands.command import options_of, parameters
 from prunecli.errors import CheckpointError, OutputError, UsageError, damaged
 from prunecli.options import ONLY_WITH, RENAMED, Options, option
 from prunecli.results.inspection import Way
-from prunecli.tensors.documents import refuse_unwritable
 from prunecli.tensors.hub.names import expanded
-from prunecli.tensors.transaction import refuse_target
+from prunecli.tensors.transaction import refuse_target, refuse_unwritable
 from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.fuzz import rounds

@@ -11,7 +11,7 @@ import pytest
 from prunecli import demo
 from prunecli.commands.checkpoints import checkpoint_or_demo, checkpoints_or_demo, demo_text, texts_or_demo
 from prunecli.commands.evaluate import evaluate
-from prunecli.commands.score_heads import score_heads
+from prunecli.commands.measure import score_heads
 from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise.states import StateStore

@@ -12,10 +12,9 @@ import torch
 from transformers import M2M100ForConditionalGeneration
 
 import prunecli
-from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads
-from prunecli.commands.share import share_ffn
+from prunecli.commands.share import factorize_embeddings, share_ffn
 from prunecli.errors import (
     CheckpointError,
     DataError,

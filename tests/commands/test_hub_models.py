@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.command import parameters
 from prunecli.commands.evaluate import evaluate
-from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
+from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers, trim_vocabulary
-from prunecli.commands.report import report
-from prunecli.commands.run import run
-from prunecli.commands.share import share_ffn
+from prunecli.commands.run import report, run
+from prunecli.commands.share import factorize_embeddings, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import transaction
 from prunecli.tensors.hub.fetch import commit_of

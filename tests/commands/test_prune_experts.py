@@ -10,7 +10,7 @@ from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import GateStatistics
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.commands.calls import both, names, refused
 from tests.contracts.test_mixtures import save_tiny
 from tests.gates import random_gates

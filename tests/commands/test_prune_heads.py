@@ -11,7 +11,7 @@ from prunecli.methods.options import HeadMetric, Normalize
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.commands.calls import names, refused
 from tests.commands.heads import done, kept, run, scored
 from tests.tiny import json_of

@@ -15,8 +15,7 @@ from prunecli.commands import console, run
 from prunecli.commands.command import parameters
 from prunecli.errors import PruneError, UsageError
 from prunecli.options import Options, argument, option
-from prunecli.recipes.engine import Step, resolve
-from prunecli.recipes.text import bundled_recipes, find_recipe, read_recipe
+from prunecli.recipes.engine import Step, bundled_recipes, find_recipe, read_recipe, resolve
 from tests.commands.calls import call, refused
 from tests.commands.gates import write_gates
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.finetune import finetune
+from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts, prune_layers
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model

@@ -3,8 +3,8 @@
 import pytest
 
 from prunecli.commands.compare import compare_models
+from prunecli.commands.measure import score_heads
 from prunecli.commands.prune import prune_layers
-from prunecli.commands.score_heads import score_heads
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.plans import HeadOptions, plan_heads
 from prunecli.model.checkpoint import open_model

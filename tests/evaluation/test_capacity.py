@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.compare import compare_models
-from prunecli.commands.evaluate import evaluate
+from prunecli.commands.evaluate import bench_latency, evaluate
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
+from prunecli.commands.measure import score_heads
 from prunecli.commands.prune import prune_experts
-from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share import share_ffn
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity

@@ -17,7 +17,7 @@ from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.encoding import length_limit
-from prunecli.tensors.documents import partial_path
+from prunecli.tensors.transaction import partial_path
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, language_id, load_tokenizer

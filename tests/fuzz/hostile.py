@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from prunecli.recipes.text import bundled_recipes
+from prunecli.recipes.engine import bundled_recipes
 
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 1 << 31, 1 << 62, 1 << 63, 1 << 64, -(1 << 63), 10**40),

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.engine import read_recipe
 from prunecli.results.gates import read_gates
 from prunecli.results.unit_scores import Scores, read_scores
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.json_files import read_json
-from prunecli.tensors.transaction import new_file
+from prunecli.tensors.transaction import new_file, refuse_unwritable, write_json
 from prunecli.text.files import read_lines
 from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import load_tokenizer, tokenized

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.commands.bench_latency import bench_latency
-from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.evaluate import evaluate
+from prunecli.commands.evaluate import bench_latency, evaluate
+from prunecli.commands.measure import collect_gates, score_heads
 from prunecli.commands.prune import prune_ffn, prune_layers
-from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share import share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.devices import devices_of

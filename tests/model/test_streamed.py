@@ -19,7 +19,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.unfinished import NAME, Store
+from prunecli.tensors.transaction import NAME, Store
 from tests.contracts.method_contract import digests
 from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
@@ -205,6 +205,7 @@ def kept_records(directory):
 @pytest.mark.parametrize("changed", ["nothing", "cache", "note"])
 def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     monkeypatch.setattr(writer, "NOTE_BYTES", 20_000)
+    monkeypatch.setattr(copying, "GAP_BYTES", 0)
     said = []
     end = Ending(0.7, raising(SystemExit(143)))
     with stream_model("org/tiny") as opened, pytest.raises(SystemExit):

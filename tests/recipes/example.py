@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from prunecli.options import Option, Options, argument, option
-from prunecli.recipes.engine import resolve
-from prunecli.recipes.text import read_recipe
+from prunecli.recipes.engine import read_recipe, resolve
 
 
 class Collect(Options):

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from prunecli.commands.command import parameters
 from prunecli.errors import UsageError
-from prunecli.recipes.engine import resolve
-from prunecli.recipes.text import parse_override, read_recipe
+from prunecli.recipes.engine import parse_override, read_recipe, resolve
 from tests.recipes.example import COMMANDS, KEEPING, RECIPE, resolved
 
 

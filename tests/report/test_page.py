@@ -13,7 +13,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect, findings
 from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
-from prunecli.tensors.documents import write_json as write_document
+from prunecli.tensors.transaction import write_json as write_document
 from tests.commands.calls import done
 from tests.commands.gates import text_statistics
 from tests.commands.heads import scored

@@ -11,7 +11,7 @@ from prunecli.commands.prune import prune_experts, prune_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import report_page
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.commands.calls import done
 from tests.commands.gates import write_gates
 from tests.commands.heads import scored

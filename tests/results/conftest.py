@@ -1,7 +1,7 @@
 import pytest
 
 from prunecli import results
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from prunecli.results.gates import (
     read_outputs,
 )
 from prunecli.results.matching import match_gates
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.gates import changed, gate_statistics
 from tests.reference import released_statistics
 from tests.results.tables import setting

@@ -14,7 +14,7 @@ from prunecli.pipeline import apply
 from prunecli.results.matching import match_scores, scores_for
 from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
 from prunecli.selection.cut import cut
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.results.tables import setting
 from tests.scores import scores_by_hand, scores_of_all
 from tests.selections import kept_heads

@@ -14,9 +14,8 @@ from unittest.mock import Mock
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.tensors import transaction, unfinished
-from prunecli.tensors.transaction import new_directory
-from prunecli.tensors.unfinished import NAME, Journal, Store
+from prunecli.tensors import transaction
+from prunecli.tensors.transaction import NAME, Journal, Store, new_directory
 from tests.commands.calls import names
 
 
@@ -172,14 +171,14 @@ def test_what_another_machine_left_stays(tmp_path):
 def test_without_locks_nothing_is_taken_for_abandoned(tmp_path, monkeypatch):
     left = left_by_a_killed_process(tmp_path / "out")
     refused = Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
-    monkeypatch.setattr(unfinished.fcntl, "flock", refused)
+    monkeypatch.setattr(transaction.fcntl, "flock", refused)
     make(tmp_path / "out")
     assert names(tmp_path) == [left.name, "out"]
 
 
 def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
     """Its holder removes the file at the end, after this process has opened it."""
-    path, flock, calls = tmp_path / "lock", unfinished.fcntl.flock, []
+    path, flock, calls = tmp_path / "lock", transaction.fcntl.flock, []
 
     def late(descriptor, kind):
         calls.append(kind)
@@ -187,11 +186,11 @@ def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
             path.unlink()
         flock(descriptor, kind)
 
-    monkeypatch.setattr(unfinished.fcntl, "flock", late)
-    held = unfinished.acquire(path)
+    monkeypatch.setattr(transaction.fcntl, "flock", late)
+    held = transaction.acquire(path)
     assert held is not None
     with pytest.raises(BlockingIOError):
-        unfinished.acquire(path)
+        transaction.acquire(path)
     os.close(held)
 
 
@@ -264,15 +263,6 @@ def test_records_are_found_again_by_the_same_work(tmp_path):
     store.remove()
     store.remove()
     assert not path.exists()
-
-
-def test_the_file_does_not_grow_with_every_replaced_record(tmp_path):
-    store = Store(tmp_path / "store")
-    for number in range(100):
-        store.put("sums", [number] * 100)
-    assert (tmp_path / "store").stat().st_size < 10_000
-    assert Store(tmp_path / "store").records == {"sums": [99] * 100}
-    assert names(tmp_path) == ["store"]
 
 
 @pytest.mark.parametrize("cut", [1, 13, 33])

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import copying, stream
+from prunecli.tensors import copying, stream, writer
 from prunecli.tensors.copying import Gather, Move, reserve
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output
@@ -90,7 +90,7 @@ def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
         patch.setattr(stream, "BLOCK_ELEMENTS", block)
-        patch.setattr(copying, "JOB_BYTES", 8 * block)
+        patch.setattr(writer, "JOB_BYTES", 8 * block)
         found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
     assert_same(found, {"out": expected})
 
@@ -192,14 +192,6 @@ def test_goes_on_after_short_reads_and_writes(files, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:55], at))
     Gather((move(files, at=4),)).carry_out()
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
-
-
-def test_parts_make_the_whole(files, monkeypatch):
-    monkeypatch.setattr(copying, "JOB_BYTES", 4096)
-    parts = move(files).parts()
-    assert [part.nbytes for part in parts] == [4096, 4096, 3808]
-    assert sum(Gather((part,)).carry_out() for part in reversed(parts)) == DATA.nbytes
-    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
 
 
 def test_source_that_ends_early(files):

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from prunecli import load_model
-from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.prune import prune_experts
-from prunecli.commands.share import share_ffn
+from prunecli.commands.share import factorize_embeddings, share_ffn
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import packed_examples

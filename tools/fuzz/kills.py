@@ -20,7 +20,7 @@ import pytest
 
 from prunecli.commands.app import main
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.unfinished import NAME
+from prunecli.tensors.transaction import NAME
 from tests.hub_server import point_at, serving
 from tools.fuzz.materials import SERVED
 from tools.fuzz.rounds import contents

@@ -16,7 +16,7 @@ import pytest
 
 from prunecli.methods.experts import collect
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import copying, unfinished, writer
+from prunecli.tensors import copying, transaction, writer
 from prunecli.tensors.hub.fetch import commit_of
 from tests import forked
 from tests.fuzz.mutations import damage_file
@@ -172,8 +172,8 @@ def _serving(model: Path, cache: Path) -> Iterator[HubServer]:
     with serving() as hub, pytest.MonkeyPatch.context() as patched:
         point_at(hub.url, cache, patched)
         patched.setattr(writer, "NOTE_BYTES", 1)
-        for limit in ("JOB_BYTES", "REQUEST_BYTES"):  # so that there are many
-            patched.setattr(copying, limit, 8000)
+        for module, limit in ((writer, "JOB_BYTES"), (copying, "REQUEST_BYTES")):  # so that there are many
+            patched.setattr(module, limit, 8000)
         commit_of.cache_clear()
         hub.add(SERVED, model)
         yield hub
@@ -212,7 +212,7 @@ def _left(folder: Path, before: dict[str, str], ran: Ran, command: str) -> Itera
     if touched:
         yield f"changed {touched[0]}"
     new = sorted({name.split("/")[0] for name in after.keys() - before.keys()} - set(STATES))
-    odd = [name for name in new if name not in OWN_NAMES and not (folder / name / unfinished.NAME).is_file()]
+    odd = [name for name in new if name not in OWN_NAMES and not (folder / name / transaction.NAME).is_file()]
     if odd:
         yield f"left {odd[0]} behind"
     if ran.status != 0 and set(new) & set(OWN_NAMES):

@@ -39,11 +39,10 @@ from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, o
 from prunecli.running.layerwise.runner import RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
 from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
-from prunecli.tensors.documents import partial_path, refuse_unwritable, write_json
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.unfinished import digest
+from prunecli.tensors.transaction import digest, partial_path, refuse_unwritable, write_json
 from prunecli.text.choice import TextChoice
 from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer

@@ -30,7 +30,7 @@ from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
 from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import RunReport
-from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.transaction import refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import load_tokenizer

@@ -114,7 +114,16 @@ class StateStore:
         if offset is None:
             offset = self._file_space.take(tensor.nbytes)
             assert offset is not None
-            self._grow(offset + tensor.nbytes)
+            more = offset + tensor.nbytes - self.spilled_bytes
+            try:
+                if self._file is None:
+                    with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
+                        self._file = os.dup(file.fileno())
+                if more > 0:  # allocated now, so that a full disk fails here and not in the middle of a layer
+                    os.posix_fallocate(self._file, self.spilled_bytes, more)
+                    self.spilled_bytes += more
+            except OSError as error:
+                raise self._failure(error) from error
         held = Stored(tuple(tensor.shape), tensor.dtype, offset, in_memory, tensor.requires_grad)
         if held.nbytes:
             self.write(held, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
@@ -159,20 +168,6 @@ class StateStore:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def _grow(self, nbytes: int) -> None:
-        """Have the file hold this number of bytes."""
-        if nbytes <= self.spilled_bytes:
-            return
-        try:
-            if self._file is None:
-                with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
-                    self._file = os.dup(file.fileno())
-            # Allocated now, so that a full disk fails here and not in the middle of a layer.
-            os.posix_fallocate(self._file, self.spilled_bytes, nbytes - self.spilled_bytes)
-        except OSError as error:
-            raise self._failure(error) from error
-        self.spilled_bytes = nbytes
 
     def _bytes(self, in_memory: bool, offset: int, nbytes: int) -> Tensor:
         """`[nbytes]` uint8: a view of the memory, or what is read from the file."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.measure import collect_gates
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.batches import CollectOptions, Translation

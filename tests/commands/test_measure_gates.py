@@ -11,9 +11,9 @@ import torch
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.compare import compare_languages
 from prunecli.commands.evaluate import evaluate
+from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts import collect

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from prunecli.commands.score_heads import score_heads
+from prunecli.commands.measure import score_heads
 from prunecli.model.axes import module_of
 from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept

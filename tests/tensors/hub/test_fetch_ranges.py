@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import HubError
+from prunecli.tensors.hub.fetch import RemoteFile, Traffic
 from prunecli.tensors.hub.names import HubName
-from prunecli.tensors.hub.requests import RemoteFile, Traffic
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 
 __all__ = ["hub"]

@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from prunecli.commands.report import report
+from prunecli.commands.run import report
 from prunecli.errors import OutputError
 from tests.commands.calls import raising
 from tests.report import results

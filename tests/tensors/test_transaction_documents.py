@@ -15,8 +15,8 @@ from prunecli.processes import COMMAND
 from prunecli.results.gates import GateStatistics, read_gates
 from prunecli.results.unit_scores import read_scores
 from prunecli.selection.cut import cut, read_kept
-from prunecli.tensors.documents import write_json
 from prunecli.tensors.json_files import lenient, parsed, read_json, read_object
+from prunecli.tensors.transaction import write_json
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer

@@ -7,7 +7,7 @@ import pytest
 
 from prunecli import results
 from prunecli.analysis.explanation import explain
-from prunecli.commands.shrink import shrink
+from prunecli.commands.prune import shrink
 from prunecli.errors import CheckpointError
 from prunecli.evaluation.options import LatencyOptions
 from prunecli.model.checkpoint import open_model

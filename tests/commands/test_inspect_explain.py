@@ -4,11 +4,11 @@ from functools import partial
 import pytest
 
 from prunecli.commands import console
-from prunecli.commands.explain import explain
+from prunecli.commands.inspect import explain
 from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.transaction import write_json
 from tests.commands.calls import call, done, names
 from tests.commands.heads import done as prune_heads
 from tests.commands.heads import scored

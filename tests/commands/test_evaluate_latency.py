@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from prunecli.commands.bench_latency import bench_latency
+from prunecli.commands.evaluate import bench_latency
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from tests.commands.calls import raising
 from tests.families import tiny_family

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from prunecli import demo
-from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
+from prunecli.commands.share import factorize_embeddings
 from tests.commands.calls import both, call, refused
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family

@@ -1,4 +1,4 @@
-"""`prunecli collect-gates`: what the experts of a model do, per language pair or per text."""
+"""`prunecli collect-gates` and `score-heads`: how often experts are chosen, and how much attention heads matter."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +10,7 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import (
     CHECKPOINT,
     DEMO,
+    TASK,
     DemoName,
     ask_huge_pages,
     checkpoint_or_demo,
@@ -17,18 +18,18 @@ from prunecli.commands.checkpoints import (
     texts_or_demo,
     with_demo_text,
 )
-from prunecli.commands.command import OutputOptions, command, result_option
+from prunecli.commands.command import OutputOptions, command, plot_option, result_option
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
-from prunecli.methods.scoring import CollectOptions
+from prunecli.methods.scoring import CollectOptions, ScoreOptions
 from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
-from prunecli.text.choice import NAMED_TEXT, NamedText, TextChoice
+from prunecli.text.choice import NAMED_TEXT, NamedText, TaskName, TextChoice
 
 
 class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     """Options of the command."""
 
-    LEFT_OUT = frozenset({"files", "labelled", "plot", "table"})
+    LEFT_OUT = ("files", "labelled", "plot", "table")
 
     checkpoint: CheckpointPath | None = CHECKPOINT
     text: tuple[NamedText, ...] = NAMED_TEXT
@@ -110,3 +111,50 @@ def _check(options: CollectGates, *, is_text: bool) -> None:
                 f"`{name}` goes with models that translate, `text` with language models", "Give one."
             )
         raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
+
+
+class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
+    """Options of the command."""
+
+    checkpoint: CheckpointPath | None = CHECKPOINT
+    task: TaskName | None = TASK
+    output: Path = result_option("heads.json", "File of the scores.")
+    plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram")
+
+
+@command(ScoreHeads)
+def score_heads(options: ScoreHeads) -> None:
+    """Score attention heads: what the model loses without each of them.
+
+    The gradient metric stores sums over examples, so that prune-heads can add up the files of several texts.
+    """
+    options.check_outputs()
+    if options.memory is not None:
+        ask_huge_pages()
+    choice = with_demo_text(options, options.checkpoint)
+    with prunecli.open_model(checkpoint_or_demo(options.checkpoint)) as opened:
+        layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
+
+        scores = prunecli.score_heads(
+            opened,
+            choice,
+            options,
+            options.output,
+            task=options.task,
+            force=options.force,
+            **console.listeners(),
+        )
+
+    def blocks() -> console.Blocks:
+        yield from scores.head_blocks(layers)
+        if scores.few is not None:
+            console.warn(scores.few)
+
+    changes = f"change of {scores.metric_title}" if scores.method == "ablation" else None
+    options.finish(
+        scores,
+        blocks(),
+        lambda draw: [draw.head_maps(scores, scores.shown_values, changes)],
+        title=scores.title,
+        is_written=True,
+    )
