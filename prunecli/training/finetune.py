@@ -22,7 +22,7 @@ from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
 from prunecli.modules.devices import Devices, place_name
-from prunecli.modules.fitting import COMPUTE, TEACHER, WEIGHTS, Need, dtype_name, free_for_each, stored_as
+from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, dtype_name, free_for_each, stored_as
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
@@ -126,7 +126,7 @@ def train(
                     unread.update(dict.fromkeys(not_run(model, source)))
                 prepare(model, source, options)
                 if options.dtype != "float32" and not asked_to_shard():  # sharding wants weights of one type
-                    shorten_frozen(model, COMPUTE[options.dtype])
+                    shorten_frozen(model, options)
                 return model
 
             unread: dict[str, None] = {}
@@ -225,7 +225,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         prepare(model, checkpoint, options)
         trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
         if dtype_name(stored_as(checkpoint)) == options.dtype and not asked_to_shard():
-            short = sum(weight.nbytes for weight in frozen_weights(model)) // 2
+            short = sum(weight.nbytes for weight in frozen_weights(model, options)) // 2
     parts = {WEIGHTS: weights - short, "gradients": trained, "Adam's moments": 2 * trained}
     if options.lora is not None:
         parts["low-rank updates"] = trained

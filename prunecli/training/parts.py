@@ -14,7 +14,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
 from prunecli.modules.filling import DTYPES
+from prunecli.modules.fitting import COMPUTE
 from prunecli.modules.saving import save_tensors, stock_names
+from prunecli.modules.stock_experts import expert_modules, part_names
 from prunecli.modules.stock_names import StockNames, stored_tensors
 from prunecli.results.document import Json
 from prunecli.tensors.dtypes import parse_dtype
@@ -148,22 +150,29 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
             model.set_submodule(name, adapted[id(module)])
 
 
-def frozen_weights(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of linear layers that do not learn, without tables of tokens."""
+def frozen_weights(model: nn.Module, options: TrainingOptions) -> list[torch.Tensor]:
+    """The weights of linear layers and stacks of experts that do not learn, without tables of tokens."""
     from transformers.pytorch_utils import Conv1D
 
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    if options.train != "experts":  # else low-rank updates are added to the stacks as they run
+        weights += [
+            getattr(module, name)
+            for module in expert_modules(model).values()
+            for name in part_names(module)[:2]
+        ]
     return [weight for weight in weights if not weight.requires_grad and id(weight) not in tables]
 
 
-def shorten_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Hold frozen weights in the type that they are multiplied in, where it holds their very values.
+def shorten_frozen(model: nn.Module, options: TrainingOptions) -> None:
+    """Hold frozen weights in the type that training computes in, where it holds their very values.
 
-    Nothing that is computed changes: autocast would make the same copies, and keep them for the backward pass.
+    Autocast would make the same copies of those of linear layers, and keep them for the backward pass. Grouped products
+    of experts it does not know: they are computed in the type of the weights.
     """
-    for weight in frozen_weights(model):
-        short = weight.detach().to(dtype)
+    for weight in frozen_weights(model, options):
+        short = weight.detach().to(COMPUTE[options.dtype])
         if torch.equal(short.to(weight.dtype), weight):
             weight.data = short
 

@@ -16,7 +16,7 @@ from prunecli.training.parts import frozen_weights, merged_state, prepare
 from prunecli.training.state import Start
 from tests.commands.calls import names, raising
 from tests.families import tiny_family
-from tests.stock_mixtures import tiny_mixture
+from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
     CALM,
@@ -152,11 +152,26 @@ def test_frozen_weights_take_half_and_train_the_same(tmp_path, monkeypatch, fami
     kept = load_file(next((tmp_path / "short").glob("checkpoint-*")) / "model.safetensors")
     assert sum(weight.numel() for weight in kept.values()) == short.log["parameters"]
     shortened = []
-    monkeypatch.setattr(
-        finetuning, "shorten_frozen", lambda model, _: shortened.extend(frozen_weights(model))
-    )
+    monkeypatch.setattr(finetuning, "shorten_frozen", lambda *given: shortened.extend(frozen_weights(*given)))
     assert staged(train(model, tmp_path / "long", chosen, data)) == staged(short)
     assert sum(weight.nbytes for weight in shortened) == saved
+
+
+def test_frozen_experts_are_multiplied_in_the_type_of_the_training(tmp_path, monkeypatch):
+    model = save_mixture(tmp_path / "model", "mixtral")
+    tiny_mixture("mixtral").bfloat16().save_pretrained(model)
+    chosen, products = options(steps=1, train="routers", dtype="bfloat16"), set()
+    product = torch.nn.functional.grouped_mm
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "grouped_mm",
+        lambda rows, weight, **more: products.add(weight.dtype) or product(rows, weight, **more),
+    )
+    trained = train(model, tmp_path / "state", chosen, language_model())
+    assert products == {torch.bfloat16}
+    with open_model(model) as source:
+        routers = {name for layer in source.mixtures for name in layer.router_tensors}
+    assert changed(model, trained) == routers
 
 
 def test_adapted_and_merged_compute_the_same(tmp_path):
