@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from prunecli.architectures.records import Architecture, ExpertGroups, Mixture
 
-CAUSAL, IMAGES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
+CAUSAL = "AutoModelForCausalLM"
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 ALIASES = ("num_local_experts", "num_experts")
 """Keys of the number of experts that other programs read, whatever the class calls it."""
@@ -48,14 +48,6 @@ DEEPSEEK = replace(
 )
 DEEPSEEK_V2 = replace(
     DEEPSEEK, vectors={}, groups=replace(GROUPS[0], least=1, condition="topk_method:group_limited")
-)
-ARIA = replace(
-    LANGUAGE_MODEL,
-    router=("router.weight",),
-    counts=("moe_num_experts",),
-    top_k=("moe_topk",),
-    expert=None,
-    stacked=("experts.fc1.", "experts.fc2."),
 )
 SWITCH = Mixture(
     ("encoder.block.{layer}.layer.1.mlp", "decoder.block.{layer}.layer.2.mlp"),
@@ -112,20 +104,6 @@ EXPERTS_ONLY = {
             "hunyuan",
             "HunYuanMoEV1ForCausalLM",
             replace(LANGUAGE_MODEL, router=("gate.wg.weight",), top_k=("moe_topk", *TOP_K_ALIASES)),
-        ),
-        experts_alone(
-            "glm4v_moe",
-            "Glm4vMoeForConditionalGeneration",
-            within(DEEPSEEK, "text_config"),
-            top_k=8,
-            opened_by=IMAGES,
-        ),
-        experts_alone(
-            "aria",
-            "AriaForConditionalGeneration",
-            within(ARIA, "text_config"),
-            top_k=6,
-            opened_by=IMAGES,
         ),
         experts_alone(
             "switch_transformers",
