@@ -419,11 +419,10 @@ def _with_notes(probed: Probed, stack: Stack) -> Stack:
 
 def _removable(trial: Trial, stack: Stack) -> Stack:
     """The stack, and whether its FFN and attentions can go in a small copy, and which norms go with them."""
-    start = re.compile(re.escape(stack.layers.removesuffix("{layer}")) + r"\d+\.")
     within: dict[str, list[str]] = {}
-    for name in trial.modules:
-        if match := start.match(name):
-            within.setdefault(name[match.end() :], []).append(name)
+    for names in by_layer(trial.modules, stack.layers.removesuffix(".{layer}")).values():
+        for own, name in names.items():
+            within.setdefault(own, []).append(name)
     norms: dict[str, list[str]] = {}
     for name, places in within.items():
         module = trial.model.get_submodule(module_of(trial.modules[places[0]]))
@@ -458,10 +457,8 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
 
 def _within(prefix: str, carriers: Mapping[str, Value]) -> dict[str, Value]:
     """Names within a layer of a stack -> carrier."""
-    start = re.compile(rf"{re.escape(prefix)}\.\d+\.")
-    return {
-        name[match.end() :]: carrier for name, carrier in carriers.items() if (match := start.match(name))
-    }
+    layers = by_layer(carriers, prefix).values()
+    return {own: carriers[name] for names in layers for own, name in names.items()}
 
 
 def _beside(names: Iterable[str], carriers: Carriers) -> list[str]:
@@ -520,7 +517,7 @@ def _attentions(
     trial: Trial, stack: LayerKey, names: Iterable[str], units: UnitKeys, carriers: Carriers
 ) -> list[Attention]:
     (prefix,) = stack.prefixes
-    own, layers = _within(prefix, carriers), by_layer(names, prefix)
+    own, layers = _within(prefix, carriers), by_layer(names, prefix).values()
     parents: dict[str, dict[str, Carrier]] = {}
     for name, owner in owners(own).items():
         parents.setdefault(owner, {})[name] = own[name]
@@ -568,16 +565,12 @@ def _norms_after(trial: Trial, prefix: str, tensors: Carriers) -> tuple[tuple[st
     Returns:
         Those, and the norm before the addition.
     """
-    start = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
-    layers: dict[str, dict[str, str]] = {}
-    for name, place in trial.modules.items():
-        if match := start.match(name):
-            layers.setdefault(match[1], {})[module_of(name[match.end() :])] = module_of(place)
     mixing = [module_of(name) for name in outputs(tensors)]
     inputs = {module_of(name) for name in tensors}.difference(mixing)
     after: dict[str, None] = {}
     before: dict[str, None] = {}
-    for own in layers.values():
+    for names in by_layer(trial.modules, prefix).values():
+        own = {module_of(inner): module_of(trial.modules[name]) for inner, name in names.items()}
         for norm, last in product(own, own.keys() & mixing):
             if trial.comes_after(own[norm], own[last]):
                 before[norm] = None

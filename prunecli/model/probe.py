@@ -252,28 +252,28 @@ def _confirmed(skeleton: Skeleton, rules: LayerKey, kept: Sequence[int]) -> Laye
 def _tables(names: Iterable[str], prefixes: Iterable[str]) -> tuple[str, ...]:
     """See `LayerKey`."""
     for prefix in prefixes:
-        first, *others = map(set, by_layer(names, prefix))
+        first, *others = map(set, by_layer(names, prefix).values())
         if others and all(own <= first for own in others) and len({*map(len, others)}) == 1:
             return tuple(first.difference(*others))
     return ()
 
 
-def by_layer(names: Iterable[str], prefix: str) -> list[list[str]]:
-    """Names of the tensors within each layer of a stack."""
+def by_layer(names: Iterable[str], prefix: str) -> dict[int, dict[str, str]]:
+    """Number of each layer of a stack -> name of a tensor within the layer -> its name."""
     start = re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
-    found: defaultdict[int, list[str]] = defaultdict(list)
+    found: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for name in names:
         if match := start.match(name):
-            found[int(match[1])].append(name[match.end() :])
-    return [found[number] for number in sorted(found)]
+            found[int(match[1])][name[match.end() :]] = name
+    return {number: found[number] for number in sorted(found)}
 
 
 def _samples(skeleton: Skeleton, stack: LayerKey) -> tuple[int, ...]:
     """The layers that a small copy has of a stack; layers differ in their tensors, or in what lists say of them."""
     kinds: list[list[object]] = [[] for _ in range(stack.depth)]
     for prefix in stack.prefixes:
-        for number, names in enumerate(by_layer(skeleton.stored, prefix)):
-            kinds[number] += [(name, skeleton.stored[f"{prefix}.{number}.{name}"]) for name in names]
+        for number, names in by_layer(skeleton.stored, prefix).items():
+            kinds[number] += [(own, skeleton.stored[name]) for own, name in names.items()]
     for name in stack.lists:
         for kind, value in zip(kinds, value_of(skeleton.effective, name), strict=True):
             kind += [value] if isinstance(value, str) else []
