@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -359,17 +360,22 @@ def compute(
 
 def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: int = 1) -> np.ndarray:
     """Return rows `start` to `stop` of the selection of a source tensor, in its own type."""
-    rows: Iterable[tuple[int, int]] = [(start, stop)]
-    taken = expression.taken
+    rows, taken = np.arange(start, stop), expression.taken
     if taken and not taken[0][0]:
-        rows, taken = _cut(taken[0][1], start, stop), taken[1:]
-    info, runs = source.info(expression.source), joined(rows)
+        rows, taken = _indices(taken[0][1])[start:stop], taken[1:]
+    low, high = int(rows.min()), int(rows.max()) + 1
+    # Those between are read too, and dropped, where they are no more: a read takes longer than half of a block.
+    is_dense = not source.is_remote and high - low <= 2 * len(rows)
+    runs = [np.arange(low, high)] if is_dense else np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    info = source.info(expression.source)
     width = size_of(info.shape[depth:], info.dtype)
-    count = sum(last - first for first, last in runs)
-    found = np.empty((count, *info.shape[depth:]), numpy_dtype(info.dtype))
+    found = np.empty((sum(map(len, runs)), *info.shape[depth:]), numpy_dtype(info.dtype))
     view, done = found.reshape(-1).view(np.uint8).data, 0
-    for first, last in runs:
+    for run in runs:
+        first, last = int(run[0]), int(run[-1]) + 1
         done += len(source.read_range(info.name, first * width, last * width, view[done:]))
+    if is_dense and not np.array_equal(rows, runs[0]):
+        found = found.take(rows - low, 0)
     for axis, ranges in taken:
         found = take(found, ranges, axis - depth + 1)
     return found
@@ -378,15 +384,11 @@ def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: 
 def take(array: np.ndarray, ranges: Ranges, axis: int) -> np.ndarray:
     """The parts of an array in these index ranges of an axis."""
     if len(ranges) > MOST_RANGES:
-        return array.take(np.concatenate([np.arange(first, last) for first, last in ranges]), axis)
+        return array.take(_indices(ranges), axis)
     return np.concatenate([array[(slice(None),) * axis + (slice(*own),)] for own in ranges], axis)
 
 
-def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of the indices `start` to `stop` in the list of indices that `ranges` spell out."""
-    before = 0
-    for first, last in ranges:
-        low, high = max(start - before, 0), min(stop - before, last - first)
-        if low < high:
-            yield first + low, first + high
-        before += last - first
+@lru_cache(maxsize=64)  # each block of a tensor asks for them
+def _indices(ranges: Ranges) -> np.ndarray:
+    """The indices that ranges spell out."""
+    return np.concatenate([np.arange(0), *(np.arange(first, last) for first, last in ranges)])
