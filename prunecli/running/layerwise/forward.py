@@ -173,13 +173,14 @@ class LayerwiseRun:
             if passes and ahead:
                 self.want(ahead[0])
             for index, following in zip(ahead, [*ahead[1:], None], strict=False):
-                seen = []
+                seen, stack = [], self._stages[index].side
                 if passes:  # a process without any keeps step with the others
                     with self.loaded(index):
                         for own, routed in zip(
                             outputs, self.through(following, passes, outputs), strict=True
                         ):
-                            self.forget_before(own)
+                            for before in [n for n in own if n != index and self._stages[n].side == stack]:
+                                self.forget(own, before)
                             if routed is not None:
                                 self.free(routed)
                             if observer is not None:
@@ -296,12 +297,6 @@ class LayerwiseRun:
         for held in {*leaves(outputs.pop(index), Stored)} - {*leaves(outputs, Stored)}:
             self._states.drop(held)
 
-    def forget_before(self, outputs: Outputs) -> None:
-        """Forget the layers before the current one of its stack."""
-        side = self._stages[self.current].side
-        for index in [n for n in outputs if n != self.current and self._stages[n].side == side]:
-            self.forget(outputs, index)
-
     def free(self, routed: Routed) -> None:
         """Free rows and attentions of a pass."""
         map_tree((routed.rows, routed.attention), self._states.drop, Stored)
@@ -323,7 +318,7 @@ class LayerwiseRun:
     def _fetch(self, tree: Any) -> Any:
         return map_tree(
             tree,
-            lambda held: self._states.get(held).to(self._device).requires_grad_(held.requires_grad),
+            lambda held: self.fetch(held).requires_grad_(held.requires_grad),
             Stored,
         )
 
@@ -337,7 +332,7 @@ class LayerwiseRun:
                 pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
                 known |= {id(tensor): held for tensor, held in pairs}
         outputs[self.current] = map_tree(
-            output, lambda tensor: known.get(id(tensor)) or self._states.put(tensor), Tensor
+            output, lambda tensor: known.get(id(tensor)) or self.keep(tensor), Tensor
         )
 
     def _route(self, stage: Stage, mixture: Mixture, forward: Pass, outputs: Outputs, to_come: int) -> Routed:
@@ -358,7 +353,7 @@ class LayerwiseRun:
                 for leaf in leaves(found, Tensor)
             )
             if self._states.free_memory > to_come * nbytes:
-                attention[number] = map_tree(found, self._states.put, Tensor)
+                attention[number] = map_tree(found, self.keep, Tensor)
             return output
 
         attentions = () if torch.is_grad_enabled() else stage.attentions
@@ -370,7 +365,7 @@ class LayerwiseRun:
         ):
             (rows, counts), _ = self.run_pass(forward, outputs)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
-        stored = self._states.put(rows.detach().to(mixture.dtype))
+        stored = self.keep(rows.detach().to(mixture.dtype))
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
 
     @contextmanager
@@ -488,11 +483,11 @@ class LayerwiseRun:
 
     def _send(self, stage: Stage, mixture: Mixture, one: _Run, routed: Routed) -> _Sent:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
-        outputs = self._states.get(routed.rows).to(self._device).requires_grad_()
+        outputs = self.fetch(routed.rows).requires_grad_()
         stored = []
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
-            stored.append(self._states.put(rows.detach().to(mixture.dtype)))
+            stored.append(self.keep(rows.detach().to(mixture.dtype)))
             return outputs
 
         with swapped(mixture.module, "runner", answer), rehearsing():
@@ -501,14 +496,14 @@ class LayerwiseRun:
         if pairs:
             made, given = zip(*pairs, strict=True)
             (gradient,) = torch.autograd.grad(made, outputs, given)
-        return _Sent(routed, stored[0], self._states.put(gradient))
+        return _Sent(routed, stored[0], self.keep(gradient))
 
     def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
-            outputs = self._states.get(sent.routed.rows).to(self._device)
-            gradients = self._states.get(sent.gradients).to(self._device, rows.dtype)
+            outputs = self.fetch(sent.routed.rows)
+            gradients = self.fetch(sent.gradients).to(rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 
@@ -520,7 +515,7 @@ class LayerwiseRun:
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [
-            (tensor, self._states.get(held).to(self._device))
+            (tensor, self.fetch(held))
             for tensor, held in zip(tensors, gradients, strict=True)
             if held is not None and tensor.requires_grad
         ]
@@ -536,9 +531,9 @@ class LayerwiseRun:
                 if found is None:
                     continue
                 if held is not None:
-                    found = self._states.get(held).to(self._device) + found
+                    found = self.fetch(held) + found
                     self._states.drop(held)
-                sums[place] = self._states.put(found)
+                sums[place] = self.keep(found)
 
 
 @contextmanager
