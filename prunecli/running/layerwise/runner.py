@@ -231,13 +231,13 @@ class Layerwise:
         """
         room, together, held = self.room, list[B](), BatchCost(largest, ())
         for more in chunks(batches, self.process_group.world_size):
-            wider = _both(held, [taken for _, taken in more])
+            wider = _both(held, more)
             if together and (
                 max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
             ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), [taken for _, taken in more])
+                wider = _both(BatchCost(largest, ()), more)
             if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._directory)}: no room for the states of one batch "
@@ -330,8 +330,8 @@ def make_runner(
     )
 
 
-def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
+def _both(held: BatchCost, more: Sequence[tuple[B, BatchCost]]) -> BatchCost:
     """Cost of batches that go together: those held, and for each process one more, the dearest of which counts."""
-    added = [max(states) for states in zip(*(cost.states for cost in more), strict=True)]
+    added = [max(states) for states in zip(*(cost.states for _, cost in more), strict=True)]
     states = tuple(map(sum, zip(held.states or (0,) * len(added), added, strict=True)))
-    return BatchCost(max(held.activations, *(cost.activations for cost in more)), states)
+    return BatchCost(max(held.activations, *(cost.activations for _, cost in more)), states)
