@@ -5,6 +5,8 @@ import os
 import sys
 from traceback import walk_tb
 
+from pydantic import ValidationError
+
 from prunecli.errors import (
     CheckpointError,
     DataError,
@@ -116,8 +118,7 @@ def _of_transformers(error: BaseException) -> str | None:
 
 def _of_record(error: BaseException) -> str | None:
     """Return the message about a figure out of range, computed from impossible sizes or statistics."""
-    pydantic = sys.modules.get("pydantic_core")
-    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+    if not isinstance(error, ValidationError):
         return None
     fault = error.errors(include_url=False)[0]
     where = ".".join(map(str, fault["loc"]))

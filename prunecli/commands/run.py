@@ -24,7 +24,6 @@ from prunecli.recipes.engine import (
     parse_override,
     read_recipe,
     resolve,
-    shown_name,
 )
 from prunecli.tensors.transaction import refuse_unwritable
 
@@ -64,7 +63,7 @@ def run(options: Run) -> None:
             "prunecli run NAME runs one of these: --dry-run says what it would do, --print what can be --set.",
         )
     recipe = find_recipe(name)
-    label = shown_name(recipe)
+    label = Path(recipe.stem) if recipe.parent == DIRECTORY else recipe
     if options.prints:
         console.verbatim(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return

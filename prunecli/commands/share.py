@@ -195,7 +195,7 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     output share a table, they go on sharing one: hidden states are projected to n in the output layer. Recover the
     quality with prunecli finetune --teacher.
     """
-    from prunecli.methods.embeddings.plan import embedding_shapes
+    from prunecli.methods.embeddings.plan import Factors, embedding_shapes
 
     plot = options.plot
     if plot is not None:
@@ -221,19 +221,19 @@ def factorize_embeddings(options: FactorizeEmbeddings) -> None:
         shown = options.apply(opened, prunecli.rewrite_embeddings(opened, plan, factors))
         if plot is not None and factors is not None:
             draw(opened, plan, factors, plot)
+        made = factors or Factors()
         options.show(
-            lambda: _document(shown, plan, factors, before, after),
-            _blocks(shown, factors, change(before, after)),
+            lambda: _document(shown, plan, made, before, after), _blocks(shown, made, change(before, after))
         )
 
 
 def _document(
-    shown: Shown, plan: prunecli.EmbeddingPlan, factors: Factors | None, before: int, after: int
+    shown: Shown, plan: prunecli.EmbeddingPlan, factors: Factors, before: int, after: int
 ) -> Factorization:
     from prunecli.results.rewriting import Factorization, TableQuality, UnitFit
 
     fits: dict[str, TableQuality] = {}
-    if factors is not None and (fit := factors.fit) is not None:
+    if (fit := factors.fit) is not None:
         fits["input"] = UnitFit(
             **TableQuality.model_validate(fit.quality).to_json(),
             unit_parameters=fit.unit.shape.parameters,
@@ -241,7 +241,7 @@ def _document(
             projective=TableQuality.model_validate(fit.baseline),
             errors=[*fit.errors],
         )
-    if factors is not None and (output := factors.output) is not None:
+    if (output := factors.output) is not None:
         cosine = {} if output.quality is None else {"mean_cosine": output.quality.mean_cosine}
         fits["output_layer"] = TableQuality(explained_variance=output.explained_variance, **cosine)
     return shown.document(
@@ -254,11 +254,11 @@ def _document(
     )
 
 
-def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> console.Blocks:
+def _blocks(shown: Shown, factors: Factors, own: Mapping[str, str]) -> console.Blocks:
     """Yield the parameters of the embeddings, `own`, and those of the model; how near the rows come; the place."""
     yield console.table("Embeddings", [{"": "embedding parameters", **own}, *shown.rows()])
     rows = []
-    if factors is not None and (fit := factors.fit) is not None:
+    if (fit := factors.fit) is not None:
         shape = fit.unit.shape
         rows.append(
             {"name": f"input, {shape.kind}", **asdict(fit.quality), "parameters": fit.parameters_after}
@@ -266,7 +266,7 @@ def _blocks(shown: Shown, factors: Factors | None, own: Mapping[str, str]) -> co
         if shape.kind != "projective":
             name = f"input, projective with the same n = {shape.map_dim}"
             rows.append({"name": name, **asdict(fit.baseline), "parameters": fit.baseline_parameters})
-    if factors is not None and (output := factors.output) is not None:
+    if (output := factors.output) is not None:
         of = "the input's map table" if output.table is None else "its own map table"
         name, quality = f"output, through {of}", output.quality
         rows.append(

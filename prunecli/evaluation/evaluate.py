@@ -196,9 +196,9 @@ class TranslationTask(Task):
                 tested = [row["bootstrap"] for row in rows[label].values()]
                 p_values = np.array([[test[one]["p_value"] for one in metrics] for test in tested])
                 certain = (frame - first)[metrics].where(p_values < options.level)
-                counts = {"worse": (certain < 0).sum(), "better": (certain > 0).sum()}
                 mean["significant"] = {
-                    metric: {name: int(count[metric]) for name, count in counts.items()} for metric in metrics
+                    metric: {"worse": int((own < 0).sum()), "better": int((own > 0).sum())}
+                    for metric, own in certain.items()
                 }
             results.append(
                 {
@@ -213,20 +213,22 @@ class TranslationTask(Task):
         signatures = {name: str(metric.get_signature()) for name, metric in self.metrics.items()}
         if comet:
             signatures["comet"] = f"model:{options.comet}|scale:100"
-        significance = {
-            "test": "paired bootstrap",
-            "samples": options.samples,
-            "seed": options.seed,
-            "level": options.level,
-            "baseline": labels[0],
-        }
+        significance = None
+        if compare:
+            significance = {
+                "test": "paired bootstrap",
+                "samples": options.samples,
+                "seed": options.seed,
+                "level": options.level,
+                "baseline": labels[0],
+            }
         return {
             "data": {"split": self.text.split, "sentences": len(self.text), "sha256": self.text.sha256},
             "pairs": list(self.names),
             "decoding": asdict(options.decoding),
             **({"groups": self.groups} if self.groups else {}),
             "signatures": signatures,
-            "significance": significance if compare else None,
+            "significance": significance,
             "results": results,
             "examples": self._examples(),
         }

@@ -320,26 +320,18 @@ class CausalLanguageModel(ModelTask):
 
     def fields(self) -> Json:
         """See `Task`; with the prompts whose continuations differ most from the first model's."""
-        found = []
+        found: list[tuple[float, Json]] = []
+        decode = self.tokenizer.decode  # of one vocabulary: it reads the tokens of all
         for row, (name, prompt) in enumerate(self.prompts):
             made = {label: rows[row] for label, rows in self.continued.items()}
             first, *others = made.values()
             if others and all(other == first for other in others):
                 continue
             alike = sum(agreement([first], [other])["equal_tokens"] for other in others)
-            found.append((alike, name, prompt, made))
-        found = sorted(found, key=lambda one: one[0])[: self.options.examples]
-        # Tokenizers of one vocabulary: the first one reads the tokens of all.
-        decode = self.tokenizer.decode
-        examples = [
-            {
-                "text": name or None,
-                "source": decode(prompt),
-                "outputs": {label: decode(ids) for label, ids in made.items()},
-            }
-            for _, name, prompt, made in found
-        ]
-        return {**super().fields(), "examples": examples}
+            outputs = {label: decode(ids) for label, ids in made.items()}
+            found.append((alike, {"text": name or None, "source": decode(prompt), "outputs": outputs}))
+        examples = [one for _, one in sorted(found, key=lambda one: one[0])]
+        return {**super().fields(), "examples": examples[: self.options.examples]}
 
     def _say_not_compared(self, label: str, reason: str) -> None:
         """Say that a model is not compared with the first; refuse it if an option asks for the comparison."""

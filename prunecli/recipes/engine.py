@@ -35,11 +35,6 @@ def bundled_recipes() -> Mapping[str, Path]:
     return {name: found[name] for name in sorted(found, key=lambda name: ([*FIRST, name].index(name), name))}
 
 
-def shown_name(recipe: Path) -> Path:
-    """Return the name of a recipe for messages."""
-    return Path(recipe.stem) if recipe.parent == DIRECTORY else recipe
-
-
 def find_recipe(given: str) -> Path:
     """The file of this path, else the recipe of this name.
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -15,7 +16,6 @@ from prunecli.tensors.hub.fetch import commit_of
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.transaction import digest, write_json
 
-FORMAT = "prunecli.run/1"
 HASHED_WHOLE_BYTES = 16 * 2**20
 """Larger files of a directory (weights) are told apart by size and time of change: hashing 200 GB is slow."""
 
@@ -75,6 +75,12 @@ State = Mapping[str, Record]
 """Step's key -> its record."""
 
 
+class _StateFile(BaseModel):
+    format: Literal["prunecli.run/1"] = "prunecli.run/1"
+    prunecli: str = __version__
+    steps: State
+
+
 def state_file(recipe: Path) -> Path:
     """Return the file with the state of a recipe, in the working directory."""
     return Path(".prunecli", f"{recipe.stem}.json")
@@ -83,14 +89,13 @@ def state_file(recipe: Path) -> Path:
 @lenient
 def read_state(path: Path) -> State:
     """The recorded state; None (all steps run) where there is none or where it is damaged."""
-    return {name: Record(**record) for name, record in read_json(path, FORMAT)["steps"].items()}
+    return _StateFile(**read_json(path)).steps
 
 
 def write_state(path: Path, state: State) -> None:
     """Record the state, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    steps = {name: record.model_dump() for name, record in state.items()}
-    write_json(path, {"format": FORMAT, "prunecli": __version__, "steps": steps}, force=True)
+    write_json(path, _StateFile(steps=state).model_dump(), force=True)
 
 
 def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str | None:

@@ -125,18 +125,17 @@ def _drawn(function: Callable[..., Any]) -> Callable[..., Picture]:
     return picture
 
 
-def _data(rows: Iterable[dict[str, Any]]) -> Any:
-    """Return inline data without empty values, numbers with six digits."""
-    return alt.InlineData(
-        values=[
-            {
-                name: float(f"{value:.6g}") if isinstance(value, float) else value
-                for name, value in row.items()
-                if value is not None
-            }
-            for row in rows
-        ]
-    )
+def _chart(rows: Iterable[dict[str, Any]]) -> Any:
+    """Return a chart of inline data without empty values, numbers with six digits."""
+    values = [
+        {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in row.items()
+            if value is not None
+        }
+        for row in rows
+    ]
+    return alt.Chart(alt.InlineData(values=values))
 
 
 def _legend(**options: Any) -> Any:
@@ -197,7 +196,7 @@ def heat_map(
         for side, labels, title in ((alt.X("column:O"), across, titles[1]), (alt.Y("row:O"), down, titles[0]))
     )
     x["axis"]["labelAngle"] = 0 if all(map(str.isdigit, across)) else -90
-    base = alt.Chart(_data(cells)).encode(x, y)
+    base = _chart(cells).encode(x, y)
     colour = alt.Scale(domain=list(ends), range="diverging" if ends[0] < 0 < ends[1] else "heatmap")
     told = [
         alt.Tooltip("row:O", title=names[0]),
@@ -276,7 +275,7 @@ def curves(
     is_one = len(series) <= 1
     legend = None if is_one else _legend(columns=1, symbolStrokeWidth=2)
     rows = [{**asdict(p), "order": order} for order, p in enumerate(points)]
-    base = alt.Chart(_data(rows)).encode(
+    base = _chart(rows).encode(
         x=x_axis,
         y=y_axis,
         color=alt.Color("series:N", scale=shared, legend=legend),
@@ -289,11 +288,11 @@ def curves(
     )
     layers = []
     if references:
-        lines = alt.Chart(_data({"y": y} for y in dict.fromkeys(references)))
+        lines = _chart({"y": y} for y in dict.fromkeys(references))
         layers.append(lines.mark_rule(style="reference").encode(y="y:Q"))
     joined = series if joined is None else joined
     if own := [row for row, point in zip(rows, points, strict=True) if point.series in joined]:
-        lines = base.mark_line(strokeWidth=1.6).properties(data=_data(own))
+        lines = base.mark_line(strokeWidth=1.6).properties(data=_chart(own).data)
         layers.append(lines.encode(order="order:O"))
     if any(point.low is not None for point in points):
         layers.append(base.mark_rule().encode(y="low:Q", y2="high:Q"))
@@ -302,7 +301,7 @@ def curves(
     places = {(point.name, point.x, point.y): point for point in points}
     if points and len({point.name for point in points}) == len(places) <= MOST_NAMED:
         for point, align, lower in _named(list(places.values())):
-            names = alt.Chart(_data([asdict(point)]))
+            names = _chart([asdict(point)])
             marks = names.mark_text(align=align, dx=7 if align == "left" else -7, dy=lower, limit=140)
             layers.append(marks.encode(x=x_axis, y=y_axis, text="name:N"))
     return alt.layer(*layers).properties(height=HEIGHT)
@@ -336,8 +335,7 @@ def bars(rows: Sequence[Bar], title: str) -> Any:
     names = list(dict.fromkeys(bar.name for bar in rows))
     parts = list(dict.fromkeys(bar.part for bar in rows))
     legend = _legend() if len(parts) > 1 else None
-    data = _data({**asdict(bar), "order": i} for i, bar in enumerate(rows))
-    base = alt.Chart(data).encode(
+    base = _chart({**asdict(bar), "order": i} for i, bar in enumerate(rows)).encode(
         y=alt.Y("name:N", title=None, scale=alt.Scale(domain=names), axis=alt.Axis(labelExpr=END_OF_NAME)),
         tooltip=[
             alt.Tooltip("name:N"),
@@ -361,13 +359,13 @@ def histogram(values: dict[str, Sequence[float]], x_title: str, y_title: str) ->
     bins = alt.Bin(maxbins=20)
     rows = [{"value": value, "series": name} for name, own in values.items() for value in own]
     legend = None if len(values) == 1 else _legend(columns=1)
-    drawn = alt.Chart(_data(rows)).mark_bar().encode(
+    drawn = _chart(rows).mark_bar().encode(
         x=alt.X("value:Q", title=x_title, bin=bins),
         y=alt.Y("count()", title=y_title),
         color=alt.Color("series:N", scale=alt.Scale(domain=list(values)), legend=legend),
         tooltip=["series:N", alt.Tooltip("value:Q", bin=bins, title=x_title), "count()"],
     )  # fmt: skip
-    zero = alt.Chart(_data([{"x": 0.0}])).mark_rule(style="reference").encode(x="x:Q")
+    zero = _chart([{"x": 0.0}]).mark_rule(style="reference").encode(x="x:Q")
     return alt.layer(drawn, zero).properties(height=HEIGHT)
 
 
@@ -388,7 +386,7 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         for i, (x, y) in enumerate(zip(xs, ys, strict=True))
     ]
     height = alt.Scale(domain=[-0.5, len(leaves) - 0.5], reverse=True, nice=False, zero=False)
-    branches = alt.Chart(_data(edges)).mark_line(strokeWidth=1.4).encode(
+    branches = _chart(edges).mark_line(strokeWidth=1.4).encode(
         x=alt.X("x:Q", title="distance at which clusters join", axis=alt.Axis(grid=False)),
         y=alt.Y("y:Q", scale=height, axis=None),
         detail="cluster:N",
@@ -403,7 +401,7 @@ def dendrogram(leaves: Sequence[str], linkage: Sequence[Sequence[float]], famili
         "legend": _legend(columns=2, values=own) if own else None,
     }
     # The dots carry the names of the leaves: without families, they have no size.
-    dots = alt.Chart(_data(rows)).mark_point(filled=True, size=60 if own else 0, opacity=1).encode(
+    dots = _chart(rows).mark_point(filled=True, size=60 if own else 0, opacity=1).encode(
         x="x:Q",
         y=alt.Y("leaf:N", title=None, scale=alt.Scale(domain=[row["leaf"] for row in rows]), axis=alt.Axis(
             ticks=False, domain=False, grid=False, labelPadding=8, labelExpr=END_OF_NAME

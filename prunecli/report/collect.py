@@ -304,8 +304,9 @@ class Finding:
     @property
     def text(self) -> str:
         """`72 % smaller, -3.0 chrF++, 1.30x`."""
-        size = None if self.smaller is None else f"{abs(self.smaller):.0%}".replace("%", " %")
-        words = None if size is None else f"{size} {'smaller' if (self.smaller or 0) >= 0 else 'larger'}"
+        words = None
+        if self.smaller is not None:
+            words = f"{100 * abs(self.smaller):.0f} % {'smaller' if self.smaller >= 0 else 'larger'}"
         return ", ".join(filter(None, (words, self.difference, self.speedup)))
 
 

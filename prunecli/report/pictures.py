@@ -228,27 +228,22 @@ def trees(clusters: Mapping[str, Tree | None], families: dict[str, str]) -> list
     ]
 
 
-def _similarities(caption: str, matrix: Sequence[Sequence[float]], names: Sequence[str]) -> Picture:
-    """Draw a matrix of similarities of `names` with each other."""
-    return heat_map(caption, pd.DataFrame(matrix, names, names))
-
-
 @pictures_of.register
 def _languages(languages: Languages) -> Rows:
     """Draw the trees, the similarities of pairs if there are few, and the experts of each layer.
 
     Figures 1, 3 and 7 of 2212.09811.
     """
-    clusters, similarity = languages.clustering, languages.similarity
+    clusters, similarity, pairs = languages.clustering, languages.similarity, languages.pairs
     by_side = {
         "Languages by the encoder experts of their source": clusters.encoder,
         "Languages by the decoder experts of their target": clusters.decoder,
     }
     sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
     maps = [
-        _similarities(f"Jaccard similarity, {side} experts", matrix, languages.pairs)
+        heat_map(f"Jaccard similarity, {side} experts", pd.DataFrame(matrix, pairs, pairs))
         for side, matrix in sides.items()
-        if matrix is not None and len(languages.pairs) <= MOST_PAIRS
+        if matrix is not None and len(pairs) <= MOST_PAIRS
     ]
     drawn = []
     if (layers := languages.experts_per_layer) is not None:
@@ -274,8 +269,11 @@ def _languages(languages: Languages) -> Rows:
 @pictures_of.register
 def _texts(texts: Texts) -> Rows:
     """Draw the tree and the similarities of texts."""
-    shared = _similarities("Jaccard similarity of the selected experts", texts.similarity, texts.texts)
-    yield [*trees({"Texts by their experts": texts.clustering}, texts.families), shared]
+    shared = pd.DataFrame(texts.similarity, texts.texts, texts.texts)
+    yield [
+        *trees({"Texts by their experts": texts.clustering}, texts.families),
+        heat_map("Jaccard similarity of the selected experts", shared),
+    ]
 
 
 @pictures_of.register

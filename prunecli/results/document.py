@@ -25,7 +25,7 @@ from prunecli.errors import DataError, PruneError, StatisticsError, UsageError, 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.processes import COMMAND
 from prunecli.tensors.hub.names import origin
-from prunecli.tensors.json_files import check_format, read_json
+from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.transaction import new_file, refuse_unwritable, write_json
 
@@ -360,9 +360,14 @@ class Document(Record):
         Raises:
             PruneError: (`ERROR`) another format, or a field that is missing, misshapen or out of range.
         """
-        upgrade = cls.UPGRADES.get(str(payload.get("format"))) if isinstance(payload, dict) else None
-        if upgrade is None:
-            check_format(path, payload, cls.FORMAT, cls.ERROR)
+        stated = payload.get("format") if isinstance(payload, dict) else None
+        upgrade = cls.UPGRADES.get(str(stated))
+        if upgrade is None and stated != cls.FORMAT:
+            what = f'has the format "{stated}"' if stated is not None else "has no format"
+            raise cls.ERROR(
+                f'{path}: {what}, this prunecli reads "{cls.FORMAT}"',
+                "Give a file of the right kind, or use the prunecli that made it.",
+            )
         try:
             return cls.model_validate(upgrade(payload) if upgrade else payload)
         except ValidationError as error:

@@ -58,19 +58,13 @@ class Measure(NamedTuple):
     signed: bool = False
 
 
-def _distance(similarity: Array) -> Array:
-    return 1 - similarity
-
-
 MEASURES = {
-    "ablation": Measure(additive=False, signed=True),
-    "all-but-one": Measure(additive=False, signed=True),
-    "activation": Measure(importance=np.sqrt),
-    "activation-norm": Measure(importance=np.sqrt),
-    "cosine": Measure(importance=_distance, signed=True),
-    "cka": Measure(additive=False, signed=True),
+    **dict.fromkeys(("ablation", "all-but-one", "cka"), Measure(additive=False, signed=True)),
+    **dict.fromkeys(("activation", "activation-norm"), Measure(importance=np.sqrt)),
+    **dict.fromkeys(
+        ("cosine", "embedding"), Measure(importance=lambda similarity: 1 - similarity, signed=True)
+    ),
     "perplexity": Measure(signed=True),
-    "embedding": Measure(importance=_distance, signed=True),
 }
 """Method -> what its values are; a method without an entry has sums to rank by."""
 METHODS = {

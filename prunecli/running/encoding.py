@@ -159,8 +159,9 @@ def translation_examples(
     """
     require_task(model, "translation")
     # Each line once for each (language, whether as a target), however many pairs it is in.
-    roles = [*((source, False) for source, _ in pairs), *((target, True) for _, target in pairs)]
-    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in roles}
+    rows: dict[tuple[str, bool], list[list[int]]] = {
+        role: [] for source, target in pairs for role in ((source, False), (target, True))
+    }
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
             positions = max_positions(model.config, output=as_target)

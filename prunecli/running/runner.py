@@ -23,7 +23,8 @@ from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Advance as Advance
 
 if TYPE_CHECKING:
-    from prunecli.running.layerwise.runner import Layerwise, LayerwiseRun
+    from prunecli.running.layerwise.forward import LayerwiseRun
+    from prunecli.running.layerwise.runner import Layerwise
 
 B = TypeVar("B")
 

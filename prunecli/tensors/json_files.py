@@ -73,7 +73,6 @@ def read_bytes(path: Path, error: type[PruneError], remedy: str | None = None) -
 
 def read_json(
     path: Path | str,
-    format: str | None = None,  # noqa: A002
     *,
     error: type[PruneError] = StatisticsError,
     unique: bool = False,
@@ -83,17 +82,12 @@ def read_json(
 
     Args:
         path: the file.
-        format: what its "format" must be; None: any JSON, such as the lists that others published.
         error: what to raise.
         unique: no object may have a key twice.
         finite: no number may be NaN or infinite.
 
-    Returns:
-        The value; a dict where `format` is given.
-
     Raises:
-        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, holds NaN, or has
-            another format.
+        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, or holds NaN.
     """
     path = Path(path)
     remedy = "Copy the file again." if issubclass(error, CheckpointError) else "Make it again."
@@ -104,7 +98,7 @@ def read_json(
     if not text.strip():
         raise error(f"{path}: an empty file", remedy)
     try:
-        value = parsed(text, unique=unique, parse_constant=_refuse_constant if finite else None)
+        return parsed(text, unique=unique, parse_constant=_refuse_constant if finite else None)
     except json.JSONDecodeError as fault:
         cut = fault.pos >= len(text.rstrip()) - 1 or "Unterminated" in fault.msg
         raise error(
@@ -112,9 +106,6 @@ def read_json(
         ) from fault
     except ValueError as fault:
         raise error(f"{path}: {fault}", remedy) from fault
-    if format is not None:
-        check_format(path, value, format, error)
-    return value
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -194,18 +185,6 @@ def is_finite(value: Any, but: Collection[str] = (), levels: int = DEEPEST) -> b
     if isinstance(value, list):
         return levels > 0 and all(is_finite(item, but, levels - 1) for item in value)
     return not isinstance(value, float) or isfinite(value)
-
-
-def check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
-    """Refuse a JSON value whose "format" is another one."""
-    stated = value.get("format") if isinstance(value, dict) else None
-    if stated == expected:
-        return
-    what = f'has the format "{stated}"' if stated is not None else "has no format"
-    raise error(
-        f'{path}: {what}, this prunecli reads "{expected}"',
-        "Give a file of the right kind, or use the prunecli that made it.",
-    )
 
 
 def _refuse_constant(name: str) -> float:

@@ -84,8 +84,21 @@ class WeightFile:
     spool: BinaryIO | None = field(default=None, compare=False)
 
 
-class TensorReader:
-    """Tensors of some files, under the names that a subclass gives them; a context manager.
+class Closing:
+    """Closes itself after a `with` block."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class TensorReader(Closing):
+    """Tensors of some files, under the names that a subclass gives them.
 
     Attributes:
         path: the directory.
@@ -201,12 +214,6 @@ class TensorReader:
         for file in self._files:
             if file.spool is not None:
                 file.spool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_files"):

@@ -127,10 +127,15 @@ class Journal(Store):
         """Remove everything else from the directory."""
         for path in self.directory.iterdir():
             if path.name != NAME and path.name not in self.records:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -401,10 +406,7 @@ def _hidden(target: Path, done: Callable[[Path], int] = lambda _: 0) -> Iterator
             if os.path.lexists(old) and not os.path.lexists(target):
                 old.rename(target)
             for path in (old, *([] if token == taken else [place(token, "partial")])):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+                _remove(path)
         if taken is None:
             taken = f"{os.getpid()}-{''.join(_machine())}{token_hex(2)}"
             locked(taken)

@@ -441,7 +441,7 @@ def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
     return {"": list(text.texts)}
 
 
-def all_texts(text: Text, pairs: Pairs = ()) -> list[str]:
+def all_texts(text: Text, pairs: Pairs) -> list[str]:
     """The texts of all `columns`, one column after another."""
     return [one for column in columns(text, pairs).values() for one in column]
 

@@ -44,7 +44,7 @@ from prunecli.modules.fitting import free_for_each
 from prunecli.modules.pooling import modules_of
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.json_files import GENERATION, lenient, read_json, read_object
+from prunecli.tensors.json_files import GENERATION, lenient, read_object
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.tensors.transaction import acquire, digest, write_json
@@ -115,10 +115,10 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
     if not resume and run.is_file():
         shutil.rmtree(state)
     if run.is_file():
-        kept = lenient(read_json)(run, FORMAT) or {}
+        kept = lenient(read_object)(run) or {}
         # 0.2.0 has names and hashes of files in the second.
         held, inputs = kept.get("run"), kept.get("inputs", {})
-        if not isinstance(held, dict) or not isinstance(inputs, dict):
+        if kept.get("format") != FORMAT or not isinstance(held, dict) or not isinstance(inputs, dict):
             raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
         before: dict[str, Any] = held | inputs
         for key, now in json.loads(json.dumps(identity)).items():

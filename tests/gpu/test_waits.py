@@ -13,7 +13,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.running.layerwise.forward import LayerPasses
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.pretend import Pretend
@@ -159,7 +159,7 @@ def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")
-    pairs, stock = Counter[str](), LayerPasses.run_experts
+    pairs, stock = Counter[str](), LayerwiseRun.run_experts
 
     def run(self, mixture, wanted, routed):
         waits, uploads = counted(gpu.waits), counted(gpu.uploads)
@@ -168,7 +168,7 @@ def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
         pairs["waits"] += counted(gpu.waits) - waits
         pairs["uploads"] += counted(gpu.uploads) - uploads
 
-    monkeypatch.setattr(LayerPasses, "run_experts", run)
+    monkeypatch.setattr(LayerwiseRun, "run_experts", run)
     options, found = CollectOptions(mode="forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:

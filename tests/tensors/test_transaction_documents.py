@@ -75,8 +75,8 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
         ('{"format": "prunecli.gates/1", "a": -Infinity}', "holds -Infinity"),
         ("{}", "has no format"),
         ("[1, 2]", "has no format"),
-        ('{"format": "prunecli.heads/1"}', 'has the format "prunecli.heads/1", this prunecli reads'),
-        ('{"format": "prunecli.gates/2"}', "this prunecli reads"),
+        ('{"format": "prunecli.gates/1"}', 'has the format "prunecli.gates/1", this prunecli reads'),
+        ('{"format": "prunecli.scores/2"}', "this prunecli reads"),
         ("[" * 100_000, "a.json"),
     ],
 )
@@ -84,7 +84,7 @@ def test_damaged_documents(tmp_path, text, says):
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(StatisticsError, match=says) as caught:
-        read_json(path, "prunecli.gates/1")
+        read_scores(path)
     assert str(path) in str(caught.value)
 
 

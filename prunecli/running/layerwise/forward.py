@@ -29,8 +29,8 @@ from prunecli.modules.grouped import Groups, in_threads
 from prunecli.modules.hooks import replaced
 from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore, Stored, leaves, map_tree
-from prunecli.running.runner import Advance, Pass, ignored, rehearsing
+from prunecli.running.layerwise.states import Snapshots, StateStore, Stored, leaves, map_tree
+from prunecli.running.runner import Advance, Group, Observer, Pass, ignored, rehearsing
 
 Outputs = dict[int, Any]
 """Number of a layer -> its output of one pass, with `Stored` in the place of tensors."""
@@ -97,17 +97,22 @@ class _Sent:
     gradients: Stored
 
 
-class LayerPasses:
-    """Sends passes through one layer at a time, and back; none of the model's parameters asks for gradients.
+class LayerwiseRun:
+    """A group of batches on its way through a model whose layers' weights are read one after another.
+
+    Passes go through one layer at a time, and back; none of the model's parameters asks for gradients.
 
     Args:
         skeleton: its resident tensors are there.
         reader: of its checkpoint.
         states: stores the layers' outputs and the experts' rows.
         advance: called with 1 whenever a pass is through a layer.
+        group: what is run, of which `snapshots` may hold a part.
+        snapshots: where the states are written after a layer, to resume from.
 
     Attributes:
         current: number of the layer after which passes end.
+        restored: what `keeping` returned when the snapshot that is resumed was written; None: there is none.
     """
 
     def __init__(
@@ -116,6 +121,8 @@ class LayerPasses:
         reader: Reader,
         states: StateStore,
         advance: Advance = ignored,
+        group: Group[Any] | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._stages, self._device = skeleton.stages, skeleton.device
         self._reader, self._states = reader, states
@@ -123,6 +130,78 @@ class LayerPasses:
         self.current = -1
         self._stored: Mapping[Side, Any] = {}
         self._given: dict[Side, Any] = {}
+        self._group, self._snapshots = group, snapshots
+        self.restored: Any = None
+        self._resumed: tuple[int, list[Outputs]] | None = None
+        if snapshots and group and (header := snapshots.header(group.start)) is not None:
+            tree = snapshots.read(states)
+            self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
+
+    def forward(
+        self,
+        passes: Sequence[Pass],
+        *,
+        side: Side | None = None,
+        observer: Observer | None = None,
+        reduce: Callable[[list[Any]], None] = ignored,
+        finish: Callable[[int, Any], None] = ignored,
+        keeping: Callable[[], Any] = ignored,
+    ) -> None:
+        """See `InMemory`. Each pass enters the layers of the stack once, in order, and no others.
+
+        What the observer saw of a pass is taken after each layer.
+
+        Args:
+            side: the stack that the passes go through. If None, all.
+            keeping: returns everything that an interrupted run needs besides the passes' states: tensors from `keep`
+                or on the CPU, in tuples, lists and dictionaries with JSON values.
+
+        Raises:
+            CheckpointError: weights cannot be read.
+            OutputError: no room for the batches' states.
+        """
+        indices = [n for n, stage in enumerate(self._stages) if side in (None, stage.side)]
+        # The number of the last layer that all passes are through, and the outputs of each pass.
+        done, outputs = self._resumed or (-1, [{} for _ in passes])
+        if done >= 0:
+            self._advance(len(passes) * sum(index <= done for index in indices))
+        if done > indices[-1]:  # the interrupted run was at a later stack
+            return
+        self._resumed = None
+        ahead = [index for index in indices if index > done]
+        with torch.inference_mode(), self.intercepting():
+            if passes and ahead:
+                self.want(ahead[0])
+            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
+                seen, stack = [], self._stages[index].side
+                if passes:  # a process without any keeps step with the others
+                    with self.loaded(index):
+                        for own, routed in zip(
+                            outputs, self.through(following, passes, outputs), strict=True
+                        ):
+                            for before in [n for n in own if n != index and self._stages[n].side == stack]:
+                                self.forget(own, before)
+                            if routed is not None:
+                                self.free(routed)
+                            if observer is not None:
+                                seen.append(observer.take())
+                reduce(seen)
+                if self._snapshots and self._group and self._snapshots.due():
+                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
+                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
+            self.current = len(self._stages)
+            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
+                finish(number, self.run_pass(forward, own)[0])
+                for index in list(own):
+                    self.forget(own, index)
+
+    def keep(self, tensor: Tensor) -> Stored:
+        """See `InMemory`."""
+        return self._states.put(tensor)
+
+    def fetch(self, kept: Stored) -> Tensor:
+        """See `InMemory`."""
+        return self._states.get(kept).to(self._device)
 
     def intercepting(self) -> AbstractContextManager[None]:
         """Within the block, layers before the current one return their stored outputs."""
@@ -218,12 +297,6 @@ class LayerPasses:
         for held in {*leaves(outputs.pop(index), Stored)} - {*leaves(outputs, Stored)}:
             self._states.drop(held)
 
-    def forget_before(self, outputs: Outputs) -> None:
-        """Forget the layers before the current one of its stack."""
-        side = self._stages[self.current].side
-        for index in [n for n in outputs if n != self.current and self._stages[n].side == side]:
-            self.forget(outputs, index)
-
     def free(self, routed: Routed) -> None:
         """Free rows and attentions of a pass."""
         map_tree((routed.rows, routed.attention), self._states.drop, Stored)
@@ -245,7 +318,7 @@ class LayerPasses:
     def _fetch(self, tree: Any) -> Any:
         return map_tree(
             tree,
-            lambda held: self._states.get(held).to(self._device).requires_grad_(held.requires_grad),
+            lambda held: self.fetch(held).requires_grad_(held.requires_grad),
             Stored,
         )
 
@@ -259,7 +332,7 @@ class LayerPasses:
                 pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
                 known |= {id(tensor): held for tensor, held in pairs}
         outputs[self.current] = map_tree(
-            output, lambda tensor: known.get(id(tensor)) or self._states.put(tensor), Tensor
+            output, lambda tensor: known.get(id(tensor)) or self.keep(tensor), Tensor
         )
 
     def _route(self, stage: Stage, mixture: Mixture, forward: Pass, outputs: Outputs, to_come: int) -> Routed:
@@ -280,7 +353,7 @@ class LayerPasses:
                 for leaf in leaves(found, Tensor)
             )
             if self._states.free_memory > to_come * nbytes:
-                attention[number] = map_tree(found, self._states.put, Tensor)
+                attention[number] = map_tree(found, self.keep, Tensor)
             return output
 
         attentions = () if torch.is_grad_enabled() else stage.attentions
@@ -292,7 +365,7 @@ class LayerPasses:
         ):
             (rows, counts), _ = self.run_pass(forward, outputs)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
-        stored = self._states.put(rows.detach().to(mixture.dtype))
+        stored = self.keep(rows.detach().to(mixture.dtype))
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
 
     @contextmanager
@@ -410,11 +483,11 @@ class LayerPasses:
 
     def _send(self, stage: Stage, mixture: Mixture, one: _Run, routed: Routed) -> _Sent:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
-        outputs = self._states.get(routed.rows).to(self._device).requires_grad_()
+        outputs = self.fetch(routed.rows).requires_grad_()
         stored = []
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
-            stored.append(self._states.put(rows.detach().to(mixture.dtype)))
+            stored.append(self.keep(rows.detach().to(mixture.dtype)))
             return outputs
 
         with swapped(mixture.module, "runner", answer), rehearsing():
@@ -423,14 +496,14 @@ class LayerPasses:
         if pairs:
             made, given = zip(*pairs, strict=True)
             (gradient,) = torch.autograd.grad(made, outputs, given)
-        return _Sent(routed, stored[0], self._states.put(gradient))
+        return _Sent(routed, stored[0], self.keep(gradient))
 
     def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
 
         def answer(rows: Tensor, _groups: Groups) -> Tensor:
-            outputs = self._states.get(sent.routed.rows).to(self._device)
-            gradients = self._states.get(sent.gradients).to(self._device, rows.dtype)
+            outputs = self.fetch(sent.routed.rows)
+            gradients = self.fetch(sent.gradients).to(rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 
@@ -442,7 +515,7 @@ class LayerPasses:
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [
-            (tensor, self._states.get(held).to(self._device))
+            (tensor, self.fetch(held))
             for tensor, held in zip(tensors, gradients, strict=True)
             if held is not None and tensor.requires_grad
         ]
@@ -458,9 +531,9 @@ class LayerPasses:
                 if found is None:
                     continue
                 if held is not None:
-                    found = self._states.get(held).to(self._device) + found
+                    found = self.fetch(held) + found
                     self._states.drop(held)
-                sums[place] = self._states.put(found)
+                sums[place] = self.keep(found)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.filling import Block, Staging, read_spec
 from prunecli.modules.grouped import lone_threads
+from prunecli.tensors.reader import Closing
 
 MOST_READERS = 4
 """Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
@@ -62,8 +63,8 @@ class CopyStream:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-class Reader:
-    """Blocks of weights, read in the order in which they are asked for; a context manager that ends its threads.
+class Reader(Closing):
+    """Blocks of weights, read in the order in which they are asked for.
 
     A block waits for a free buffer, so that no more than `buffers` are ever held. One thread alone calls the methods.
 
@@ -116,12 +117,6 @@ class Reader:
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         self._copies.close()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def _begin(self) -> None:
         """Read as many blocks as there are free buffers."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
@@ -28,19 +27,16 @@ from prunecli.modules.machine import (
     resident_now,
     spill_directory,
 )
-from prunecli.modules.stages import EmptyModel
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of
-from prunecli.running.layerwise.forward import LayerPasses, Outputs
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import Snapshots, StateStore, Stored
+from prunecli.running.layerwise.states import Snapshots, StateStore
 from prunecli.running.runner import (
     Advance,
     BatchCost,
     Group,
     InMemory,
-    Observer,
-    Pass,
     Runner,
     chunks,
     ignored,
@@ -121,101 +117,6 @@ class Room:
             UsageError: as `plan`.
         """
         return self.in_memory(self.plan(cost.activations)) + self.disk
-
-
-class LayerwiseRun(LayerPasses):
-    """A group of batches on its way through a model whose layers' weights are read one after another.
-
-    Args:
-        skeleton, reader, states, advance: as of `LayerPasses`.
-        group: what is run, of which `snapshots` may hold a part.
-        snapshots: where the states are written after a layer, to resume from.
-
-    Attributes:
-        restored: what `keeping` returned when the snapshot that is resumed was written; None: there is none.
-    """
-
-    def __init__(
-        self,
-        skeleton: EmptyModel,
-        reader: Reader,
-        states: StateStore,
-        advance: Advance = ignored,
-        group: Group[Any] | None = None,
-        snapshots: Snapshots | None = None,
-    ) -> None:
-        super().__init__(skeleton, reader, states, advance)
-        self._group, self._snapshots = group, snapshots
-        self.restored: Any = None
-        self._resumed: tuple[int, list[Outputs]] | None = None
-        if snapshots and group and (header := snapshots.header(group.start)) is not None:
-            tree = snapshots.read(states)
-            self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
-
-    def forward(
-        self,
-        passes: Sequence[Pass],
-        *,
-        side: Side | None = None,
-        observer: Observer | None = None,
-        reduce: Callable[[list[Any]], None] = ignored,
-        finish: Callable[[int, Any], None] = ignored,
-        keeping: Callable[[], Any] = ignored,
-    ) -> None:
-        """See `InMemory`. Each pass enters the layers of the stack once, in order, and no others.
-
-        What the observer saw of a pass is taken after each layer.
-
-        Args:
-            side: the stack that the passes go through. If None, all.
-            keeping: returns everything that an interrupted run needs besides the passes' states: tensors from `keep`
-                or on the CPU, in tuples, lists and dictionaries with JSON values.
-
-        Raises:
-            CheckpointError: weights cannot be read.
-            OutputError: no room for the batches' states.
-        """
-        indices = [n for n, stage in enumerate(self._stages) if side in (None, stage.side)]
-        # The number of the last layer that all passes are through, and the outputs of each pass.
-        done, outputs = self._resumed or (-1, [{} for _ in passes])
-        if done >= 0:
-            self._advance(len(passes) * sum(index <= done for index in indices))
-        if done > indices[-1]:  # the interrupted run was at a later stack
-            return
-        self._resumed = None
-        ahead = [index for index in indices if index > done]
-        with torch.inference_mode(), self.intercepting():
-            if passes and ahead:
-                self.want(ahead[0])
-            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
-                seen = []
-                if passes:  # a process without any keeps step with the others
-                    with self.loaded(index):
-                        for own, routed in zip(
-                            outputs, self.through(following, passes, outputs), strict=True
-                        ):
-                            self.forget_before(own)
-                            if routed is not None:
-                                self.free(routed)
-                            if observer is not None:
-                                seen.append(observer.take())
-                reduce(seen)
-                if self._snapshots and self._group and self._snapshots.due():
-                    header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
-                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
-            self.current = len(self._stages)
-            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
-                finish(number, self.run_pass(forward, own)[0])
-                for index in list(own):
-                    self.forget(own, index)
-
-    def keep(self, tensor: Tensor) -> Stored:
-        """See `InMemory`."""
-        return self._states.put(tensor)
-
-    def fetch(self, kept: Stored) -> Tensor:
-        """See `InMemory`."""
-        return self._states.get(kept).to(self._device)
 
 
 class Layerwise:
@@ -330,13 +231,13 @@ class Layerwise:
         """
         room, together, held = self.room, list[B](), BatchCost(largest, ())
         for more in chunks(batches, self.process_group.world_size):
-            wider = _both(held, [taken for _, taken in more])
+            wider = _both(held, more)
             if together and (
                 max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
             ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), [taken for _, taken in more])
+                wider = _both(BatchCost(largest, ()), more)
             if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._directory)}: no room for the states of one batch "
@@ -429,8 +330,8 @@ def make_runner(
     )
 
 
-def _both(held: BatchCost, more: Sequence[BatchCost]) -> BatchCost:
+def _both(held: BatchCost, more: Sequence[tuple[B, BatchCost]]) -> BatchCost:
     """Cost of batches that go together: those held, and for each process one more, the dearest of which counts."""
-    added = [max(states) for states in zip(*(cost.states for cost in more), strict=True)]
+    added = [max(states) for states in zip(*(cost.states for _, cost in more), strict=True)]
     states = tuple(map(sum, zip(held.states or (0,) * len(added), added, strict=True)))
-    return BatchCost(max(held.activations, *(cost.activations for cost in more)), states)
+    return BatchCost(max(held.activations, *(cost.activations for _, cost in more)), states)

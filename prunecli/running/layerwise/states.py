@@ -31,7 +31,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.tensors.copying import write_from
 from prunecli.tensors.directory import read_header as read_file_header
 from prunecli.tensors.json_files import lenient, parsed
-from prunecli.tensors.reader import TensorReader, read_into
+from prunecli.tensors.reader import Closing, TensorReader, read_into
 
 SNAPSHOT_EVERY_S = 60.0
 ALIGNMENT = 64
@@ -69,8 +69,8 @@ class Stored:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class StateStore:
-    """Holds tensors; a context manager that gives memory and file back.
+class StateStore(Closing):
+    """Holds tensors.
 
     One block of memory is taken at the beginning, of which pages of the host that were never used cost nothing. Tensors
     that do not fit go to a file without a name in `directory`, made when it is first needed.
@@ -162,12 +162,6 @@ class StateStore:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def __enter__(self) -> StateStore:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def _bytes(self, in_memory: bool, offset: int, nbytes: int) -> Tensor:
         """`[nbytes]` uint8: a view of the memory, or what is read from the file."""

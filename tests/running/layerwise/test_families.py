@@ -11,8 +11,8 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.selection.cut import cut
 from tests import ffn_layouts

@@ -13,8 +13,8 @@ from prunecli.modules.filling import Spec, block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stages import EmptyModel
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.runner import LayerwiseRun
 from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import Pass, ignored
 from tests.running.layerwise.running import (

@@ -10,7 +10,7 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.running.layerwise.forward import LayerPasses
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves
 from prunecli.running.runner import frozen, ignored
@@ -86,7 +86,7 @@ class Run(Forward):
             frozen(model),
         ):
             before = states.free_memory
-            layers = LayerPasses(self.skeleton, reader, states, advance=advance)
+            layers = LayerwiseRun(self.skeleton, reader, states, advance=advance)
             layers.backward(passes, lambda _number, result: scalar(result))
             assert states.free_memory == before
         return self.watch.found
@@ -159,7 +159,7 @@ def test_what_a_layer_hands_on_is_stored_once(tmp_path):
             StateStore(1 << 16) as states,
             frozen(skeleton.model),
         ):
-            layers, free = LayerPasses(skeleton, reader, states), states.free_memory
+            layers, free = LayerwiseRun(skeleton, reader, states), states.free_memory
             with layers.intercepting():
                 for index in range(2):
                     layers.want(index)
