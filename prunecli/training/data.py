@@ -122,7 +122,7 @@ class Validation:
     chrf: Callable[[Any, ProcessGroup], float] | None = None
 
     def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
-        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`.
+        """`loss`: mean of the objective per scored token, in nats; `cosine` to a teacher's vectors; `chrf++`.
 
         The model is put into evaluation mode.
         """
@@ -141,7 +141,9 @@ class Validation:
                 count += int((batch.labels != IGNORED).sum())
         total, tokens = process_group.all_reduce([total, count])
         loss = total / max(tokens, 1)
-        scores = {"loss": loss, **self.objective.figures(loss)}
+        scores = {"loss": loss}
+        if self.objective.lesson is not None:
+            scores["cosine"] = 1 - loss
         if self.chrf is not None:
             scores["chrf++"] = self.chrf(model, process_group)
         return scores

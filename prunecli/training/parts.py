@@ -21,9 +21,6 @@ from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainedPart, TrainingOptions
 
-PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
-"""Values of `train` -> the part of a layout."""
-
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
 
@@ -82,7 +79,7 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     return {
         module_name(model, name)
         for name, (_, part) in checkpoint.layout.tensors.items()
-        if part == PARTS[train]
+        if part == train.replace("routers", "router")
     }
 
 
