@@ -104,7 +104,7 @@ class Budget:
 
     def words(self, kind: str) -> tuple[str, str]:
         """Which units stay; and why some may stay below the cut-off ("": none can)."""
-        holder = HOLDERS.get(kind, "axis")
+        holder = HOLDERS[kind]
         least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
         each = f"group of each {holder}" if self.groups > 1 else holder
         return (

@@ -270,11 +270,9 @@ class Search:
     def _least(self, name: str, shares: Shares, most: float) -> float | None:
         """The least share of a kind with which a mixture is not larger than `most`."""
         of_kind = self.levers[name].shares
-
-        def reduced(share: float) -> float:
-            return -self.size({**shares, name: share}, self._metrics)
-
-        place = bisect_left(of_kind, -most, key=reduced)
+        place = bisect_left(
+            of_kind, -most, key=lambda share: -self.size({**shares, name: share}, self._metrics)
+        )
         return of_kind[place] if place < len(of_kind) else None
 
     def _predict(self, shares: Shares) -> float:

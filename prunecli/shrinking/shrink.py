@@ -124,16 +124,15 @@ class Shrinking:
         else:
             most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-        def predicted(shares: Shares, metrics: Metrics) -> float:
-            return size(shares, metrics) / (whole if options.speed is not None else 1)
-
-        def measured(one: Tried) -> float:
-            if options.speed is not None:
-                return 1 / (one.speedup or 1)
-            return one.bytes if in_bytes else one.parameters
-
-        base = self._measurer.original.cost or 0.0
-        search = Search(self._levers, predicted, measured, most, base, self._attempt)
+        by_speed = options.speed is not None
+        search = Search(
+            self._levers,
+            lambda shares, metrics: size(shares, metrics) / (whole if by_speed else 1),
+            lambda one: 1 / (one.speedup or 1) if by_speed else one.bytes if in_bytes else one.parameters,
+            most,
+            self._measurer.original.cost or 0.0,
+            self._attempt,
+        )
         return search.run(options.trials), search.tried
 
     def _most_bytes(self) -> int:

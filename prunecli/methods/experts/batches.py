@@ -192,11 +192,17 @@ class Translation:
 
     def _rows(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
         """Source, ids of its sentences, and ids of the same sentences in each target, batch by batch."""
-        bounds = {"max_length": config.max_position_embeddings - 1, "vocabulary": config.vocab_size}
         rows: dict[str, list[Ids]] = {}  # as targets, which several sources share
 
         def ids_of(language: str, as_target: bool) -> list[Ids]:
-            found = encode(tokenizer, self.text.sentences[language], language, as_target=as_target, **bounds)
+            found = encode(
+                tokenizer,
+                self.text.sentences[language],
+                language,
+                as_target=as_target,
+                max_length=config.max_position_embeddings - 1,
+                vocabulary=config.vocab_size,
+            )
             return [array("i", ids) for ids in found]
 
         for source in dict.fromkeys(pair[0] for pair in self.pairs):
@@ -221,8 +227,8 @@ def _translation_cost(
     def states(rows: Sequence[Ids]) -> int:
         return state_bytes(shape, sentences * max(map(len, rows)), sum(map(len, rows)))
 
-    keys = max(map(len, sources))
-    lengths = (keys, *(max(map(len, labels)) for labels in targets.values()))
+    lengths = [max(map(len, rows)) for rows in (sources, *targets.values())]
+    keys = lengths[0]
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
         max(activation_bytes(shape, sentences, length, keys) for length in lengths),
@@ -564,7 +570,7 @@ class StockObserver(Summing):
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found
-        tokens, ids, product = len(experts), experts.reshape(-1), weights * norms
+        ids, product = experts.reshape(-1), weights * norms
         by_number = experts.argsort(dim=1, stable=True)
         order = by_number.gather(1, weights.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
         first, second = (
@@ -583,4 +589,4 @@ class StockObserver(Summing):
             sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
         norms = columns[:, self.rows.index("norm_sum")]
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
-        self._add(index, tokens, torch.cat([sums.T, largest[None]]))
+        self._add(index, len(experts), torch.cat([sums.T, largest[None]]))

@@ -18,7 +18,7 @@ from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t
 from prunecli.methods.measuring import gradient_fields
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.model.axes import Axis, Kind, axis_name
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import AttentionLayer
@@ -74,9 +74,7 @@ def score_heads(
     if output is not None:
         refuse_unwritable(Path(output), force=force)
     checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
-    layers = (
-        checkpoint.layout.require_heads()
-    )  # a family that is not declared is refused before anything heavy
+    axes = axes_of(checkpoint, "head")  # a family without heads is refused before anything heavy
     task = task or task_of(checkpoint)
     choice.check_task(task)
     data = choice.read(task, say)
@@ -98,12 +96,12 @@ def score_heads(
         "kind": "head",
         "method": options.metric,
         **text_fields(data, choice),
-        "ids": {axis_name(layer.name, "head"): layer.heads for layer in layers},
+        "ids": {axis.name: axis.ids for axis in axes},
     }
     if is_gradient:
-        axes: dict[Kind, tuple[Axis, ...]] = {"head": axes_of(checkpoint, "head")}
+        per = options.per or "example"
         fields |= gradient_fields(
-            checkpoint, runner, data, axes, options.batch_tokens, options.per or "example", progress
+            checkpoint, runner, data, {"head": axes}, options.batch_tokens, per, progress
         )["head"]
     else:
         fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)

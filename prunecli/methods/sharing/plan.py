@@ -342,8 +342,8 @@ def plan_ffn(
         remedy = "Give `data` or `files`; or choose by the weights alone: `keep_units=norms`."
         raise UsageError("An FFN gets narrower: which hidden units are kept is chosen by text.", remedy)
     else:
-        whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
-        measured = activations(replace(plan, groups=tuple(whole)))
+        whole = tuple(replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
+        measured = activations(replace(plan, groups=whole))
         worth, tokens = measured.importance(), measured.tokens
     axes, kept = [], {}
     for owner, group in narrowed.items():
@@ -351,7 +351,6 @@ def plan_ffn(
         axis = Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer)
         axes.append(axis)
         kept[axis.name] = best(axis, worth[axis.name], group.width)
-    units = {axis.module: kept[axis.name] for axis in axes}
     decision = decision_of(
         axes,
         kept,
@@ -361,7 +360,7 @@ def plan_ffn(
         how="the highest of each FFN as init makes it are kept",
         origin=Origin.of_text(options.text),
     )
-    return replace(plan, units=units, decision=decision)
+    return replace(plan, units={axis.module: kept[axis.name] for axis in axes}, decision=decision)
 
 
 def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
@@ -391,8 +390,7 @@ def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
         )
     if options.init is None and "mean" in inits:
         reasons.append(f"No `init` given: a shared {plan.part} is the mean of those that it replaces.")
-    shared = [layer for layer in layers if getattr(chosen, layer.kind) == "share"]
-    windows = {getattr(layer, "window", "") for layer in shared}
+    windows = {getattr(layer, "window", "") for layer in layers if getattr(chosen, layer.kind) == "share"}
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
     step = history_step(f"share-{plan.part.lower()}", checkpoint, given(arguments))

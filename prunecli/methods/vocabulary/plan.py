@@ -84,7 +84,7 @@ def plan_vocabulary(
         config = {**default_ids(checkpoint), **checkpoint.config}
         generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
         counts, template = count_tokens(tokenizer, text, progress)
-        needed = [*named_ids(config), *named_ids(generation)]
+        needed = named_ids(config) | named_ids(generation)
         plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
         change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, axis.count)
         files = tokenizer_files(side, change)
@@ -171,26 +171,12 @@ def select_tokens(
     kept, parts = tuple(sorted(why)), dict(Counter(why.values()))
     sha256 = lines_sha256(lines.texts)
     files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
-    arguments = {
-        "split": list(lines.splits),
-        "langs": list(lines.languages),
-        "text": list(files),
-        "min_count": options.min_count,
-        **options.recorded(),
-    }
-    note = {
-        "before": size,
-        "after": len(kept),
-        "parts": parts,
-        "sentences": len(lines.texts),
-        "text_sha256": sha256,
-    }
-    running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
+    texts = tuple(labels.get(number, "") for number in range(size))
+    running = np.array([counts.get(text, 0) for text in texts])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
     reasons = tuple(name for name in parts if name != IN_TEXT)
     codes = {name: place for place, name in enumerate(reasons, 1)}
     reason = np.array([codes.get(why.get(number, ""), 0) for number in range(size)], np.uint8)
-    texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
         ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
     )
@@ -209,16 +195,32 @@ def select_tokens(
             sha256=sha256,
         ),
     )
-    details = {"parts": parts, "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share}}
     return selection_of(
         "trim-vocabulary",
         checkpoint,
         axes_of(checkpoint, "token"),
         decision,
-        arguments,
+        {
+            "split": list(lines.splits),
+            "langs": list(lines.languages),
+            "text": list(files),
+            "min_count": options.min_count,
+            **options.recorded(),
+        },
         dtype=options.dtype,
-        notes={"vocabulary": note},
-        details=details,
+        notes={
+            "vocabulary": {
+                "before": size,
+                "after": len(kept),
+                "parts": parts,
+                "sentences": len(lines.texts),
+                "text_sha256": sha256,
+            }
+        },
+        details={
+            "parts": parts,
+            "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share},
+        },
     )
 
 

@@ -389,15 +389,14 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 if made != value or not name.endswith("_config.json"):
                     contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
             elif name == "merges.txt":
-                lines = data.decode().split("\n")
-                first = int(lines[0].startswith("#version"))
-                pairs = [line.rstrip("\r").split(" ") for line in lines]
                 kept = [
                     line
-                    for line, parts in zip(lines[first:], pairs[first:], strict=True)
-                    if len(parts) != 2 or _is_kept_merge(parts, change)
+                    for number, line in enumerate(data.decode().split("\n"))
+                    if (not number and line.startswith("#version"))
+                    or len(parts := line.rstrip("\r").split(" ")) != 2
+                    or _is_kept_merge(parts, change)
                 ]
-                contents[name] = "\n".join([*lines[:first], *kept]).encode()
+                contents[name] = "\n".join(kept).encode()
             elif name == "vocab.txt":
                 lines = data.decode().removesuffix("\n").split("\n")
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
