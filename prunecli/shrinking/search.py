@@ -202,7 +202,8 @@ class Search:
         points = {name: {0.0: 1.0} for name in self.levers}
         for one in self.tried:
             if len(one.shares) == 1:
-                points[next(iter(one.shares))] |= {share: self.value(one) for share in one.shares.values()}
+                ((name, share),) = one.shares.items()
+                points[name][share] = self.value(one)
         known = {name: [*zip(*sorted(own.items()), strict=True)] for name, own in points.items()}
         times = {name: (shares, np.minimum.accumulate(own)) for name, (shares, own) in known.items()}
         return lambda shares, _metrics: prod(

@@ -104,8 +104,7 @@ class Shrinking:
 
     def _measurer_of(self, data: Dataset) -> Measurer:
         # For the divergence, the original's output layer would be kept.
-        diverges = self.options.memory is None
-        return Measurer(self.source, data, self.options, self.progress, diverges=diverges)
+        return Measurer(self.source, data, self.options, self.progress, diverges=self.options.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.

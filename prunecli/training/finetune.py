@@ -385,8 +385,7 @@ def finetune(
             )
         # What is left where there are no logits.
         hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
-        loss = LossOptions(label_smoothing=0.0, hidden=hidden)
-        options = options.updated(loss=loss)
+        options = options.updated(loss=LossOptions(label_smoothing=0.0, hidden=hidden))
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:

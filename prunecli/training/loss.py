@@ -81,8 +81,8 @@ class Objective:
                 taught = Logits(self.teacher, inputs, kept)
 
         def loss(number: int, place: slice) -> Tensor:
-            own, wanted = logits.block(number), targets[place]
-            total = smoothed_cross_entropy(own, wanted, options.label_smoothing)
+            own = logits.block(number)
+            total = smoothed_cross_entropy(own, targets[place], options.label_smoothing)
             if not options.distill or (taught is None and not known):
                 return total
             with torch.no_grad():

@@ -316,8 +316,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
         alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
         assert alone.output is not None
-        fitted = alone.unit.map.weight.detach().numpy()
-        output = replace(alone.output, table=fitted, quality=alone.quality)
+        output = replace(alone.output, table=alone.unit.map.weight.detach().numpy(), quality=alone.quality)
     return Factors(unit, fit, output)
 
 

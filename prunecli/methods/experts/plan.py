@@ -337,8 +337,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     Raises:
         StatisticsError: damaged files, of another model, or without sums of outputs.
     """
-    layers = checkpoint.require_routed()
-    statistics = read_all(checkpoint, files, layers)
+    statistics = read_all(checkpoint, files, checkpoint.require_routed())
     measured, parts = measure_texts(statistics, texts), []
     for file in files:
         fingerprint, part = read_outputs(outputs_path(file))

@@ -184,24 +184,24 @@ def measure_masked(
         The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
     """
     layers = checkpoint.layout.own_attentions
-    whole: dict[Example, Outcome] = {}
-    masked: list[dict[Example, Outcome]] = [{} for _ in masks]
+    found: dict[Example, tuple[Outcome, ...]] = {}
     total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
         for measurement in measurements:
             below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
             needed = dict.fromkeys(name for masked_in, _ in masks for name in below[masked_in])
             with recording(model, needed) as kept:
-                whole.update(zip(measurement.examples, measurement.run(), strict=True))
+                runs = [measurement.run()]
             advance(len(measurement.examples))
-            for outcomes, (masked_in, values) in zip(masked, masks, strict=True):
+            for masked_in, values in masks:
                 shared = {name: kept[name] for name in below[masked_in]}
                 mask = {masked_in: torch.tensor(values)}
                 with replaying(model, shared), masked_heads(model, layers, mask):
-                    outcomes.update(zip(measurement.examples, measurement.run(), strict=True))
+                    runs.append(measurement.run())
                 advance(len(measurement.examples))
-    examples = sorted(whole)
-    return examples, [[outcomes[example] for example in examples] for outcomes in (whole, *masked)]
+            found |= zip(measurement.examples, zip(*runs, strict=True), strict=True)
+    examples = sorted(found)
+    return examples, [[found[example][run] for example in examples] for run in range(1 + len(masks))]
 
 
 def batch_measurements(
