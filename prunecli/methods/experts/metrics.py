@@ -269,12 +269,15 @@ def measure_languages(
     texts = [*statistics.entries]
     if sources or targets:
         texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
-    one: dict[str, tuple[Sequence[str], Sequence[str], str | None]] = {}
+    one: dict[str, tuple[Sequence[str], Sequence[str], str | None]]
     if granularity == "pair":
-        pairs = [pair for pair in product(sources, targets) if pair[0] != pair[1]]
-        one = {f"{source}-{target}": ((source,), (target,), None) for source, target in pairs}
+        one = {
+            f"{source}-{target}": ((source,), (target,), None)
+            for source, target in product(sources, targets)
+            if source != target
+        }
     else:
-        one |= {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
+        one = {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
         one |= {f"into {name}": ((), (name,), "decoder") for name in targets if len(targets) > 1}
     alone = {
         name: (aggregate(statistics, granularity, source, target), side)

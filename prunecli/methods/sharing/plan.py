@@ -166,11 +166,12 @@ def arrange(
         numbers = group_numbers(len(own), count, options.order or "sequence", words)
         for group in range(count):
             clusters.append([layer for layer, number in zip(own, numbers, strict=True) if number == group])
-    shared = len(clusters)
-    for owner in dict.fromkeys(layer.owner for layer in treated["keep"]):
-        clusters.append([layer for layer in treated["keep"] if layer.owner == owner])
+    kept = [
+        [layer for layer in treated["keep"] if layer.owner == owner]
+        for owner in dict.fromkeys(layer.owner for layer in treated["keep"])
+    ]
     first_of: dict[str, tuple[Any, list[Any]]] = {}
-    for members in clusters:
+    for members in (*clusters, *kept):
         for layer in members:
             first, others = first_of.setdefault(layer.owner, (layer, members))
             if others is not members:
@@ -182,8 +183,8 @@ def arrange(
     # With width "match" the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
     dropped = {layer.owner: layer.count for layer in treated["drop"]}
     lost = sum(units for owner, units in dropped.items() if owner not in first_of)
-    groups = [_group(members, options, lost // shared) for members in clusters[:shared]]
-    for members in clusters[shared:]:
+    groups = [_group(members, options, lost // len(clusters)) for members in clusters]
+    for members in kept:
         units = members[0].count
         groups.append(Group(_names(members), (members[0].owner,), None, units, units))
     place = [layer.name for layer in layers]
