@@ -173,11 +173,10 @@ class Levers:
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
         held = max(axis.count for axis in axes)
-        numbers = uniform_heads(self.checkpoint) if self._is_stock else range(1, held)
         return Lever(
             "heads",
             axes,
-            _shares(held, numbers),
+            _shares(held, uniform_heads(self.checkpoint) if self._is_stock else range(1, held)),
             (GRADIENT,),
             lambda share, metric: plan_heads(
                 self.checkpoint,
@@ -225,11 +224,10 @@ class Levers:
             if metric == GRADIENT:
                 options = ExpertOptions(ratio=share, balance=balance)
                 budget = request_of(self.checkpoint, options, layers)
-                ranking, arguments = (
-                    self._ranking("experts", axes, metric),
-                    {"ratio": share, "metric": metric},
+                arguments = {"ratio": share, "metric": metric}
+                return plan(
+                    self.checkpoint, options, axes, budget, self._ranking("experts", axes, metric), arguments
                 )
-                return plan(self.checkpoint, options, axes, budget, ranking, arguments)
             how = {"gates": self._scores("experts", metric)} if metric == GATES else {"metric": metric}
             return plan_experts(self.checkpoint, ExpertOptions(ratio=share, balance=balance, **how))
 

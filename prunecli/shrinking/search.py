@@ -218,14 +218,13 @@ class Search:
         chosen: list[Shares] = []
         # Of those that cost the same, as where a curve is flat, the largest comes first.
         for shares in sorted(found, key=lambda one: (self._predict(one), -self.size(one, self._metrics))):
-            is_apart = all(
+            if len(chosen) < FIRST and all(
                 any(
                     abs(shares.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name)
                     for name in self.levers
                 )
                 for other in chosen
-            )
-            if len(chosen) < FIRST and is_apart:
+            ):
                 chosen.append(shares)
         return chosen
 

@@ -230,8 +230,7 @@ class Shrinking:
                 raise
             self.say(f"The speed is not measured: {error.message}")
             return None
-        timings = found.results[1].timings
-        return float(timings[-1].speedup.median)
+        return float(found.results[1].timings[-1].speedup.median)
 
     def carry_out(self, best: Tried, output: Path, *, force: bool) -> tuple[Applied, list[Stage]]:
         """Write the result, healed if that is asked for, and measure it on text that nothing was chosen by."""

@@ -189,8 +189,7 @@ def make_examples(
             return text_examples(tokenizer, model, text.texts, options.context)
         if data.task == "mlm":
             return mlm_examples(tokenizer, model, text.texts, context=options.context, seed=seed)
-        apart = not text.whole_files
-        return packed_examples(tokenizer, model, text.texts, options.context, apart=apart)
+        return packed_examples(tokenizer, model, text.texts, options.context, apart=not text.whole_files)
 
     def objective(loss: LossOptions) -> Objective:
         return HiddenDistance(loss, teacher, lesson) if data.task in HEADLESS else Objective(loss, teacher)
@@ -279,12 +278,11 @@ def loader(sampler: BucketSampler, *, pin: bool = False) -> Any:
     examples = sampler.examples
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
-    generator = torch.Generator().manual_seed(sampler.seed)
     made: Any = DataLoader(
         rows,
         batch_sampler=sampler,
         collate_fn=lambda numbers: examples.batch(numbers).with_labels,
-        generator=generator,
+        generator=torch.Generator().manual_seed(sampler.seed),
         pin_memory=pin,
     )
     made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch

@@ -179,8 +179,7 @@ class Translation:
                         for target, labels in targets.items()
                     ],
                 }
-                cost = partial(_translation_cost, sources, targets)
-                yield Batch(len(sources) * len(targets), passes, cost)
+                yield Batch(len(sources) * len(targets), passes, partial(_translation_cost, sources, targets))
 
         return Work(
             observer,

@@ -141,9 +141,8 @@ def collect_gates(
         dtype = state.dtype or dtype
     if material.mode == "beam":
         load = DecodingOptions(options.beam, options.batch_tokens).load
-    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     kind = fitting_dtype(
-        opened,
+        dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
         devices,
         dtype,
         load=load,

@@ -109,8 +109,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
     kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
-    step = {**made.step, "experts": counts}
-    return replace(made, kept=kept, step=step, settings=settings, dropped=dropped)
+    return replace(made, kept=kept, step={**made.step, "experts": counts}, settings=settings, dropped=dropped)
 
 
 def _by_metric(

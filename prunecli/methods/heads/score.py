@@ -195,8 +195,7 @@ def measure_masked(
             advance(len(measurement.examples))
             for masked_in, values in masks:
                 shared = {name: kept[name] for name in below[masked_in]}
-                mask = {masked_in: torch.tensor(values)}
-                with replaying(model, shared), masked_heads(model, layers, mask):
+                with replaying(model, shared), masked_heads(model, layers, {masked_in: torch.tensor(values)}):
                     runs.append(measurement.run())
                 advance(len(measurement.examples))
             found |= zip(measurement.examples, zip(*runs, strict=True), strict=True)

@@ -273,8 +273,7 @@ def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
                 f"{both} numbers of heads ({listed}).",
                 "Share first and prune heads then, or choose groups of equal numbers.",
             )
-        heads = {layer.heads for layer in members}
-        if init == "mean" and members[0].spec.position_bias and len(heads) > 1:
+        if init == "mean" and members[0].spec.position_bias and len({layer.heads for layer in members}) > 1:
             raise UsageError(
                 f"{both} heads, each with positions of its own: no mean of them.",
                 "Choose `init=first` or `init=last`.",

@@ -181,25 +181,24 @@ def select_tokens(
         ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
-    decision = Decision(
-        "token",
-        (ranked,),
-        "count",
-        f"kept are those that occur{often}, and what is needed",
-        bound=options.min_count,
-        origin=Origin(
-            texts=(*lines.languages, *files),
-            split=" and ".join(lines.splits) or None,
-            sentences=len(lines.texts),
-            tokens=sum(counts.values()),
-            sha256=sha256,
-        ),
-    )
     return selection_of(
         "trim-vocabulary",
         checkpoint,
         axes_of(checkpoint, "token"),
-        decision,
+        Decision(
+            "token",
+            (ranked,),
+            "count",
+            f"kept are those that occur{often}, and what is needed",
+            bound=options.min_count,
+            origin=Origin(
+                texts=(*lines.languages, *files),
+                split=" and ".join(lines.splits) or None,
+                sentences=len(lines.texts),
+                tokens=sum(counts.values()),
+                sha256=sha256,
+            ),
+        ),
         {
             "split": list(lines.splits),
             "langs": list(lines.languages),

@@ -418,9 +418,8 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 contents[name] = None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             if not name.endswith(SENTENCEPIECE):
-                reason = kind_and_reason(error)
                 raise CheckpointError(
-                    f"{name}: damaged ({reason})", "Copy the tokenizer's files again."
+                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
                 ) from error
             contents[name] = None
     return {name: data for name, data in contents.items() if data != files[name]}
@@ -491,8 +490,7 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             # transformers refuses an empty list where it expects sequences.
             result[key] = change.surviving(value) or None
         elif key == _BIASES and isinstance(value, list):
-            pairs = [[new, bias] for ids, bias in value for new in change.surviving([ids])]
-            result[key] = pairs or None
+            result[key] = [[new, bias] for ids, bias in value for new in change.surviving([ids])] or None
         elif key.endswith(_NEEDED):
             result[key] = change.mapped(value)
         elif key == _PLACED:
