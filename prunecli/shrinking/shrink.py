@@ -278,6 +278,12 @@ class Shrinking:
         """
         options, (first, second, _) = self.options, self._parts
         steps = options.heal_steps
+        train, valid = (
+            replace(part.text, texts=tuple(one.rstrip("\n") for one in part.text.texts))
+            if isinstance(part.text, PlainText)
+            else part.text
+            for part in (first, second)
+        )
         training = TrainingOptions(
             teacher=teacher,
             teacher_logits=options.teacher_logits,
@@ -294,7 +300,7 @@ class Shrinking:
         )
         finetune(
             Start(path),
-            TrainingData(first.task, first.text, second.text, first.pairs),
+            TrainingData(first.task, train, valid, first.pairs),
             destination,
             training,
             progress=self.progress,

@@ -8,11 +8,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise, product
+from dataclasses import replace
+from itertools import accumulate, chain, groupby, pairwise, product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -262,8 +262,7 @@ REACH = 64
 """Characters of a message that the tokens at its ends may depend on."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The text that the vocabulary has to serve.
 
     Attributes:
@@ -302,7 +301,7 @@ class Text:
     @property
     def all(self) -> tuple[str, ...]:
         """Every text that has to fall into the same tokens as before."""
-        return (*self.lines, *self.documents, *self.messages, *self.template)
+        return tuple(chain(*self))
 
 
 def _ends(text: str) -> str:
@@ -324,8 +323,7 @@ def count_tokens(
     """
     with progress("counting tokens", len(text.all), "texts") as advance:
         lines, documents, messages, template = (
-            _counted(tokenizer, Counter(texts), advance)
-            for texts in (text.lines, text.documents, text.messages, text.template)
+            _counted(tokenizer, Counter(texts), advance) for texts in text
         )
     for token in template:
         del messages[token]
