@@ -384,12 +384,11 @@ def _repeated(kind: Any, spec: Spec | None) -> bool:
 
 def _option(cls: type[Options], name: str, field: FieldInfo, spec: Spec) -> Option:
     kind, several = _type(field.annotation)
-    names = (spec.flag or f"--{name.replace('_', '-')}").split()
-    flag, _, negative = names[0].partition("/")
+    names, _, short = (spec.flag or f"--{name.replace('_', '-')}").partition(" ")
+    flag, _, negative = names.partition("/")
     if kind is bool and field.default is True and not negative:
         negative = flag
     default = None if field.is_required() else field.default
-    short = names[1] if len(names) > 1 else ""
     if several:
         spec = replace(spec, repeated=_repeated(kind, spec))
     return Option(

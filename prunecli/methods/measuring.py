@@ -93,8 +93,7 @@ class _Sums:
             self._sum(name, gradients)
             return
         of_tokens = gradients.reshape(self.rows, -1, gradients.shape[-1])
-        own = of_tokens if self.per == "token" else of_tokens.sum(dim=1, keepdim=True)
-        self.present[name] += own
+        self.present[name] += of_tokens if self.per == "token" else of_tokens.sum(dim=1, keepdim=True)
 
     def flush(self, rows: int = 1) -> None:
         """Take the values of the present batch, before one of `rows` examples begins."""
@@ -447,8 +446,7 @@ def measure_activations(
         UnsupportedModelError: transformers does not let the experts be run from outside.
         PruneError: a model or text that cannot be used; an activation is not finite.
     """
-    ffns = checkpoint.layout.ffns
-    observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(ffns)
+    observer = ExpertUnitObserver(checkpoint, experts) if experts else UnitObserver(checkpoint.layout.ffns)
     runner, batches = runner_and_batches(checkpoint, data, run.running, run.say, whole=bool(experts))
     observe_batches(runner, observer, batches, "activations", run.progress)
     examples, fields = num_examples(batches), observer.take()
@@ -472,8 +470,7 @@ class UnitObserver(TokenObserver):
         for layer in self._layers:
             if layer.has_tensors and not layer.is_sparse:
                 output = submodule(model, layer.output)
-                hook = partial(self._given, axis_name(layer.name, "unit"), 1)
-                yield output.register_forward_pre_hook(hook)
+                yield output.register_forward_pre_hook(partial(self._given, axis_name(layer.name, "unit"), 1))
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """Name of an axis -> sums `[units]`, and number of tokens."""

@@ -57,7 +57,6 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             raise UsageError(
                 f"`attention={kind}`: the model has no such attention.", f"It has {', '.join(present)}."
             )
-    chosen = [axis for axis in axes if axis.attention in options.attention]
     even = uniform_heads(checkpoint) if options.uniform else None
     if even == ():
         family = checkpoint.require_architecture()
@@ -66,7 +65,6 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             f"`uniform`: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
             "Leave `uniform` out: the result then opens only where prunecli is installed.",
         )
-    budget = Budget(options.share, options.count, scope="model", least=options.least, even=even)
     normalize, method = None, None
     if options.metric == "random":
         ranking = drawn(axes, options.seed)
@@ -90,15 +88,22 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
             by_scores(scores, scores.picked(axes, worth), options, method, f"importance by {method}{by}"),
             note=f" over {scores.examples:,} examples, {normalised}{default}",
         )
-    arguments = {
-        "ratio": options.share,
-        "removed": None,
-        "metric": options.metric,
-        "method": method,
-        "normalize": normalize,
-    }
-    of = " of all attentions" if is_all else f" of {', '.join(options.attention)} attention"
-    return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen, of=of)
+    return plan(
+        checkpoint,
+        options,
+        axes,
+        Budget(options.share, options.count, scope="model", least=options.least, even=even),
+        ranking,
+        {
+            "ratio": options.share,
+            "removed": None,
+            "metric": options.metric,
+            "method": method,
+            "normalize": normalize,
+        },
+        chosen=[axis for axis in axes if axis.attention in options.attention],
+        of=" of all attentions" if is_all else f" of {', '.join(options.attention)} attention",
+    )
 
 
 def normalized(importance: Mapping[str, Array]) -> dict[str, Array]:
@@ -172,15 +177,17 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
                 axis.name: values[axis.name] * _norms(checkpoint, axis, output_only=True) for axis in axes
             }
         ranking = by_scores(scores, values, options, metric, text=text)
-    arguments = {
-        "ratio": options.share,
-        "metric": metric,
-        "text": text,
-    }
     owner = "expert" if options.experts else "FFN"
-    of = f" of each {owner}" if options.uniform else " of all FFNs together"
-    by_share = not options.uniform
-    return plan(checkpoint, options, axes, budget, ranking, arguments, of=of, by_share=by_share)
+    return plan(
+        checkpoint,
+        options,
+        axes,
+        budget,
+        ranking,
+        {"ratio": options.share, "metric": metric, "text": text},
+        of=f" of each {owner}" if options.uniform else " of all FFNs together",
+        by_share=not options.uniform,
+    )
 
 
 def _narrowed(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
@@ -317,18 +324,22 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
                 )
                 for axis in axes
             }
-        decision = decision_of(axes, kept, how=f"named by --{flag}")
         made = selection_of(
-            options.COMMAND, checkpoint, axes, decision, options.recorded(), dtype=options.dtype
+            options.COMMAND,
+            checkpoint,
+            axes,
+            decision_of(axes, kept, how=f"named by --{flag}"),
+            options.recorded(),
+            dtype=options.dtype,
         )
     else:
         made = _by_values(checkpoint, options, axes, run)
     removed = {
-        axis.side: [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]]
+        axis.side: gone
         for axis in axes
+        if (gone := [place for place, number in enumerate(axis.ids) if number not in made.kept[axis.name]])
     }
-    numbers = {side: gone for side, gone in removed.items() if gone}
-    arguments = {**({"removed": numbers} if numbers else {}), **made.step["arguments"]}
+    arguments = {**({"removed": removed} if removed else {}), **made.step["arguments"]}
     return replace(made, step={**made.step, "arguments": arguments})
 
 
@@ -366,8 +377,7 @@ def _by_values(
         ranking = drawn(axes, options.seed)
     elif metric == "last":
         # The last go first, the same share of each stack.
-        depths = {axis.name: axis.count for axis in axes}
-        values = {name: np.arange(depth, 0, -1) / depth for name, depth in depths.items()}
+        values = {axis.name: np.arange(axis.count, 0, -1) / axis.count for axis in axes}
         ranking = Ranking(values, metric, how="by their place, the last first")
     else:
         from prunecli.methods.layers.score import measure_layers
@@ -395,11 +405,7 @@ def _by_values(
             values[axis.name] = best_runs(distances[np.ix_(places, places)], max(count, 1))
         shown = "angle of its best run" if options.contiguous else f"{scores.method} score"
         ranking = by_scores(scores, values, options, scores.method, shown, text)
-    arguments = {
-        "ratio": options.ratio,
-        "metric": ranking.metric or metric,
-        "text": text,
-    }
+    arguments = {"ratio": options.ratio, "metric": ranking.metric or metric, "text": text}
     return plan(checkpoint, options, axes, budget, ranking, arguments, chosen=chosen)
 
 

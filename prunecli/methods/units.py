@@ -185,10 +185,15 @@ def kept_by_file(checkpoint: Checkpoint, options: UnitOptions, axes: Sequence[Ax
     """
     path = Path(str(options.keep))
     kept = read_kept(path, axes)
-    decision = decision_of(axes, kept, how=f"named in {path.name}")
-    arguments, reasons = {"removed": num_removed(axes, kept)}, (f"{options.UNITS.capitalize()} by {path}.",)
     return selection_of(
-        options.COMMAND, checkpoint, axes, decision, arguments, (path,), dtype=options.dtype, reasons=reasons
+        options.COMMAND,
+        checkpoint,
+        axes,
+        decision_of(axes, kept, how=f"named in {path.name}"),
+        {"removed": num_removed(axes, kept)},
+        (path,),
+        dtype=options.dtype,
+        reasons=(f"{options.UNITS.capitalize()} by {path}.",),
     )
 
 
@@ -250,19 +255,18 @@ def plan(
         thresholds={} if budget.groups > 1 or budget.released else thetas,
     )
     default = " (default)" if ranking.is_default else ""
-    said, words = ranking.how or f"by {ranking.metric}{default}{ranking.note}", budget.words(axes[0].kind)[0]
+    said = ranking.how or f"by {ranking.metric}{default}{ranking.note}"
     where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
-    ranked = "" if ranking.how else f": {words}"
+    ranked = "" if ranking.how else f": {budget.words(axes[0].kind)[0]}"
     lines = [f"{options.UNITS.capitalize()}{of} {said}{where}{ranked}."]
     if isinstance(options, UnitOptions) and not options.has_amount:
         lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)
     if budget.even is not None:
-        holder = HOLDERS.get(chosen[0].kind, "axis")
         asked, each = budget.removed(chosen), len(kept[chosen[0].name])
         many = f"{gone} of {held} {options.UNITS} are removed ({gone / held:.0%}), {asked} were asked for: "
         lines.append(
-            f"{'' if gone == asked else many}{each} {options.UNITS} are kept in every {holder}; "
+            f"{'' if gone == asked else many}{each} {options.UNITS} are kept in every {HOLDERS[chosen[0].kind]}; "
             f"a stock model may keep {', '.join(map(str, budget.even))}."
         )
     if thetas:

@@ -36,7 +36,9 @@ from prunecli.results.document import (
 )
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
+from prunecli.tensors.stream import Output, given
 from prunecli.tensors.transaction import new_file
+from prunecli.tensors.writer import header_bytes
 
 Array = NDArray[Any]
 Mode = Literal["forced", "beam", "published", "text"]
@@ -432,12 +434,13 @@ def write_outputs(path: Path, fingerprint: str, parts: Sequence[OutputArrays]) -
     Args:
         fingerprint: fingerprint of the checkpoint that was run.
     """
-    from safetensors.numpy import save
-
     keys = sorted({key for part in parts for key in part})
     tensors = {"/".join(key): np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
+    outputs = [Output(name, "F64", own.shape, given(own)) for name, own in tensors.items()]
+    # safetensors would write the two in an order that changes from call to call.
+    head = header_bytes(outputs, {"format": OUTPUTS_FORMAT, "fingerprint": fingerprint})
     with new_file(path) as temporary:
-        temporary.write_bytes(save(tensors, {"format": OUTPUTS_FORMAT, "fingerprint": fingerprint}))
+        temporary.write_bytes(head + b"".join(own.tobytes() for own in tensors.values()))
 
 
 def read_outputs(path: Path) -> tuple[str, OutputArrays]:

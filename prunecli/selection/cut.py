@@ -365,8 +365,7 @@ def _inherited(source: Checkpoint, kept: Mapping[Side, Sequence[int]], rename: R
             for spec in attention.tensors
             if spec.first
         }
-    parts = (*layout.ffns, *layout.attentions)
-    names = {part.name: part.tensor_names for part in parts}
+    names = {part.name: part.tensor_names for part in (*layout.ffns, *layout.attentions)}
     for owner, heir in heirs(source.structure, rename).items():
         moved |= dict(zip(names[owner], names[heir], strict=True))
     return moved

@@ -104,7 +104,7 @@ class Budget:
 
     def words(self, kind: str) -> tuple[str, str]:
         """Which units stay; and why some may stay below the cut-off ("": none can)."""
-        holder = HOLDERS.get(kind, "axis")
+        holder = HOLDERS[kind]
         least = f"each {holder} keeps at least {self.least}" if self.least and self.scope != "axis" else ""
         each = f"group of each {holder}" if self.groups > 1 else holder
         return (
@@ -160,20 +160,20 @@ class Budget:
         keep = max(held_in(axes) - self.removed(axes), 0)
         self._check_feasible(axes, keep)
         has_sides = len({own[0].side for own in parts.values()}) == 2
-        scale = {  # units of the part for each unit of a decoder's part
-            name: Fraction(len(own), len(parts.get("decoder", own)))
-            * (self.balance or 1 if has_sides and own[0].side == "encoder" else 1)
-            for name, own in parts.items()
-        }
-        bounds = {
-            name: (self.lowest(own), sum(axis.count // step * step for axis in own))
+        bounds = {  # units of the part for each unit of a decoder's part; units at least and at most
+            name: (
+                Fraction(len(own), len(parts.get("decoder", own)))
+                * (self.balance or 1 if has_sides and own[0].side == "encoder" else 1),
+                self.lowest(own),
+                sum(axis.count // step * step for axis in own),
+            )
             for name, own in parts.items()
         }
 
         def counts(decoder: int) -> dict[str, int]:
             return {
-                name: min(most, max(least, floor(scale[name] * decoder) // step * step))
-                for name, (least, most) in bounds.items()
+                name: min(most, max(least, floor(scale * decoder) // step * step))
+                for name, (scale, least, most) in bounds.items()
             }
 
         return counts(bisect_right(range(UNBOUNDED), keep, key=lambda d: sum(counts(d).values())) - 1)

@@ -159,26 +159,30 @@ class Levers:
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
         count = held_in(axes)
-
-        def select(share: float, metric: str) -> Selection:
-            options = LayerOptions(ratio=share, **self._ranked("layers", metric))
-            return plan_layers(self.checkpoint, options)
-
         other = "embedding" if self.data.task == "embedding" else "cosine"
-        metrics = (GRADIENT,) if self._by_layer else (GRADIENT, other)
-        return Lever("layers", axes, _shares(count, range(len(axes), count)), metrics, select)
+        return Lever(
+            "layers",
+            axes,
+            _shares(count, range(len(axes), count)),
+            (GRADIENT,) if self._by_layer else (GRADIENT, other),
+            lambda share, metric: plan_layers(
+                self.checkpoint, LayerOptions(ratio=share, **self._ranked("layers", metric))
+            ),
+        )
 
     def _heads(self) -> Lever:
         axes = axes_of(self.checkpoint, "head")
         held = max(axis.count for axis in axes)
-        numbers = uniform_heads(self.checkpoint) if self._is_stock else range(1, held)
-
-        def select(share: float, metric: str) -> Selection:
-            given = self._ranked("heads", metric)
-            options = HeadOptions(ratio=share, uniform=self._is_stock, **given)
-            return plan_heads(self.checkpoint, options)
-
-        return Lever("heads", axes, _shares(held, numbers), (GRADIENT,), select)
+        return Lever(
+            "heads",
+            axes,
+            _shares(held, uniform_heads(self.checkpoint) if self._is_stock else range(1, held)),
+            (GRADIENT,),
+            lambda share, metric: plan_heads(
+                self.checkpoint,
+                HeadOptions(ratio=share, uniform=self._is_stock, **self._ranked("heads", metric)),
+            ),
+        )
 
     def _units(self) -> Lever:
         axes = self._unit_axes()
@@ -186,19 +190,22 @@ class Levers:
             raise UsageError("The model has no FFN that could get narrower.")
         width, of_experts = min(axis.count for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
-
-        def select(share: float, metric: str) -> Selection:
-            options = NarrowOptions(
-                ratio=share,
-                experts=of_experts,
-                dense_only=not of_experts,
-                uniform=self.options.uniform or of_experts or metric == "random",
-                **self._ranked("units", metric),
-            )
-            return plan_widths(self.checkpoint, options)
-
-        metrics = (GRADIENT,) if self._by_layer and of_experts else (GRADIENT, "activation-norm")
-        return Lever("units", axes, _shares(steps, range(1, steps)), metrics, select)
+        return Lever(
+            "units",
+            axes,
+            _shares(steps, range(1, steps)),
+            (GRADIENT,) if self._by_layer and of_experts else (GRADIENT, "activation-norm"),
+            lambda share, metric: plan_widths(
+                self.checkpoint,
+                NarrowOptions(
+                    ratio=share,
+                    experts=of_experts,
+                    dense_only=not of_experts,
+                    uniform=self.options.uniform or of_experts or metric == "random",
+                    **self._ranked("units", metric),
+                ),
+            ),
+        )
 
     def _unit_axes(self) -> tuple[Axis, ...]:
         """Hidden units of the experts, or of dense FFNs if the experts have none that can go."""
@@ -214,16 +221,15 @@ class Levers:
         balance = None if of_language_model(self.checkpoint) else Fraction(1)
 
         def select(share: float, metric: str) -> Selection:
-            options = ExpertOptions(ratio=share, balance=balance)
-            if metric == GATES:
-                options = options.updated(gates=self._scores("experts", metric))
-            elif metric != GRADIENT:
-                options = options.updated(metric=metric)
-            if metric != GRADIENT:
-                return plan_experts(self.checkpoint, options)
-            budget = request_of(self.checkpoint, options, layers)
-            ranking, arguments = self._ranking("experts", axes, metric), {"ratio": share, "metric": metric}
-            return plan(self.checkpoint, options, axes, budget, ranking, arguments)
+            if metric == GRADIENT:
+                options = ExpertOptions(ratio=share, balance=balance)
+                budget = request_of(self.checkpoint, options, layers)
+                arguments = {"ratio": share, "metric": metric}
+                return plan(
+                    self.checkpoint, options, axes, budget, self._ranking("experts", axes, metric), arguments
+                )
+            how = {"gates": self._scores("experts", metric)} if metric == GATES else {"metric": metric}
+            return plan_experts(self.checkpoint, ExpertOptions(ratio=share, balance=balance, **how))
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         metrics = (GATES,) if self._by_layer else (GRADIENT, GATES)
@@ -237,13 +243,20 @@ class Levers:
         # Some classes refuse a size that the heads do not divide.
         heads = head_counts(self.checkpoint.config).values()
         step = lcm(1 << max((held // STEPS).bit_length() - 1, 0), *filter(None, heads))
-
-        def select(share: float, metric: str) -> Selection:
-            budget, ranking = Budget(ratio=share, multiple=step), self._ranking("channels", axes, metric)
-            arguments = {"only": "channels", "share removed": share, "ranked by": metric}
-            return plan(self.checkpoint, ChannelOptions(ratio=share), axes, budget, ranking, arguments)
-
-        return Lever("channels", axes, _shares(held, range(step, held, step)), (NORMS,), select)
+        return Lever(
+            "channels",
+            axes,
+            _shares(held, range(step, held, step)),
+            (NORMS,),
+            lambda share, metric: plan(
+                self.checkpoint,
+                ChannelOptions(ratio=share),
+                axes,
+                Budget(ratio=share, multiple=step),
+                self._ranking("channels", axes, metric),
+                {"only": "channels", "share removed": share, "ranked by": metric},
+            ),
+        )
 
     def _ranking(self, name: str, axes: Sequence[Axis], metric: str) -> Ranking:
         """The units of a lever by their scores, or at random."""

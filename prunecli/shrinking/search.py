@@ -202,7 +202,8 @@ class Search:
         points = {name: {0.0: 1.0} for name in self.levers}
         for one in self.tried:
             if len(one.shares) == 1:
-                points[next(iter(one.shares))] |= {share: self.value(one) for share in one.shares.values()}
+                ((name, share),) = one.shares.items()
+                points[name][share] = self.value(one)
         known = {name: [*zip(*sorted(own.items()), strict=True)] for name, own in points.items()}
         times = {name: (shares, np.minimum.accumulate(own)) for name, (shares, own) in known.items()}
         return lambda shares, _metrics: prod(
@@ -217,14 +218,13 @@ class Search:
         chosen: list[Shares] = []
         # Of those that cost the same, as where a curve is flat, the largest comes first.
         for shares in sorted(found, key=lambda one: (self._predict(one), -self.size(one, self._metrics))):
-            is_apart = all(
+            if len(chosen) < FIRST and all(
                 any(
                     abs(shares.get(name, 0.0) - other.get(name, 0.0)) > 1.5 * self._step(name)
                     for name in self.levers
                 )
                 for other in chosen
-            )
-            if len(chosen) < FIRST and is_apart:
+            ):
                 chosen.append(shares)
         return chosen
 
@@ -270,11 +270,9 @@ class Search:
     def _least(self, name: str, shares: Shares, most: float) -> float | None:
         """The least share of a kind with which a mixture is not larger than `most`."""
         of_kind = self.levers[name].shares
-
-        def reduced(share: float) -> float:
-            return -self.size({**shares, name: share}, self._metrics)
-
-        place = bisect_left(of_kind, -most, key=reduced)
+        place = bisect_left(
+            of_kind, -most, key=lambda share: -self.size({**shares, name: share}, self._metrics)
+        )
         return of_kind[place] if place < len(of_kind) else None
 
     def _predict(self, shares: Shares) -> float:

@@ -102,8 +102,7 @@ class Shrinking:
 
     def _measurer_of(self, data: Dataset) -> Measurer:
         # For the divergence, the original's output layer would be kept.
-        diverges = self.options.memory is None
-        return Measurer(self.source, data, self.options, self.progress, diverges=diverges)
+        return Measurer(self.source, data, self.options, self.progress, diverges=self.options.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -122,16 +121,15 @@ class Shrinking:
         else:
             most = whole * (DEFAULT_SHARE if options.params is None else options.params)
 
-        def predicted(shares: Shares, metrics: Metrics) -> float:
-            return size(shares, metrics) / (whole if options.speed is not None else 1)
-
-        def measured(one: Tried) -> float:
-            if options.speed is not None:
-                return 1 / (one.speedup or 1)
-            return one.bytes if in_bytes else one.parameters
-
-        base = self._measurer.original.cost or 0.0
-        search = Search(self._levers, predicted, measured, most, base, self._attempt)
+        by_speed = options.speed is not None
+        search = Search(
+            self._levers,
+            lambda shares, metrics: size(shares, metrics) / (whole if by_speed else 1),
+            lambda one: 1 / (one.speedup or 1) if by_speed else one.bytes if in_bytes else one.parameters,
+            most,
+            self._measurer.original.cost or 0.0,
+            self._attempt,
+        )
         return search.run(options.trials), search.tried
 
     def _most_bytes(self) -> int:
@@ -230,8 +228,7 @@ class Shrinking:
                 raise
             self.say(f"The speed is not measured: {error.message}")
             return None
-        timings = found.results[1].timings
-        return float(timings[-1].speedup.median)
+        return float(found.results[1].timings[-1].speedup.median)
 
     def carry_out(self, best: Tried, output: Path, *, force: bool) -> tuple[Applied, list[Stage]]:
         """Write the result, healed if that is asked for, and measure it on text that nothing was chosen by."""
@@ -279,6 +276,12 @@ class Shrinking:
         """
         options, (first, second, _) = self.options, self._parts
         steps = options.heal_steps
+        train, valid = (
+            replace(part.text, texts=tuple(one.rstrip("\n") for one in part.text.texts))
+            if isinstance(part.text, PlainText)
+            else part.text
+            for part in (first, second)
+        )
         training = TrainingOptions(
             teacher=teacher,
             teacher_logits=options.teacher_logits,
@@ -295,7 +298,7 @@ class Shrinking:
         )
         finetune(
             Start(path),
-            TrainingData(first.task, first.text, second.text, first.pairs),
+            TrainingData(first.task, train, valid, first.pairs),
             destination,
             training,
             progress=self.progress,

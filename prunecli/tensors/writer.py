@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,9 +114,9 @@ def in_place(outputs: Sequence[Output]) -> Sequence[Output]:
     return outputs
 
 
-def header_bytes(outputs: Sequence[Output]) -> bytes:
+def header_bytes(outputs: Sequence[Output], metadata: Mapping[str, str] = {"format": "pt"}) -> bytes:
     """The length and the JSON that a safetensors file of these tensors begins with, padded to 8 bytes."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": metadata}
     offset = 0
     for output in outputs:
         end = offset + output.nbytes

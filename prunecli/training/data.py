@@ -122,7 +122,7 @@ class Validation:
     chrf: Callable[[Any, ProcessGroup], float] | None = None
 
     def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
-        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`.
+        """`loss`: mean of the objective per scored token, in nats; `cosine` to a teacher's vectors; `chrf++`.
 
         The model is put into evaluation mode.
         """
@@ -141,7 +141,9 @@ class Validation:
                 count += int((batch.labels != IGNORED).sum())
         total, tokens = process_group.all_reduce([total, count])
         loss = total / max(tokens, 1)
-        scores = {"loss": loss, **self.objective.figures(loss)}
+        scores = {"loss": loss}
+        if self.objective.lesson is not None:
+            scores["cosine"] = 1 - loss
         if self.chrf is not None:
             scores["chrf++"] = self.chrf(model, process_group)
         return scores
@@ -187,8 +189,7 @@ def make_examples(
             return text_examples(tokenizer, model, text.texts, options.context)
         if data.task == "mlm":
             return mlm_examples(tokenizer, model, text.texts, context=options.context, seed=seed)
-        apart = not text.whole_files
-        return packed_examples(tokenizer, model, text.texts, options.context, apart=apart)
+        return packed_examples(tokenizer, model, text.texts, options.context, apart=not text.whole_files)
 
     def objective(loss: LossOptions) -> Objective:
         return HiddenDistance(loss, teacher, lesson) if data.task in HEADLESS else Objective(loss, teacher)
@@ -277,12 +278,11 @@ def loader(sampler: BucketSampler, *, pin: bool = False) -> Any:
     examples = sampler.examples
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
-    generator = torch.Generator().manual_seed(sampler.seed)
     made: Any = DataLoader(
         rows,
         batch_sampler=sampler,
         collate_fn=lambda numbers: examples.batch(numbers).with_labels,
-        generator=generator,
+        generator=torch.Generator().manual_seed(sampler.seed),
         pin_memory=pin,
     )
     made.set_epoch = sampler.set_epoch  # called by the Trainer before each epoch

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import parse_flag_from_env
 from pydantic.dataclasses import dataclass
+from safetensors.torch import load_file
 
 from prunecli import processes
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
@@ -41,10 +42,11 @@ from prunecli.training.data import TrainingData, make_examples, read_training_da
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, frozen_weights, outputs_of, prepare, shorten_frozen, stage
+from prunecli.training.state import WEIGHTS as STORED
 from prunecli.training.state import (
     Start,
+    fill,
     last_checkpoint,
-    load_weights,
     prepare_state,
     sole_writer,
     state_directory,
@@ -184,7 +186,7 @@ def train(
                 weights = trainer.run(disk_bytes)
             if process_group.is_main:
                 model = build() if trainer.is_sharded else model
-                load_weights(model, weights)
+                fill(model, load_file(weights / STORED))
             process_group.all_gather(None)  # the first removes what the others have read by now
             return model, trainer.figures()
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
@@ -387,8 +389,7 @@ def finetune(
             )
         # What is left where there are no logits.
         hidden = options.loss.hidden or (1.0 if task == "feature-extraction" else 0.0)
-        loss = LossOptions(label_smoothing=0.0, hidden=hidden)
-        options = options.updated(loss=loss)
+        options = options.updated(loss=LossOptions(label_smoothing=0.0, hidden=hidden))
     if options.teacher_logits is not None:
         check_logits_file(options.teacher_logits, task)
         if options.teacher is None or options.loss.hidden:

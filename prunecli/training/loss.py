@@ -53,11 +53,13 @@ class Objective:
     Attributes:
         options: weights.
         teacher: in evaluation mode, on the model's device; None: what the batches hold of it, or cross-entropy alone.
+        lesson: how texts become vectors; None: logits or hidden states are all that is compared.
         in_blocks: False for sharded weights: the processes would differ in their numbers of blocks.
     """
 
     options: LossOptions
     teacher: Any = None
+    lesson: "Lesson | None" = None
     in_blocks = True
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -79,8 +81,8 @@ class Objective:
                 taught = Logits(self.teacher, inputs, kept)
 
         def loss(number: int, place: slice) -> Tensor:
-            own, wanted = logits.block(number), targets[place]
-            total = smoothed_cross_entropy(own, wanted, options.label_smoothing)
+            own = logits.block(number)
+            total = smoothed_cross_entropy(own, targets[place], options.label_smoothing)
             if not options.distill or (taught is None and not known):
                 return total
             with torch.no_grad():
@@ -98,10 +100,6 @@ class Objective:
             config = getattr(model, "module", model).config.get_text_config()
             total = total + config.router_aux_loss_coef * kept.sum() * balance
         return total
-
-    def figures(self, _loss: float) -> dict[str, float]:
-        """Further figures that follow from the mean loss of held-out text."""
-        return {}
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -318,10 +316,7 @@ class HiddenDistance(Objective):
     Attributes:
         options: `hidden` is h, 0 where the teacher reads other tokens.
         teacher: in evaluation mode.
-        lesson: how texts become vectors; None: hidden states are all that is compared.
     """
-
-    lesson: Lesson | None = None
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """See `Objective`."""
@@ -342,10 +337,6 @@ class HiddenDistance(Objective):
         if self.options.hidden:
             distances.append(self.options.hidden * hidden_distance(own, other, batch))
         return torch.stack(distances).sum()
-
-    def figures(self, loss: float) -> dict[str, float]:
-        """See `Objective`."""
-        return {} if self.lesson is None else {"cosine": 1 - loss}
 
 
 KEPT = 64

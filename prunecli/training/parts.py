@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from prunecli.errors import UsageError
+from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
@@ -23,9 +24,6 @@ from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainedPart, TrainingOptions
-
-PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
-"""Values of `train` -> the part of a layout."""
 
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
@@ -69,8 +67,12 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
     if checkpoint.runs_stock:
         if train == "embeddings":
-            parts = [part for table in _tables(model) for part in table.named_parameters()]
-            tables = {id(parameter) for name, parameter in parts if name != "bias"}
+            tables = {
+                id(parameter)
+                for table in _tables(model)
+                for name, parameter in table.named_parameters()
+                if name != "bias"
+            }
             return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in tables}
         to_model = StockNames(checkpoint, model)
         if train == "routers":
@@ -85,7 +87,7 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     return {
         module_name(model, name)
         for name, (_, part) in checkpoint.layout.tensors.items()
-        if part == PARTS[train]
+        if part == train.replace("routers", "router")
     }
 
 
@@ -102,8 +104,8 @@ def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
     if not checkpoint.runs_stock:
         parts = checkpoint.layout.tensors.items()
-        names = [name for name, (_, part) in parts if part in ("attention", "ffn")]
-        return sorted(linear & {module_name(model, name).rpartition(".")[0] for name in names})
+        names = (module_name(model, name) for name, (_, part) in parts if part in ("attention", "ffn"))
+        return sorted(linear.intersection(map(module_of, names)))
     apart = _part(model, checkpoint, "routers") | _part(model, checkpoint, "experts")
     tables = _tables(model)
     # Kernels of Mamba multiply by that weight themselves: they know nothing of an update beside it.
@@ -131,7 +133,6 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
     if not targets and not stacks:
         what = "stacks of experts in its class" if of_experts else "linear layers of attentions or FFNs"
         raise UsageError(f"`lora`: the model has no {what}", "Leave it out.")
-    originals = {name: modules[name] for name in targets}
     # Around a model whose type it knows, peft would take layers called as experts once were for the stacks of today.
     around = nn.ModuleDict({"model": model})
     config = peft.LoraConfig(
@@ -144,7 +145,7 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
         warnings.simplefilter("ignore")  # of GPT-2's transposed layers, which it sets right
         torch.manual_seed(options.seed)
         peft.inject_adapter_in_model(config, around)
-    adapted = {id(original): model.get_submodule(name) for name, original in originals.items()}
+    adapted = {id(modules[name]): model.get_submodule(name) for name in targets}
     for name, module in modules.items():  # the other names of a shared layer
         if id(module) in adapted and model.get_submodule(name) is module:
             model.set_submodule(name, adapted[id(module)])
@@ -184,8 +185,11 @@ def merged_state(model: nn.Module) -> Json:
         # In float32 on the CPU, where there is room: the sum is rounded once, to the type of the result.
         layer.cpu().get_base_layer().float()
         layer.merge()
-    state = model.state_dict()
-    return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}
+    return {
+        name.replace(".base_layer", ""): value
+        for name, value in model.state_dict().items()
+        if ".lora_" not in name
+    }
 
 
 def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) -> None:
@@ -242,5 +246,5 @@ def decisive(options: TrainingOptions) -> Json:
         "gradient_checkpointing",
         *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
     }
-    values = options.values_of(TrainingOptions)
-    return {key: values[key] for key in values if key not in apart} | asdict(options.loss)
+    values = options.values_of(TrainingOptions).items()
+    return {key: value for key, value in values if key not in apart} | asdict(options.loss)

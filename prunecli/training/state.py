@@ -123,17 +123,15 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         before: dict[str, Any] = held | inputs
         for key, now in json.loads(json.dumps(identity)).items():
             was: Any = before.get(key)
-            if key in HASHED and not isinstance(was, dict):
-                was = {}
-            if key in HASHED and [was[name] for name in sorted(was)] != [now[name] for name in sorted(now)]:
+            what = f"{key} was {was}, now it is {now}"
+            if key in HASHED:
+                was = was if isinstance(was, dict) else {}
                 changed = [name for name, digest in now.items() if was.get(name, digest) != digest]
+                what = f"{HASHED[key]} was {', '.join(was)}, now it is {', '.join(now) or 'none'}"
                 if changed or not was:
                     what = f"{HASHED[key]} changed" + (f" ({', '.join(changed)})" if changed else "")
-                else:
-                    what = f"{HASHED[key]} was {', '.join(was)}, now it is {', '.join(now) or 'none'}"
-            elif key not in HASHED and was != now:
-                what = f"{key} was {was}, now it is {now}"
-            else:
+                was, now = ([files[name] for name in sorted(files)] for files in (was, now))
+            if was == now:
                 continue
             raise UsageError(
                 f"{state}: the state of another run: {what}",
@@ -150,10 +148,10 @@ def last_checkpoint(state: Path) -> Path | None:
     """The latest checkpoint that was written to its end."""
     read = lenient(TrainerState.load_from_json)
     found = {
-        int(path.parent.name.rpartition("-")[2]): path.parent
+        int(number): path.parent
         for path in state.glob(f"checkpoint-*/{TRAINER_STATE}")
         # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
-        if path.parent.name.rpartition("-")[2].isdecimal() and read(str(path)) is not None
+        if (number := path.parent.name.rpartition("-")[2]).isdecimal() and read(str(path)) is not None
     }
     return found[max(found)] if found else None
 
@@ -179,35 +177,11 @@ def sound_state(checkpoint: Path) -> Any:
         return state
 
 
-def load_weights(model: Any, directory: Path) -> None:
-    """Load the weights that a checkpoint of the training stores.
-
-    Raises:
-        CheckpointError: it is of another model.
-    """
-    try:
-        fill(model, load_file(directory / WEIGHTS))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{directory}: holds the weights of another model", "Start over with `resume=never`."
-        ) from error
-
-
+@torch.no_grad()
 def fill(model: Any, kept: Mapping[str, Tensor]) -> None:
-    """Copy weights into the model's parameters of the same names: those that learn, at least.
-
-    Raises:
-        ValueError: names or shapes differ.
-    """
-    places = dict(model.named_parameters())
-    learn = {name for name, place in places.items() if place.requires_grad}
-    if not learn <= kept.keys() <= places.keys() or any(
-        own.shape != places[name].shape for name, own in kept.items()
-    ):
-        raise ValueError("other names or shapes")
-    with torch.no_grad():
-        for name, own in kept.items():
-            places[name].copy_(own)
+    """Copy weights into the model's parameters of the same names."""
+    for name, own in kept.items():
+        model.get_parameter(name).copy_(own)
 
 
 WORKSPACE, FIXED = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -358,7 +332,12 @@ class Start:
             config = CONFIG_MAPPING[values["model_type"]].from_dict({**values, "dtype": None})
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in model_class(config).parameters())
-        require_room_to_draw(file, size)
+        needed, free = 4 * size, free_for_each(torch.device("cpu"))
+        if needed > free:
+            raise PruneError(
+                f"{file}: its model of {size:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
+                "Make its sizes smaller.",
+            )
         if KEY in values:
             # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
             reduced = Structure.from_json(values[KEY], str(file))
@@ -460,17 +439,3 @@ def _read(config: Path, named: Path | None) -> tuple[dict[str, Any], Any, Tokeni
                 f"Set {key} to {own}, or leave it out.",
             )
     return values, model_class, tokenizer
-
-
-def require_room_to_draw(config: Path, parameters: int) -> None:
-    """Refuse random weights that the machine has no memory for, in float32.
-
-    Raises:
-        PruneError: it has not.
-    """
-    needed, free = 4 * parameters, free_for_each(torch.device("cpu"))
-    if needed > free:
-        raise PruneError(
-            f"{config}: its model of {parameters:,} parameters takes {bytes_text(needed)}; {bytes_text(free)} are free",
-            "Make its sizes smaller.",
-        )

@@ -428,8 +428,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         metrics = {f"eval_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
         self.log(metrics)
-        handler = self.callback_handler
-        self.control: Any = handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def run(self, disk_bytes: Callable[[range], int]) -> Path:

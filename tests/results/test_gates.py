@@ -23,6 +23,7 @@ from prunecli.results.gates import (
     merge,
     read_gates,
     read_outputs,
+    write_outputs,
 )
 from prunecli.results.matching import match_gates
 from prunecli.tensors.transaction import write_json
@@ -196,6 +197,19 @@ def outputs_write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = 
 def test_other_types_and_shapes_are_refused(dtype, data, shape, tmp_path):
     with pytest.raises(StatisticsError, match="holds no sums of outputs"):
         read_outputs(outputs_write(tmp_path / "sums", dtype, data, shape))
+
+
+def test_sums_of_outputs_are_always_the_same_bytes(tmp_path):
+    sums = {("code", "mlp"): np.arange(6.0).reshape(2, 3), ("chat", "mlp"): np.ones((2, 3))}
+    made = set()
+    for number in range(8):
+        write_outputs(path := tmp_path / f"{number}.safetensors", "sha256:1", [sums, sums])
+        made.add(path.read_bytes())
+    assert len(made) == 1
+    fingerprint, read = read_outputs(path)
+    assert fingerprint == "sha256:1"
+    assert read.keys() == sums.keys()
+    assert (read["code", "mlp"] == 2 * sums["code", "mlp"]).all()
 
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")

@@ -103,11 +103,10 @@ def plan_embeddings(
         padding = getattr(own_config(checkpoint, model_class(checkpoint)), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
-        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
         unit = InputChange(
             shape.kind,
             shape.map_dim,
-            *expansion,
+            *((shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)),
             zero_row is not None,
             options.cache,
             shape.shared_blocks,
@@ -122,8 +121,7 @@ def plan_embeddings(
         if text.splits:
             said = {"split": list(text.splits), "langs": list(text.asked) or None}
         if text.plain is not None:
-            names = [path.name for path in text.plain.files]
-            said |= {"text": names, "text_sha256": text.plain.sha256}
+            said |= {"text": [path.name for path in text.plain.files], "text_sha256": text.plain.sha256}
         said["lines"] = len(text.texts)
     side = "both" if len(sides) == 2 else sides[0]
     arguments = {
@@ -305,8 +303,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
         with torch.no_grad():
             for name, place in unit.named_parameters():
-                values = checkpoint.read(f"{tables.input}.{name}").astype(np.float32)
-                place.copy_(torch.from_numpy(values))
+                place.copy_(torch.from_numpy(checkpoint.read(f"{tables.input}.{name}").astype(np.float32)))
     if plan.output_dim is not None and output is None:
         # No map of this n is nearer to the rows of the output table, without their mean, than its projective embedding.
         table = f"{tables.input if plan.is_tied else tables.output}.weight"
@@ -316,8 +313,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
         alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
         assert alone.output is not None
-        fitted = alone.unit.map.weight.detach().numpy()
-        output = replace(alone.output, table=fitted, quality=alone.quality)
+        output = replace(alone.output, table=alone.unit.map.weight.detach().numpy(), quality=alone.quality)
     return Factors(unit, fit, output)
 
 
@@ -360,8 +356,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
         # Where the two part, the output layer takes a copy of the input's table along.
         stored = checkpoint.tensors.get(table if plan.is_tied and name == output else name)
         if name in fitted or stored is None or stored.shape != shape:
-            expression = fitted.get(name, zeros(shape))
-            made.append(Output(name, checkpoint.info(first).dtype, shape, expression))
+            made.append(Output(name, checkpoint.info(first).dtype, shape, fitted.get(name, zeros(shape))))
         else:
             made.append(Output(name, stored.dtype, shape, Copy(stored.name)))
     outputs = [*replacing(checkpoint, {**dict.fromkeys(gone, ()), first: made})]
@@ -382,8 +377,7 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
 
     A stock output table counts where it is one of its own.
     """
-    structure = replace(checkpoint.structure, embedding=change)
-    found = checkpoint.layout.changed(structure).require_tables()
+    found = checkpoint.layout.changed(replace(checkpoint.structure, embedding=change)).require_tables()
     shapes: dict[str, tuple[int, ...]] = {}
     if found.unit is None:
         shapes[f"{found.input}.weight"] = (found.vocabulary, found.model_dim)

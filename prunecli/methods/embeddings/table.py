@@ -57,9 +57,8 @@ class Table:
         found = np.asarray(self.read(start, stop)).astype(np.float32)
         bad = ~np.isfinite(found).all(axis=1)
         if bad.any():
-            row = start + int(bad.argmax())
             raise CheckpointError(
-                f"{self.name}: row {row} holds a value that is not finite",
+                f"{self.name}: row {start + int(bad.argmax())} holds a value that is not finite",
                 "The checkpoint is damaged; copy it again.",
             )
         return found

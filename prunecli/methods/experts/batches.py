@@ -179,8 +179,7 @@ class Translation:
                         for target, labels in targets.items()
                     ],
                 }
-                cost = partial(_translation_cost, sources, targets)
-                yield Batch(len(sources) * len(targets), passes, cost)
+                yield Batch(len(sources) * len(targets), passes, partial(_translation_cost, sources, targets))
 
         return Work(
             observer,
@@ -192,11 +191,17 @@ class Translation:
 
     def _rows(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
         """Source, ids of its sentences, and ids of the same sentences in each target, batch by batch."""
-        bounds = {"max_length": config.max_position_embeddings - 1, "vocabulary": config.vocab_size}
         rows: dict[str, list[Ids]] = {}  # as targets, which several sources share
 
         def ids_of(language: str, as_target: bool) -> list[Ids]:
-            found = encode(tokenizer, self.text.sentences[language], language, as_target=as_target, **bounds)
+            found = encode(
+                tokenizer,
+                self.text.sentences[language],
+                language,
+                as_target=as_target,
+                max_length=config.max_position_embeddings - 1,
+                vocabulary=config.vocab_size,
+            )
             return [array("i", ids) for ids in found]
 
         for source in dict.fromkeys(pair[0] for pair in self.pairs):
@@ -221,8 +226,8 @@ def _translation_cost(
     def states(rows: Sequence[Ids]) -> int:
         return state_bytes(shape, sentences * max(map(len, rows)), sum(map(len, rows)))
 
-    keys = max(map(len, sources))
-    lengths = (keys, *(max(map(len, labels)) for labels in targets.values()))
+    lengths = [max(map(len, rows)) for rows in (sources, *targets.values())]
+    keys = lengths[0]
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
         max(activation_bytes(shape, sentences, length, keys) for length in lengths),
@@ -362,12 +367,10 @@ class Summing:
         layers: the mixtures of the checkpoint that a forward pass runs.
 
     Attributes:
-        names: names of the sums that `take` returns.
-        rows: names of the rows that `_add` takes.
+        names: names of the sums that `take` returns: of the tokens, and of the rows that `_add` takes.
     """
 
     names: tuple[str, ...]
-    rows: tuple[str, ...]
 
     def __init__(self, layers: Sequence[SparseLayer]) -> None:
         self._layers = layers
@@ -395,7 +398,7 @@ class Summing:
                 )
             taken[index] = row = GateSums.zeros(1, layer.original_experts, self.names)
             row.tokens[0] = tokens
-            for name, values in zip(self.rows, found, strict=True):
+            for name, values in zip(self.names[1:], found, strict=True):
                 row[name][0, list(layer.experts)] = np.rint(values) if name in COUNTS else values
         self._sums = {}
         return taken
@@ -405,7 +408,7 @@ class Summing:
         if index in self._sums:
             counted, before = self._sums[index]
             together = sums + before
-            if self.rows[-1] == "norm_max":
+            if self.names[-1] == "norm_max":
                 together[-1] = torch.maximum(sums[-1], before[-1])
             tokens, sums = tokens + counted, together
         self._sums[index] = tokens, sums
@@ -415,7 +418,6 @@ class GateObserver(Summing):
     """Observer that sums what the routers of sparse FFNs do."""
 
     names = SUMS
-    rows = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
     _live: Tensor | None = None
 
     @contextmanager
@@ -467,13 +469,13 @@ class GateObserver(Summing):
             beams = self._live.to(gates.device).repeat_interleave(len(gates) // len(self._live))
             rows = beams.nonzero().squeeze(1)
             gates, experts = gates[rows], experts[rows]
-        sums = [gates.sum(dim=0, dtype=torch.float64)]
         numbers = torch.arange(gates.shape[1], device=gates.device)
-        for rank in range(2):
-            # A masked sum, not a scatter: its order, and so its rounding, is fixed on every device.
-            chosen = experts[:, rank : rank + 1] == numbers
-            sums += [chosen.sum(dim=0).double(), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
-        self._add(index, len(gates), torch.stack(sums))
+        # Masked sums, not scatters: their order, and so their rounding, is fixed on every device.
+        ranked = [experts[:, rank : rank + 1] == numbers for rank in range(2)]
+        counts = [chosen.sum(dim=0).double() for chosen in ranked]
+        weighed = (gates, *(gates.where(chosen, 0.0) for chosen in ranked))
+        sums = [one.sum(dim=0, dtype=torch.float64) for one in weighed]
+        self._add(index, len(gates), torch.stack(counts + sums))
 
 
 class StockObserver(Summing):
@@ -491,20 +493,6 @@ class StockObserver(Summing):
     """
 
     names = TEXT_SUMS
-    rows = (
-        "routed",
-        "gate_sum",
-        "gate_sq_sum",
-        "norm_sum",
-        "norm_sq_sum",
-        "gate_norm_sum",
-        "gate_norm_sq_sum",
-        "top1",
-        "conf1_sum",
-        "top2",
-        "conf2_sum",
-        "norm_max",
-    )
 
     def __init__(self, layers: Sequence[SparseLayer], outputs: OutputArrays | None = None) -> None:
         super().__init__(layers)
@@ -564,16 +552,16 @@ class StockObserver(Summing):
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found
-        tokens, ids, product = len(experts), experts.reshape(-1), weights * norms
+        ids, product = experts.reshape(-1), weights * norms
         by_number = experts.argsort(dim=1, stable=True)
         order = by_number.gather(1, weights.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
         first, second = (
             torch.zeros_like(weights).scatter_(1, order[:, rank : rank + 1], 1.0) for rank in (0, 1)
         )
-        # `[tokens x top_k, columns]` of `rows` but the last.
-        each = (torch.ones_like(weights), weights, weights**2, norms, norms**2, product, product**2)
-        ranked = (first, first * weights, second, second * weights)
-        columns = torch.stack((*each, *ranked), dim=-1).flatten(0, 1)
+        ranked = (first, second, weights, first * weights, second * weights)
+        each = (torch.ones_like(weights), weights**2, norms, norms**2, product, product**2)
+        # `[tokens x top_k, columns]` of `names` but the first and the last.
+        columns = torch.stack((*ranked, *each), dim=-1).flatten(0, 1)
         if routed is not None:
             taken = routed.reshape(-1)
             ids, columns = ids[taken], columns[taken]
@@ -581,6 +569,6 @@ class StockObserver(Summing):
             sums = columns.new_zeros(layer.num_experts, columns.shape[1]).index_add_(0, ids, columns)
         else:  # there index_add_ adds in any order
             sums = functional.one_hot(ids, layer.num_experts).to(columns.dtype).T @ columns
-        norms = columns[:, self.rows.index("norm_sum")]
+        norms = columns[:, self.names.index("norm_sum") - 1]
         largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
-        self._add(index, tokens, torch.cat([sums.T, largest[None]]))
+        self._add(index, len(experts), torch.cat([sums.T, largest[None]]))

@@ -140,9 +140,8 @@ def collect_gates(
         dtype = state.dtype or dtype
     if material.mode == "beam":
         load = DecodingOptions(options.beam, options.batch_tokens).load
-    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     kind = fitting_dtype(
-        opened,
+        dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
         devices,
         dtype,
         load=load,
@@ -179,12 +178,16 @@ def collect_gates(
         )
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
-    whole_files = material.corpora[0].whole_files if isinstance(material, Texts) else None
     split = choice.split_read if isinstance(choice, TextChoice) else None
     if isinstance(choice, Translation):
         split = choice.text.split
-    more = {"dtype": dtype_name(kind), "whole_files": whole_files, "split": split}
-    statistics = statistics.model_copy(update=more)
+    statistics = statistics.model_copy(
+        update={
+            "dtype": dtype_name(kind),
+            "whole_files": material.corpora[0].whole_files if isinstance(material, Texts) else None,
+            "split": split,
+        }
+    )
     parts = None if outputs is None else process_group.all_gather(outputs)
     if path is not None:
         with process_group.in_step():
@@ -469,8 +472,8 @@ class PartialRun:
 
     def _layers(self, output: Path) -> Path:
         """File for the states of this process's batches."""
-        alone = self.process_group.world_size == 1
-        whose = "" if alone else f".{self.process_group.rank}of{self.process_group.world_size}"
+        group = self.process_group
+        whose = "" if group.world_size == 1 else f".{group.rank}of{group.world_size}"
         return output.with_name(f".{output.name}.layers{whose}")
 
 
@@ -484,8 +487,9 @@ def layers_paths(output: Path) -> list[Path]:
 def read_state(path: Path, key: Mapping[str, Any]) -> State | None:
     """The state that a run with the same `key` left in `path`. None if there is none, or a damaged one."""
     content = read_json(path)
-    is_sound = content["key"] == key and content["sha256"] == digest(content["state"])
-    return STATE.validate_python(content["state"]) if is_sound else None
+    if content["key"] != key or content["sha256"] != digest(content["state"]):
+        return None
+    return STATE.validate_python(content["state"])
 
 
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:

@@ -167,11 +167,9 @@ def aggregate(
                 "Leave them out, or choose `granularity=language` or `granularity=pair`.",
             )
     elif not sources and not targets:
-        names = sorted({*known[0], *known[1]})
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise UsageError(
             f"`granularity={granularity}` needs `sources` or `targets`.",
-            f"Known: {', '.join(names[:8])}{more}.",
+            near_names("", (*known[0], *known[1])),
         )
     for role, collected, languages in zip(("source", "target"), known, asked, strict=True):
         for language in languages:
@@ -242,12 +240,12 @@ class Measured:
     def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
         """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
         routed = dict(zip(self.statistics.layers, self.sums.get("routed", ()), strict=False))
-        rare = {
-            axis.module: tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens)
+        return {
+            axis.module: rare
             for axis in axes
             if axis.module in routed
+            and (rare := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
         }
-        return {name: experts for name, experts in rare.items() if experts}
 
 
 def measure_languages(
@@ -271,12 +269,15 @@ def measure_languages(
     texts = [*statistics.entries]
     if sources or targets:
         texts = [f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}"]
-    one: dict[str, tuple[Sequence[str], Sequence[str], str | None]] = {}
+    one: dict[str, tuple[Sequence[str], Sequence[str], str | None]]
     if granularity == "pair":
-        pairs = [pair for pair in product(sources, targets) if pair[0] != pair[1]]
-        one = {f"{source}-{target}": ((source,), (target,), None) for source, target in pairs}
+        one = {
+            f"{source}-{target}": ((source,), (target,), None)
+            for source, target in product(sources, targets)
+            if source != target
+        }
     else:
-        one |= {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
+        one = {f"from {name}": ((name,), (), "encoder") for name in sources if len(sources) > 1}
         one |= {f"into {name}": ((), (name,), "decoder") for name in targets if len(targets) > 1}
     alone = {
         name: (aggregate(statistics, granularity, source, target), side)
@@ -316,10 +317,10 @@ def read_all(
     """
     if isinstance(gates, GateStatistics):
         return match_gates(gates, checkpoint)
-    names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
+    experts = max(layer.original_experts for layer in layers)
     parts = read_matching(
         gates,
-        lambda path: read_gates(path, names, experts),
+        lambda path: read_gates(path, [layer.name for layer in layers], experts),
         lambda statistics: match_gates(statistics, checkpoint),
         "Collect it first: prunecli collect-gates.",
     )

@@ -285,8 +285,7 @@ def memory_fits(
         experts = sum(
             counts[part] * max(each[axis.name] for axis in own) for part, own in budget.parts(axes).items()
         )
-        needed = dense, experts, cache, activations
-        return MemoryFit(budget_bytes, margin, *needed, ratio, keep, held)
+        return MemoryFit(budget_bytes, margin, dense, experts, cache, activations, ratio, keep, held)
 
     margin, lowest = margin_bytes(budget_bytes), budget.lowest(axes) + 1
     free = budget_bytes - margin

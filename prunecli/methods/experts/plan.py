@@ -109,8 +109,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
     kept = {axis.name: made.kept.get(axis.name, ()) for axis in every}
-    step = {**made.step, "experts": counts}
-    return replace(made, kept=kept, step=step, settings=settings, dropped=dropped)
+    return replace(made, kept=kept, step={**made.step, "experts": counts}, settings=settings, dropped=dropped)
 
 
 def _by_metric(
@@ -205,13 +204,12 @@ def _by_metric(
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
     made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
     few = {} if measured is None else measured.few(axes, options.min_tokens)
-    more = {"fit": fit, "few_tokens": few}
     warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
     if warning is None and budget.scope != "model":
         warning = starved(axes, made.kept)
-    details = {**notes, **made.details, **{name: own for name, own in more.items() if own}}
-    return replace(made, details=details, warning=warning)
+    more = {name: own for name, own in {"fit": fit, "few_tokens": few}.items() if own}
+    return replace(made, details={**notes, **made.details, **more}, warning=warning)
 
 
 def _of_held(values: Values, axes: Sequence[Axis]) -> dict[str, Any]:
@@ -303,8 +301,6 @@ def read_experts(
             elif len(sources) == len(targets) == 1 or source != target:
                 content += [e for e in ids_of(source, f"{source}-{ANY}") if e < encoder]
                 content += [e for e in ids_of(target, f"{ANY}-{target}") if e >= encoder]
-        if not content:
-            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
     elif sources or targets:
         form = "a saved selection" if is_saved else "a plain list"
         raise UsageError(f"{path} is {form}: it takes no `sources` and no `targets`.", "Leave them out.")
@@ -340,8 +336,7 @@ def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[
     Raises:
         StatisticsError: damaged files, of another model, or without sums of outputs.
     """
-    layers = checkpoint.require_routed()
-    statistics = read_all(checkpoint, files, layers)
+    statistics = read_all(checkpoint, files, checkpoint.require_routed())
     measured, parts = measure_texts(statistics, texts), []
     for file in files:
         fingerprint, part = read_outputs(outputs_path(file))

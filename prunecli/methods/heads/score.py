@@ -18,7 +18,7 @@ from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t
 from prunecli.methods.measuring import gradient_fields
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
-from prunecli.model.axes import Axis, Kind, axis_name
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.parts import AttentionLayer
@@ -74,9 +74,7 @@ def score_heads(
     if output is not None:
         refuse_unwritable(Path(output), force=force)
     checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
-    layers = (
-        checkpoint.layout.require_heads()
-    )  # a family that is not declared is refused before anything heavy
+    axes = axes_of(checkpoint, "head")  # a family without heads is refused before anything heavy
     task = task or task_of(checkpoint)
     choice.check_task(task)
     data = choice.read(task, say)
@@ -98,12 +96,12 @@ def score_heads(
         "kind": "head",
         "method": options.metric,
         **text_fields(data, choice),
-        "ids": {axis_name(layer.name, "head"): layer.heads for layer in layers},
+        "ids": {axis.name: axis.ids for axis in axes},
     }
     if is_gradient:
-        axes: dict[Kind, tuple[Axis, ...]] = {"head": axes_of(checkpoint, "head")}
+        per = options.per or "example"
         fields |= gradient_fields(
-            checkpoint, runner, data, axes, options.batch_tokens, options.per or "example", progress
+            checkpoint, runner, data, {"head": axes}, options.batch_tokens, per, progress
         )["head"]
     else:
         fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
@@ -186,24 +184,23 @@ def measure_masked(
         The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
     """
     layers = checkpoint.layout.own_attentions
-    whole: dict[Example, Outcome] = {}
-    masked: list[dict[Example, Outcome]] = [{} for _ in masks]
+    found: dict[Example, tuple[Outcome, ...]] = {}
     total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
         for measurement in measurements:
             below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
             needed = dict.fromkeys(name for masked_in, _ in masks for name in below[masked_in])
             with recording(model, needed) as kept:
-                whole.update(zip(measurement.examples, measurement.run(), strict=True))
+                runs = [measurement.run()]
             advance(len(measurement.examples))
-            for outcomes, (masked_in, values) in zip(masked, masks, strict=True):
+            for masked_in, values in masks:
                 shared = {name: kept[name] for name in below[masked_in]}
-                mask = {masked_in: torch.tensor(values)}
-                with replaying(model, shared), masked_heads(model, layers, mask):
-                    outcomes.update(zip(measurement.examples, measurement.run(), strict=True))
+                with replaying(model, shared), masked_heads(model, layers, {masked_in: torch.tensor(values)}):
+                    runs.append(measurement.run())
                 advance(len(measurement.examples))
-    examples = sorted(whole)
-    return examples, [[outcomes[example] for example in examples] for outcomes in (whole, *masked)]
+            found |= zip(measurement.examples, zip(*runs, strict=True), strict=True)
+    examples = sorted(found)
+    return examples, [[found[example][run] for example in examples] for run in range(1 + len(masks))]
 
 
 def batch_measurements(

@@ -101,7 +101,7 @@ def layer_scores(
         pooling: pooling of the vector of a text, for `embedding`.
 
     Raises:
-        DataError: no text or token, or a loss or vector of the whole model that is not finite.
+        DataError: a loss or vector of the whole model is not finite.
         PruneError: a state is not finite.
     """
     total, fields = num_examples(batches), dict[str, Any]()
@@ -109,8 +109,6 @@ def layer_scores(
         observer = StateObserver(checkpoint.layout, metric)
         observe_batches(runner, observer, batches, "layers", progress)
         fields = {"per": "token", **observer.take()}
-    elif not batches:
-        raise DataError("no text to measure layers on", "Give text with at least one line.")
     else:
         model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
         forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
@@ -185,11 +183,8 @@ class StateObserver(TokenObserver):
         """Return the fields `values`, `counts` and `distances` of `Scores`.
 
         Raises:
-            DataError: no token ran.
             PruneError: they are not finite.
         """
-        if not all(self._tokens.values()):
-            raise DataError("no token to measure layers on", "Give text with at least one token.")
         fields: dict[str, dict[str, Any]] = {"values": {}, "counts": {}, "distances": {}}
         for side, sums in self._sums.items():
             name, tokens = axis_name(side, "layer"), self._tokens[side]

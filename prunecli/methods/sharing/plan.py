@@ -166,11 +166,12 @@ def arrange(
         numbers = group_numbers(len(own), count, options.order or "sequence", words)
         for group in range(count):
             clusters.append([layer for layer, number in zip(own, numbers, strict=True) if number == group])
-    shared = len(clusters)
-    for owner in dict.fromkeys(layer.owner for layer in treated["keep"]):
-        clusters.append([layer for layer in treated["keep"] if layer.owner == owner])
+    kept = [
+        [layer for layer in treated["keep"] if layer.owner == owner]
+        for owner in dict.fromkeys(layer.owner for layer in treated["keep"])
+    ]
     first_of: dict[str, tuple[Any, list[Any]]] = {}
-    for members in clusters:
+    for members in (*clusters, *kept):
         for layer in members:
             first, others = first_of.setdefault(layer.owner, (layer, members))
             if others is not members:
@@ -182,8 +183,8 @@ def arrange(
     # With width "match" the shared FFNs also get the hidden units of dropped FFNs that no layer runs any more.
     dropped = {layer.owner: layer.count for layer in treated["drop"]}
     lost = sum(units for owner, units in dropped.items() if owner not in first_of)
-    groups = [_group(members, options, lost // shared) for members in clusters[:shared]]
-    for members in clusters[shared:]:
+    groups = [_group(members, options, lost // len(clusters)) for members in clusters]
+    for members in kept:
         units = members[0].count
         groups.append(Group(_names(members), (members[0].owner,), None, units, units))
     place = [layer.name for layer in layers]
@@ -272,8 +273,7 @@ def _group(members: Sequence[Any], options: SharingOptions, lost: int) -> Group:
                 f"{both} numbers of heads ({listed}).",
                 "Share first and prune heads then, or choose groups of equal numbers.",
             )
-        heads = {layer.heads for layer in members}
-        if init == "mean" and members[0].spec.position_bias and len(heads) > 1:
+        if init == "mean" and members[0].spec.position_bias and len({layer.heads for layer in members}) > 1:
             raise UsageError(
                 f"{both} heads, each with positions of its own: no mean of them.",
                 "Choose `init=first` or `init=last`.",
@@ -342,8 +342,8 @@ def plan_ffn(
         remedy = "Give `data` or `files`; or choose by the weights alone: `keep_units=norms`."
         raise UsageError("An FFN gets narrower: which hidden units are kept is chosen by text.", remedy)
     else:
-        whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
-        measured = activations(replace(plan, groups=tuple(whole)))
+        whole = tuple(replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
+        measured = activations(replace(plan, groups=whole))
         worth, tokens = measured.importance(), measured.tokens
     axes, kept = [], {}
     for owner, group in narrowed.items():
@@ -351,7 +351,6 @@ def plan_ffn(
         axis = Axis(axis_name(owner, "unit"), "unit", ids, group.init_width, layer.side, layer.layer)
         axes.append(axis)
         kept[axis.name] = best(axis, worth[axis.name], group.width)
-    units = {axis.module: kept[axis.name] for axis in axes}
     decision = decision_of(
         axes,
         kept,
@@ -361,7 +360,7 @@ def plan_ffn(
         how="the highest of each FFN as init makes it are kept",
         origin=Origin.of_text(options.text),
     )
-    return replace(plan, units=units, decision=decision)
+    return replace(plan, units={axis.module: kept[axis.name] for axis in axes}, decision=decision)
 
 
 def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
@@ -391,8 +390,7 @@ def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
         )
     if options.init is None and "mean" in inits:
         reasons.append(f"No `init` given: a shared {plan.part} is the mean of those that it replaces.")
-    shared = [layer for layer in layers if getattr(chosen, layer.kind) == "share"]
-    windows = {getattr(layer, "window", "") for layer in shared}
+    windows = {getattr(layer, "window", "") for layer in layers if getattr(chosen, layer.kind) == "share"}
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
     step = history_step(f"share-{plan.part.lower()}", checkpoint, given(arguments))

@@ -8,11 +8,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise, product
+from dataclasses import replace
+from itertools import accumulate, chain, groupby, pairwise, product
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def plan_vocabulary(
         config = {**default_ids(checkpoint), **checkpoint.config}
         generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
         counts, template = count_tokens(tokenizer, text, progress)
-        needed = [*named_ids(config), *named_ids(generation)]
+        needed = named_ids(config) | named_ids(generation)
         plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
         change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, axis.count)
         files = tokenizer_files(side, change)
@@ -171,54 +171,55 @@ def select_tokens(
     kept, parts = tuple(sorted(why)), dict(Counter(why.values()))
     sha256 = lines_sha256(lines.texts)
     files = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
-    arguments = {
-        "split": list(lines.splits),
-        "langs": list(lines.languages),
-        "text": list(files),
-        "min_count": options.min_count,
-        **options.recorded(),
-    }
-    note = {
-        "before": size,
-        "after": len(kept),
-        "parts": parts,
-        "sentences": len(lines.texts),
-        "text_sha256": sha256,
-    }
-    running = np.array([counts.get(labels.get(number, ""), 0) for number in range(size)])
+    texts = tuple(labels.get(number, "") for number in range(size))
+    running = np.array([counts.get(text, 0) for text in texts])
     share = float(running[[*kept]].sum() / running.sum()) if running.any() else 1.0
     reasons = tuple(name for name in parts if name != IN_TEXT)
     codes = {name: place for place, name in enumerate(reasons, 1)}
     reason = np.array([codes.get(why.get(number, ""), 0) for number in range(size)], np.uint8)
-    texts = tuple(labels.get(number, "") for number in range(size))
     ranked = Ranked.of(
         ("tokens", "", None), range(size), kept, running, reasons=reasons, reason=reason, labels=texts
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
-    decision = Decision(
-        "token",
-        (ranked,),
-        "count",
-        f"kept are those that occur{often}, and what is needed",
-        bound=options.min_count,
-        origin=Origin(
-            texts=(*lines.languages, *files),
-            split=" and ".join(lines.splits) or None,
-            sentences=len(lines.texts),
-            tokens=sum(counts.values()),
-            sha256=sha256,
-        ),
-    )
-    details = {"parts": parts, "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share}}
     return selection_of(
         "trim-vocabulary",
         checkpoint,
         axes_of(checkpoint, "token"),
-        decision,
-        arguments,
+        Decision(
+            "token",
+            (ranked,),
+            "count",
+            f"kept are those that occur{often}, and what is needed",
+            bound=options.min_count,
+            origin=Origin(
+                texts=(*lines.languages, *files),
+                split=" and ".join(lines.splits) or None,
+                sentences=len(lines.texts),
+                tokens=sum(counts.values()),
+                sha256=sha256,
+            ),
+        ),
+        {
+            "split": list(lines.splits),
+            "langs": list(lines.languages),
+            "text": list(files),
+            "min_count": options.min_count,
+            **options.recorded(),
+        },
         dtype=options.dtype,
-        notes={"vocabulary": note},
-        details=details,
+        notes={
+            "vocabulary": {
+                "before": size,
+                "after": len(kept),
+                "parts": parts,
+                "sentences": len(lines.texts),
+                "text_sha256": sha256,
+            }
+        },
+        details={
+            "parts": parts,
+            "text": {"sentences": len(lines.texts), "sha256": sha256, "share_kept": share},
+        },
     )
 
 
@@ -261,8 +262,7 @@ REACH = 64
 """Characters of a message that the tokens at its ends may depend on."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The text that the vocabulary has to serve.
 
     Attributes:
@@ -301,7 +301,7 @@ class Text:
     @property
     def all(self) -> tuple[str, ...]:
         """Every text that has to fall into the same tokens as before."""
-        return (*self.lines, *self.documents, *self.messages, *self.template)
+        return tuple(chain(*self))
 
 
 def _ends(text: str) -> str:
@@ -323,8 +323,7 @@ def count_tokens(
     """
     with progress("counting tokens", len(text.all), "texts") as advance:
         lines, documents, messages, template = (
-            _counted(tokenizer, Counter(texts), advance)
-            for texts in (text.lines, text.documents, text.messages, text.template)
+            _counted(tokenizer, Counter(texts), advance) for texts in text
         )
     for token in template:
         del messages[token]

@@ -389,15 +389,14 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 if made != value or not name.endswith("_config.json"):
                     contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
             elif name == "merges.txt":
-                lines = data.decode().split("\n")
-                first = int(lines[0].startswith("#version"))
-                pairs = [line.rstrip("\r").split(" ") for line in lines]
                 kept = [
                     line
-                    for line, parts in zip(lines[first:], pairs[first:], strict=True)
-                    if len(parts) != 2 or _is_kept_merge(parts, change)
+                    for number, line in enumerate(data.decode().split("\n"))
+                    if (not number and line.startswith("#version"))
+                    or len(parts := line.rstrip("\r").split(" ")) != 2
+                    or _is_kept_merge(parts, change)
                 ]
-                contents[name] = "\n".join([*lines[:first], *kept]).encode()
+                contents[name] = "\n".join(kept).encode()
             elif name == "vocab.txt":
                 lines = data.decode().removesuffix("\n").split("\n")
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
@@ -419,9 +418,8 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 contents[name] = None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             if not name.endswith(SENTENCEPIECE):
-                reason = kind_and_reason(error)
                 raise CheckpointError(
-                    f"{name}: damaged ({reason})", "Copy the tokenizer's files again."
+                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
                 ) from error
             contents[name] = None
     return {name: data for name, data in contents.items() if data != files[name]}
@@ -492,8 +490,7 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             # transformers refuses an empty list where it expects sequences.
             result[key] = change.surviving(value) or None
         elif key == _BIASES and isinstance(value, list):
-            pairs = [[new, bias] for ids, bias in value for new in change.surviving([ids])]
-            result[key] = pairs or None
+            result[key] = [[new, bias] for ids, bias in value for new in change.surviving([ids])] or None
         elif key.endswith(_NEEDED):
             result[key] = change.mapped(value)
         elif key == _PLACED:
