@@ -271,7 +271,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
 def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
     size = len(data) if announced is None else announced
-    known: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _digest(data)}
+    known = {"rfilename": name, "size": size, "blobId": _digest(data)}
     return known | (
         {"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {}
     )

@@ -21,12 +21,12 @@ from tests.families import random_state, stock_model, tiny_config_of, tiny_famil
 from tests.tiny import config_of, tiny_config, tiny_nllb_moe, write_json, write_weights
 
 CONFIG = tiny_config(experts=5, d_model=16, ffn=24, layers=4, sparse_step=2, vocab=40)
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "nllb-moe": CONFIG,
     "nllb-moe-router-bias": {**CONFIG, "router_bias": True},
     "nllb-moe-dense-decoder": {**CONFIG, "decoder_sparse_step": 0},
 }
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS = {
     "t5-equal-depths": ("t5", {"num_decoder_layers": None}),
     "roberta-classification": ("roberta", {"architectures": ["RobertaForSequenceClassification"]}),
     "xlm-roberta-classification": ("xlm-roberta", {"architectures": ["XLMRobertaForSequenceClassification"]}),

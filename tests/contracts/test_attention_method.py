@@ -119,7 +119,7 @@ class TestEveryDecoder(AttentionSharing):
         with open_model(source) as opened:
             self.mask(original, self.reduce(opened))
         torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
-        steps: dict[str, Any] = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
+        steps = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
         ids = torch.tensor([[5, 6, 7, 9, 2], [8, 9, 11, 12, 2]])
         beams = [
             model.generate(ids, use_cache=use_cache, **steps)
@@ -150,7 +150,7 @@ class TestEveryLayout(AttentionSharing):
         assert torch.equal(logits(tmp_path / "saved"), logits_of(model))
 
     def test_dropping_all(self, source, tmp_path):
-        kinds: dict[str, Any] = {"encoder": "drop", "decoder": "drop", "cross": "drop"}
+        kinds = {"encoder": "drop", "decoder": "drop", "cross": "drop"}
         task = CASES[self.case].task
         if task != "translation":
             kinds = {"decoder" if task == "lm" else "encoder": "drop"}

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +96,7 @@ def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:
     return lambda source: cut(source, plan_widths(source, options))
 
 
-CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
+CHOICES = {
     "experts-per-layer": ("qwen3_moe", "expert", by_experts("per-layer")),
     "experts-of-groups": ("deepseek_v3", "expert", by_experts("per-layer")),
     "experts-threshold": ("mixtral", "expert", by_experts("global-threshold")),

@@ -42,7 +42,7 @@ from tests.families.records import BRANCHES, CASES, own_layouts
 from tests.gates import gate_statistics
 from tests.scores import scores_by_hand
 
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES = {
     "bart": {"num_hidden_layers": 3},  # the encoder's once more, as transformers 4 wrote it
     "t5": {"num_decoder_layers": None},  # as many as the encoder's
     "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},

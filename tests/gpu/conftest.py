@@ -26,7 +26,7 @@ class Real:
         self.capability = torch.cuda.get_device_capability(self.device)
         self.uploads = Counter[tuple[str, str]]()
         self._catching = warnings.catch_warnings(record=True)
-        self._caught: list[warnings.WarningMessage] = []
+        self._caught = []
 
     def __enter__(self) -> Real:
         caught = self._catching.__enter__()

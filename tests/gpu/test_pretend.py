@@ -1,14 +1,12 @@
 """The pretended GPU refuses and counts what a real one does."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from tests.gpu.pretend import Pretend
 
-WAITING: dict[str, tuple[Callable[[Tensor], object], int]] = {
+WAITING = {
     "item": (lambda numbers: numbers[0].item(), 1),
     "a branch": (lambda numbers: bool((numbers > 0).all()), 1),
     "a list": (lambda numbers: numbers.tolist(), 1),

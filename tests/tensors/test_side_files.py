@@ -1,7 +1,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -134,7 +133,7 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path, has_config
 CONFIG = {"config.json": {"model_type": "bloom"}}
 PROMPTS = {"peft_type": "PROMPT_TUNING"}
 LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
-CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+CASES = {
     "empty": ({}, "an empty directory", "Copy a model into it"),
     "adapter_model.safetensors": (
         {"adapter_config.json": LORA, "adapter_model.safetensors": ""},

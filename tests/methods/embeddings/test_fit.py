@@ -43,8 +43,7 @@ def truncated_svd(
     root = np.sqrt(own)[:, None]
     _, _, right = np.linalg.svd((array - mean) * root, full_matrices=False)
     directions = right[:map_dim]
-    found: NDArray[np.float64] = (array - mean) @ directions.T @ directions + mean
-    return found
+    return (array - mean) @ directions.T @ directions + mean
 
 
 def table_of(
