@@ -204,7 +204,6 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def _elsewhere(self, repo: str, commit: str, name: str) -> None:
             """A redirection to another host, which knows the address for a while."""
-            assert hub.lifetime is not None
             whole, number = hub.models[repo][commit][name], str(len(hub.addresses))
             hub.addresses[number] = hub.lifetime
             port = hub.url.rpartition(":")[2]

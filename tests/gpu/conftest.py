@@ -29,9 +29,7 @@ class Real:
         self._caught = []
 
     def __enter__(self) -> Real:
-        caught = self._catching.__enter__()
-        assert caught is not None
-        self._caught = caught
+        self._caught = self._catching.__enter__()
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         return self
