@@ -18,7 +18,7 @@ from tests.reference.define import groups
 from tests.reference.define import unit as slow_unit
 from tests.tiny import config_of
 
-SMALL: dict[str, Any] = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
+SMALL = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
 
 
 CASES = dict(records.CASES)

@@ -62,7 +62,6 @@ def ended(processes: list[Process]) -> list[tuple[int, str, str]]:
     found = []
     for process in processes:
         out, err = process.communicate()
-        assert process.returncode is not None
         found.append((process.returncode, out, err))
     return found
 

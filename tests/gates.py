@@ -39,7 +39,7 @@ def random_gates(checkpoint: Checkpoint, entries: Sequence[str], seed: int = 0) 
     """Random statistics of the layers that a forward pass of the checkpoint runs; counts are 200 or more."""
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     shape = len(layers), layers[0].original_experts
-    mode: Mode = "forced" if checkpoint.model_type == "nllb-moe" else "text"
+    mode = "forced" if checkpoint.model_type == "nllb-moe" else "text"
 
     def drawn(number: int) -> GateSums:
         draw = np.random.default_rng((seed, number))

@@ -204,7 +204,6 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def _elsewhere(self, repo: str, commit: str, name: str) -> None:
             """A redirection to another host, which knows the address for a while."""
-            assert hub.lifetime is not None
             whole, number = hub.models[repo][commit][name], str(len(hub.addresses))
             hub.addresses[number] = hub.lifetime
             port = hub.url.rpartition(":")[2]
@@ -271,7 +270,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
 def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
     size = len(data) if announced is None else announced
-    known: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _digest(data)}
+    known = {"rfilename": name, "size": size, "blobId": _digest(data)}
     return known | (
         {"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {}
     )

@@ -55,7 +55,7 @@ def heading_texts(tokens: list[Token]) -> Iterator[str]:
 
 def anchors(headings: Iterable[str]) -> Iterator[str]:
     """GitHub's rule: small letters, no punctuation, hyphens for spaces, a number for what came before."""
-    seen: dict[str, int] = {}
+    seen = {}
     for heading in headings:
         name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         number = seen[name] = seen.get(name, -1) + 1

@@ -7,5 +7,5 @@ from typing import Any
 def headed_class(config: Mapping[str, Any]) -> str:
     """The `AutoModel…` whose class in `auto_map` is the first one under `architectures`."""
     named = f"modeling_prunecli.{config['architectures'][0]}"
-    found: dict[str, str] = {value: auto for auto, value in config["auto_map"].items()}
+    found = {value: auto for auto, value in config["auto_map"].items()}
     return found[named]

@@ -25,7 +25,7 @@ def pixels(path: Path) -> tuple[int, int]:
 
 def drawn(specification: dict[str, Any], mark: str) -> list[dict[str, Any]]:
     """Return the data of all layers of a chart with this mark."""
-    found: list[dict[str, Any]] = []
+    found = []
     for layer in specification.get("layer", [specification]):
         if layer["mark"]["type"] == mark:
             name = layer.get("data", specification.get("data"))["name"]

@@ -17,7 +17,7 @@ class _Meeting:
 
     def __init__(self, count: int) -> None:
         self.turn = threading.Condition()
-        self.values: list[bytes] = [b""] * count
+        self.values = [b""] * count
         self.here = self.times = self.ended = 0
 
     def wait(self) -> bool:
@@ -52,7 +52,7 @@ class ThreadGroup(ProcessGroup):
 def at_once(count: int, work: Callable[[ProcessGroup], Any]) -> list[Any]:
     """Return what `work` returns, or raises, in each of so many processes."""
     meeting = _Meeting(count)
-    found: list[Any] = [None] * count
+    found = [None] * count
 
     def run(rank: int) -> None:
         with meeting.turn:

@@ -22,7 +22,7 @@ def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callab
     """
     tensors = load_file(source / "model.safetensors")
     held, values = {}, {}
-    settings: dict[str, object] = {"quant_method": "mxfp4"}
+    settings = {"quant_method": "mxfp4"}
     for name, tensor in tensors.items():
         held[name] = values[name] = tensor
         if not which(name) or tensor.dim() < 2:

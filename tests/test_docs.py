@@ -88,7 +88,7 @@ def named(text: str, own: str | None) -> Iterator[tuple[str | None, str]]:
         words = words[1:]
     if words and words[0] == "prunecli":
         words = words[1:]
-        command: str | None = words[0] if words and words[0] in COMMANDS else ""
+        command = words[0] if words and words[0] in COMMANDS else ""
     elif words and (words[0] in COMMANDS or words[0].endswith(".py")):
         command = words[0]
     elif words and words[0].startswith("--"):

@@ -136,7 +136,7 @@ def test_no_other_module_uses_private_names():
 def _private_names(tree: ast.AST) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(tree):
-        names: list[str] = []
+        names = []
         if isinstance(node, ast.Attribute):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             names = [] if own else [node.attr]

@@ -65,7 +65,7 @@ _GENERATION = {**_IDS, "max_length": 64, "transformers_version": "5.23.0"}
 def tiny_config(
     experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
 ) -> dict[str, Any]:
-    config: dict[str, Any] = {
+    config = {
         "model_type": "nllb-moe",
         "architectures": ["NllbMoeForConditionalGeneration"],
         "transformers_version": "5.23.0",
@@ -94,7 +94,7 @@ def tiny_config(
 def random_tensors(config: Mapping[str, Any], seed: int = 0, dtype: str = "F32") -> dict[str, np.ndarray]:
     """Every stored tensor of the stock layout, with random values; norms lie near the identity."""
     generator = np.random.default_rng(seed)
-    tensors: dict[str, np.ndarray] = {}
+    tensors = {}
     for name, shape in tensor_shapes(config).items():
         scale = 1.0 if "router" in name else 0.02 if name.endswith("bias") else 1 / np.sqrt(shape[-1])
         values = generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
@@ -207,7 +207,7 @@ def _tokenizer(languages: Sequence[str]) -> Any:
     pieces = (*SPECIALS, *PIECES, *("".join(merge) for merge in MERGES))
     vocab = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=list(MERGES), unk_token="<unk>", fuse_unk=True))
-    metaspace: dict[str, Any] = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    metaspace = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**metaspace)
     tokenizer.decoder = decoders.Metaspace(**metaspace)
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
@@ -245,8 +245,7 @@ def json_of(path: Path | str) -> Any:
 
 def config_of(directory: Path) -> dict[str, Any]:
     """The config.json of a checkpoint."""
-    config: dict[str, Any] = json_of(directory / "config.json")
-    return config
+    return json_of(directory / "config.json")
 
 
 def change_json(path: Path, *without: str, **changes: Any) -> None:

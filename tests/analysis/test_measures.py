@@ -125,7 +125,6 @@ def test_spreads_against_every_two_pairs_one_by_one(pairs):
 def test_tree_of_four_points_on_a_line():
     # a and b join at 1, with c at mean(4, 3) = 3.5, with far at mean(10, 9, 6) = 8.333.
     found = cluster(LINE, "average")
-    assert found is not None
     lines = "8.333|├─ 3.500|│  ├─ 1.000|│  │  ├─ a|│  │  └─ b|│  └─ c|└─ far"
     assert list(found.blocks(""))[1].splitlines() == lines.split("|")
     assert found.clusters["members"][1] == "far"

@@ -202,7 +202,7 @@ class Subject:
 
 def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     """Component -> `[tokens, width]`: what the residual stream gains between one norm and the next."""
-    seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    seen = []
     model, handles = subject.model, []
     for block in dict.fromkeys(component.block for component in subject.components):
         for suffix in ("", *(f".{norm}" for norm in CASES[subject.case].norms)):
@@ -224,7 +224,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     for handle in handles:
         handle.remove()
     stream = {name: (before[0], after[0]) for name, before, after in seen}
-    found: dict[str, list[list[float]]] = {}
+    found = {}
     for block in dict.fromkeys(component.block for component in subject.components):
         names = [name for name in stream if name.startswith(f"{block}.")]
         own = [component.name for component in subject.components if component.block == block]

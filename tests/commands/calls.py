@@ -65,7 +65,7 @@ def refused(result: Result, message: str, status: int) -> None:
 
 def content(path: Path | str) -> dict[str, Any]:
     """A written result, but for the command line that made it."""
-    found: dict[str, Any] = json_of(path)
+    found = json_of(path)
     found.pop("command", None)
     return found
 

@@ -165,10 +165,8 @@ def test_the_whole_process_stays_within_it(command, memory_folder):
         return done
 
     named = re.search(r"works is ([\d.]+)MiB", measured("1MiB")[2])
-    assert named
     budget = int(float(named[1])) + 32
     status, _, err = measured(f"{budget}MiB")
     assert status == 0, err
     peak = re.search(r"peak (\d+)", err)
-    assert peak
     assert int(peak[1]) < budget << 20

@@ -106,10 +106,10 @@ def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
 
 def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-    step: dict[str, Any] = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
+    step = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
     step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
     experts = {layer: [0, 3, 5, 6] for layer in layers}
-    structure: dict[str, Any] = {"version": 1, "history": [step], "experts": experts}
+    structure = {"version": 1, "history": [step], "experts": experts}
     structure["original_experts"] = dict.fromkeys(layers, 8)
     directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
     assert run(directory) == 0

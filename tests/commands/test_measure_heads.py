@@ -35,8 +35,7 @@ def run(*arguments: object) -> Any:
 
 
 def scores(path: str = "heads.json") -> dict[str, Any]:
-    found: dict[str, Any] = json_of(path)
-    return found
+    return json_of(path)
 
 
 def test_importance_per_token(folder):

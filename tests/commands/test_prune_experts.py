@@ -1,5 +1,4 @@
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
 
 
 GRANULAR = ("--granularity",)
-REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
+REFUSALS = {
     "below top-k": (("--ratio", 0.9), "would be kept", 2),
     "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
     "same language": ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran", 2),

@@ -73,8 +73,7 @@ def test_refusals(models, arguments, message):
 
 
 def kept_of(output: str) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = json.loads(output)["kept"]
-    return found
+    return json.loads(output)["kept"]
 
 
 DRY = ("--dry-run", "--json")

@@ -1,6 +1,5 @@
 import itertools
 import json
-from collections.abc import Mapping
 from typing import get_args
 
 import numpy as np
@@ -79,7 +78,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 
-REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
+REFUSALS = {
     "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
     "too many": (("--count", 29), "at most 28 can", 2),
     "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -154,7 +153,7 @@ def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
         assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
 
 
-REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
+REFUSALS = [
     ("gpt2", ("--preset", "NoEnc"), "with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec."),
     ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
     ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
@@ -167,7 +166,7 @@ REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
     ("gpt2", ("--width", "8"), "needs text.\nGive --text FILE"),
     ("m2m_100", ("--keep-units", "activations", "--width", "8", "--text", __file__), "--text goes with"),
 ]
-OF_ATTENTIONS: list[tuple[str, tuple[Any, ...], str]] = [
+OF_ATTENTIONS = [
     ("m2m_100", ("--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
     ("gpt2", ("--cross", "share"), "--cross share: the model has no cross-attention"),
     ("gpt2", ("--encoder", "drop"), "--encoder drop: the model has no encoder self-attention"),

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -81,7 +80,7 @@ def heads(source: Checkpoint) -> Rewrite:
 
 
 def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
-    chosen: dict[str, Any] = {side: treatment}
+    chosen = {side: treatment}
     return rewrite_shared(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
 
 
@@ -94,7 +93,7 @@ def without_layer(source: Checkpoint, layer: str) -> Rewrite:
 
 
 def attention(source: Checkpoint, side: str) -> Rewrite:
-    chosen: dict[str, Any] = {side: "share"}
+    chosen = {side: "share"}
     return rewrite_shared(source, plan_attention(source, AttentionOptions(**chosen)))
 
 
@@ -164,7 +163,7 @@ def again(case: str, path: Path, folder: Path) -> Path:
     with open_model(path) as opened:
         change = opened.layout.require_tables().change.input
     is_unit = change is not None and not change.cached
-    chain: list[Callable[[Path, Path], Path]] = [
+    chain = [
         lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
         lambda at, to: written(at, heads, to),
         lambda at, to: written(at, lambda opened: ffns(opened, side_of(case), "drop"), to),

@@ -67,7 +67,7 @@ def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> li
     model = stock_class(model_type).from_pretrained(source).eval()
     model.set_experts_implementation("eager")
     tokenizer, modules = load_tokenizer(source), expert_modules(model)
-    found: list[tuple[Tensor, Tensor]] = []
+    found = []
     with torch.no_grad():
         for line in lines:
             ids = torch.tensor([tokenizer(line)["input_ids"]])

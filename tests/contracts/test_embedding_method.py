@@ -1,6 +1,5 @@
 """Factorised embeddings: what they compute, how they are stored, opened, saved and cached."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
 from tests.tiny import config_of
 
-Made = Callable[..., Path]
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
 

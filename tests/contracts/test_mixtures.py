@@ -52,8 +52,7 @@ def logits(model: Any, model_type: str) -> Tensor:
     ids = torch.randint(3, 64, (2, 9))
     extra = {"decoder_input_ids": ids.flip(1)} if model_type == "switch_transformers" else {}
     with torch.no_grad():
-        result: Tensor = model(input_ids=ids, **extra).logits
-    return result
+        return model(input_ids=ids, **extra).logits
 
 
 FOUND = (

@@ -52,10 +52,9 @@ PRETRAINED = {
     "AutoModelForPreTraining": "BertForPreTraining",
     "AutoModelForNextSentencePrediction": "BertForNextSentencePrediction",
 }
-ROBERTA = _masked("Roberta", "RobertaForCausalLM")
 LLAMA = {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
 
-PUBLISHED: tuple[tuple[str, str, dict[str, Any], dict[str, str]], ...] = (
+PUBLISHED = (
     ("nllb-moe", "NllbMoeModel", {}, NLLB),
     ("marian", "MarianMTModel", {}, MARIAN),
     ("bart", "BartForConditionalGeneration", {}, BART),

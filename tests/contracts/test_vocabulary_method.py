@@ -1,5 +1,6 @@
 """Vocabulary trimming: a stock checkpoint of the same logits, of fewer tokens."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import (
     WRITTEN,
+    InSteps,
     Method,
     MethodContract,
     WrittenFiles,
     batch_for,
     load,
     logits_of,
+    stock_model,
 )
 from tests.families import tiny_family
 from tests.families.records import BRANCHES
@@ -83,10 +86,10 @@ def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
         torch.testing.assert_close(logits(after, tokenizers[1], line), expected, rtol=1e-5, atol=1e-5)
 
 
-def to_lines(source: Checkpoint, **options: Any) -> Rewrite:
-    """To the tokens of `LINES`."""
-    lines = Lines(LINES, (), (), (), None)
-    return cut(source, plan_vocabulary(source, lines, VocabularyOptions(**options)))
+def to_lines(source: Checkpoint, lines: tuple[str, ...] = LINES, **options: Any) -> Rewrite:
+    """To the tokens of these lines."""
+    text = Lines(lines, (), (), (), None)
+    return cut(source, plan_vocabulary(source, text, VocabularyOptions(**options)))
 
 
 class Trimming(Method):
@@ -130,6 +133,13 @@ class TestFiles(Trimming, WrittenFiles):
 
 
 @once_a_layout
+class TestEveryLayout(Trimming, InSteps):
+    def steps(self) -> tuple[Any, Any, Any]:
+        fewer = partial(to_lines, lines=LINES[:1])
+        return to_lines, fewer, fewer
+
+
+@once_a_layout
 def test_plain_transformers_opens_the_result(source, tmp_path):
     out = trimmed(source, tmp_path / "out", LINES)
     config = config_of(out)
@@ -138,27 +148,10 @@ def test_plain_transformers_opens_the_result(source, tmp_path):
         with pytest.raises(ValueError, match="stock routing of NLLB-MoE is wrong"):
             transformers.NllbMoeForConditionalGeneration.from_pretrained(out)
         return
-    made = getattr(transformers, config["architectures"][0])
-    model, info = made.from_pretrained(out, output_loading_info=True, dtype=torch.float32)
-    assert all(name.endswith("embed_positions.weight") for name in info["missing_keys"])
-    assert not any(info[key] for key in ("unexpected_keys", "mismatched_keys"))
+    model = stock_model(out, source)
     assert model.get_input_embeddings().weight.shape[0] == config["vocab_size"] == len(load_tokenizer(out))
     tokenizer = load_tokenizer(out)
-    torch.testing.assert_close(
-        logits(model.eval(), tokenizer, LINES[0]), logits(load(out), tokenizer, LINES[0])
-    )
-
-
-@once_a_layout
-def test_trimming_twice_equals_trimming_once(source, tmp_path):
-    trimmed(source, tmp_path / "first", LINES)
-    trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
-    trimmed(source, tmp_path / "direct", LINES[:1])
-    with open_model(tmp_path / "second") as second, open_model(tmp_path / "direct") as direct:
-        assert list(second.tensors) == list(direct.tensors)
-        assert all(second.read(name).tobytes() == direct.read(name).tobytes() for name in second.tensors)
-        assert len(second.structure.history) == 2
-    assert kept_ids(source, tmp_path / "second") == kept_ids(source, tmp_path / "direct")
+    torch.testing.assert_close(logits(model, tokenizer, LINES[0]), logits(load(out), tokenizer, LINES[0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +159,7 @@ def weights(path: Path, width: int) -> int:
 
 
 NARROW = ("--width", "8", "--keep-units", "activations")
-COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+COMMANDS = {
     "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1", "--max-new-tokens", "4")),
     "evaluate lm": (evaluate, ("llama", "--task", "lm", "--text", "lines")),
     "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--max-new-tokens", "2")),

@@ -219,7 +219,7 @@ WINDOWS = [
     *(Window(0, tuple(range(5, 17)), 11), Window(0, tuple(range(20, 29)), 3)),
     *(Window(1, (7, 8), 1), Window(2, tuple(range(30, 42)), 11)),
 ]
-UNDECLARED: dict[str, dict[str, Any]] = {
+UNDECLARED = {
     "phi": {},
     "cohere": {"logit_scale": 0.25},
     "granite": {"logits_scaling": 3.0},

@@ -34,7 +34,7 @@ def main() -> None:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     types = [name for name in tiny.model_types() if name != NLLB_MOE.model_type]
-    groups: dict[str, list[str]] = {}
+    groups = {}
     wrong = []
     for model_type in sys.argv[1:] or types:
         with tempfile.TemporaryDirectory() as directory:

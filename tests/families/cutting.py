@@ -17,7 +17,7 @@ from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
-from prunecli.model.axes import Axis, Kind
+from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.names import with_new_ending
@@ -31,7 +31,7 @@ from prunecli.selection.cut import Selection, cut
 from tests.families import tiny
 from tests.selections import kept_experts
 
-KINDS: tuple[Kind, ...] = ("layer", "unit", "head", "channel")
+KINDS = ("layer", "unit", "head", "channel")
 
 
 def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
@@ -42,7 +42,7 @@ def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrain
 
 def axes_found(checkpoint: Checkpoint) -> dict[str, list[Axis]]:
     """Kind, or "expert unit" -> axes that can lose units; without kinds that are refused."""
-    found: dict[str, list[Axis]] = {}
+    found = {}
     for kind in KINDS:
         with suppress(PruneError):
             for axis in axes_of(checkpoint, kind):
@@ -172,7 +172,7 @@ def without_experts(
 ) -> Iterator[None]:
     """Inside, the dropped experts' router logits, and correction biases, are minus infinity."""
     values = dict((*model.named_parameters(), *model.named_buffers()))
-    dropped: dict[int, list[int]] = {}
+    dropped = {}
     names = StockNames(checkpoint, model)
     for layer in checkpoint.mixtures:
         gone = [number for number in range(layer.num_experts) if number not in kept[layer.name]]
@@ -233,7 +233,7 @@ def treated_apart(
         PruneError: prunecli refuses.
     """
     layout, sides = checkpoint.layout, {stack.side for stack in checkpoint.require_architecture().stacks}
-    treated: dict[str, Any] = dict.fromkeys(sides, treatment)
+    treated = dict.fromkeys(sides, treatment)
     if treatment == "share":
         treated["init"] = "first"
     if part == "ffn":
@@ -270,14 +270,14 @@ def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def opened(model: PreTrainedModel, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> PreTrainedModel:
     """A model like this one of other tensors."""
     held = {name: value for name, value in state.items() if name in checkpoint.tensors}
-    other: PreTrainedModel = type(model).from_pretrained(None, config=model.config, state_dict=held)
+    other = type(model).from_pretrained(None, config=model.config, state_dict=held)
     return other.eval()
 
 
 def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
     """Removed or shared parts -> difference, or the reason of the refusal; each alone. Tokens are found, not cut."""
     model = saved(model_type, directory / "model")
-    told: dict[str, str | float] = {}
+    told = {}
     with open_model(directory / "model") as checkpoint:
         found = axes_found(checkpoint)
         for kind, axes in found.items():
@@ -316,8 +316,7 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
     """`[rows, tokens, vocabulary]`, without a cache where the class has one."""
     cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
-        found: torch.Tensor = model(**rows, **cache).logits
-    return found
+        return model(**rows, **cache).logits
 
 
 def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 EXPERTS, TOP_K = 8, 2
 
-_SIZES: dict[str, Any] = {
+_SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
     "num_experts_per_tok": TOP_K,
     "tie_word_embeddings": False,
 }
-_LATENT: dict[str, Any] = {
+_LATENT = {
     "head_dim": 8,
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
@@ -35,7 +35,7 @@ _LOCAL = {"num_local_experts": EXPERTS}
 _ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1}
 _GROUPED = {"n_group": 2, "topk_group": 1}
 _UNGROUPED = {"n_group": 1, "topk_group": 1}
-_DELTA: dict[str, Any] = {
+_DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,

@@ -5,19 +5,18 @@ Lists of families, tiny checkpoints (`tests.families`), layouts and masks are al
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from tests.families.family import Family, FfnLayout
 from tests.tiny import VOCAB, tiny_config
 
-_IDS: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 _STACKS = (("encoder", 3), ("decoder", 2))
 _SENTENCE = "<s> $A </s>"
 _BEGUN = ("<s> $A", "<s> $A $B")
 _ENDED = ("$A </s>", "$A $B </s>")
 _TWO_BREAKS = (_SENTENCE, "<s> $A </s> </s> $B </s>")
 
-_BART_FFN: dict[str, int | None] = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
+_BART_FFN = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
 _BART_LAYERS = [f"model.{side}.layers.{n}" for side, depth in _STACKS for n in range(depth)]
 
 NLLB_MOE = Family(
@@ -116,7 +115,7 @@ T5 = Family(
     float32_parts=True,
 )
 _GATED_T5_FFNS = replace(T5.ffns, tensors={"wi_0.weight": 0, "wi_1.weight": 0, "wo.weight": 1})
-_GATED_T5: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+_GATED_T5 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 
 
 def _bert_ffns(model: str) -> FfnLayout:
@@ -290,7 +289,7 @@ GEMMA2 = LLAMA.kin(
     ),
     norms=("input_layernorm", "pre_feedforward_layernorm"),
 )
-FAMILIES: dict[str, Family] = {
+FAMILIES = {
     family.model_type: family
     for family in (
         NLLB_MOE,
@@ -333,7 +332,7 @@ FAMILIES: dict[str, Family] = {
 }
 """Every declared family."""
 
-CASES: dict[str, Family] = {
+CASES = {
     **FAMILIES,
     "t5-gated": T5.variant(_GATED_T5, ffns=_GATED_T5_FFNS),  # version 1.1
     "opt-narrow": OPT.variant({"word_embed_proj_dim": 24, "do_layer_norm_before": False}),  # as OPT-350M

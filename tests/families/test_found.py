@@ -32,7 +32,7 @@ from tests.families import cutting, tiny
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
-FOUND: dict[str, set[str]] = {
+FOUND = {
     "granite": {*BOTH, "channel"},
     "gpt_neox": {"layer", "unit", "uneven head"},
     "bloom": {"layer"},

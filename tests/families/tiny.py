@@ -74,7 +74,7 @@ _INDEXER = {
     "indexer_budget": 8,
     "indexer_compress_ratio": 2,
 }
-OVERRIDES: dict[str, dict[str, Any]] = {
+OVERRIDES = {
     # Without attention by default; a cache without an attention layer cannot be asked for its length.
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": _MIXED},
@@ -192,7 +192,7 @@ def _fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
 
 def _values(default: PreTrainedConfig) -> dict[str, Any]:
     """Tiny values for the fields of a config and its nested configs, given an instance of defaults."""
-    values: dict[str, Any] = {"dtype": "float32"}
+    values = {"dtype": "float32"}
     special = FIRST_SPECIAL
     for name, declared in _fields(type(default)).items():
         value = vars(default).get(name, declared)

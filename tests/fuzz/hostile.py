@@ -1,13 +1,12 @@
 """Values and pieces of text that nobody meant, for damage to files."""
 
 import json
-from typing import Any
 
 import yaml
 
 from prunecli.recipes.engine import bundled_recipes
 
-HOSTILE: tuple[Any, ...] = (
+HOSTILE = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 1 << 31, 1 << 62, 1 << 63, 1 << 64, -(1 << 63), 10**40),
     *(0.0, 0.5, -1.5, 1e308, 1e-320, float("nan"), float("inf"), -float("inf")),
     *("", " ", "0", "-1", "nan", "x" * 100_000, "\0", "a\0b", "\ud800"),

@@ -56,7 +56,6 @@ class _Stream(io.TextIOWrapper):
 
     def text(self) -> str:
         self.flush()
-        assert isinstance(self.buffer, io.BytesIO)
         return self.buffer.getvalue().decode()
 
 

@@ -296,7 +296,6 @@ def test_a_step_ends_with_the_run_that_was_killed():
         f"subprocess.Popen([sys.executable, '-c', {step!r}], env={{**os.environ, PARENT: str(os.getpid())}}).wait()"
     )
     with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == "on\n"
         parent.kill()
         assert parent.stdout.read() == ""  # which comes when the step has ended, too

@@ -26,12 +26,10 @@ class Real:
         self.capability = torch.cuda.get_device_capability(self.device)
         self.uploads = Counter[tuple[str, str]]()
         self._catching = warnings.catch_warnings(record=True)
-        self._caught: list[warnings.WarningMessage] = []
+        self._caught = []
 
     def __enter__(self) -> Real:
-        caught = self._catching.__enter__()
-        assert caught is not None
-        self._caught = caught
+        self._caught = self._catching.__enter__()
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         return self

@@ -77,8 +77,8 @@ class Pretend(TorchFunctionMode):
         self.capability, self.total, self.count = capability, total, count
         self.held, self.reserved, self._holders = Counter[int](), Counter[int](), Counter[int]()
         self.timeline = Timeline(lambda what: self._count(self.waits, what), caller)
-        self.limits: dict[int, int] = {}
-        self._pinned: dict[int, torch.Tensor] = {}
+        self.limits = {}
+        self._pinned = {}
         self.reset()
 
     def __enter__(self) -> Pretend:
@@ -108,7 +108,7 @@ class Pretend(TorchFunctionMode):
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have `torch.cuda` tell of these GPUs."""
-        facts: dict[str, Callable[..., Any]] = {
+        facts = {
             "is_available": lambda: True,
             "device_count": lambda: self.count,
             "current_device": lambda: 0,

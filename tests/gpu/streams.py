@@ -50,7 +50,7 @@ class Event:
     """A mark of what a stream had done when it was recorded."""
 
     def __init__(self, **_options: Any) -> None:
-        self.stream: Stream | None = None
+        self.stream = None
         self.knows = Counter[Stream]()
 
     def record(self, stream: Stream | None = None) -> None:
@@ -75,8 +75,8 @@ class Timeline:
         self.waited, self._caller = waited, caller
         self.races, self.overwritten = Counter[str](), 0
         self._default, self._local = Stream(self), threading.local()
-        self._access: dict[int, dict[Stream, int]] = {}
-        self._sending: list[tuple[Stream, int, torch.Tensor, torch.Tensor]] = []
+        self._access = {}
+        self._sending = []
 
     @property
     def current(self) -> Stream:

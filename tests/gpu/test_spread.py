@@ -1,6 +1,6 @@
 """A model that one GPU does not hold: its layers over two, and what each command makes of it, as on a CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ CARDS = [torch.device("cuda", number) for number in range(2)]
 MARGIN = 4096
 """Bytes of each pretended card beside 0.7 of the weights: batches and beams of tiny models."""
 
-COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+COMMANDS = {
     "collect-gates": (collect_gates, ("moe", *PAIR)),
     "collect-gates text": (collect_gates, ("mixtral", "--text", "a=lines")),
     "score-heads": (score_heads, ("m2m_100", *PAIR)),

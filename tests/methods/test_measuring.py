@@ -35,7 +35,7 @@ from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 LINES = ("the hen then", "ten tins on it", "a hen")
 PAIR = ("eng_Latn", "fra_Latn")
 CPU = choose_devices("cpu")
-OUTPUTS: dict[str, dict[Kind, str]] = {
+OUTPUTS = {
     "llama": {"head": ".o_proj", "unit": ".down_proj"},
     "gpt2": {"head": ".c_proj", "unit": ".c_proj"},
     "gpt_neox": {"head": ".dense", "unit": ".dense_4h_to_h"},
@@ -75,7 +75,7 @@ def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any) -> dict
 
 def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
     """`[1, tokens]`, which begin with the token of a beginning."""
-    ids: torch.Tensor = tokenizer(line, return_tensors="pt")["input_ids"]
+    ids = tokenizer(line, return_tensors="pt")["input_ids"]
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return ids if ids[0, 0] == start else torch.cat([torch.tensor([[start]]), ids], dim=1)
 

@@ -28,7 +28,7 @@ from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 SENTENCES = ([5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 9])
 TARGETS = ([2, 7, 8], [2, 9, 10, 11, 12], [2, 5])
 
-ACTIVATIONS: dict[str, Any] = {
+ACTIVATIONS = {
     **dict.fromkeys(("m2m_100", "nllb-moe", "opt"), functional.relu),
     **dict.fromkeys(("bart", "bert"), functional.gelu),
     **dict.fromkeys(("t5-gated", "gpt2"), partial(functional.gelu, approximate="tanh")),
@@ -64,7 +64,7 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
     """One sentence at a time: what goes into each FFN, and its hidden units from the stored weights."""
     layout, held = LAYOUTS[case], weights(directory)
     inner = [name for name in layout.tensors if not name.startswith(f"{layout.output}.")]
-    entering: dict[str, list[torch.Tensor]] = defaultdict(list)
+    entering = defaultdict(list)
     for name in layout.names:
         model.get_submodule(f"{name}.{layout.input}").register_forward_pre_hook(
             lambda _module, inputs, name=name: entering[name].append(

@@ -12,7 +12,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
-FORMS: tuple[dict[str, Any], ...] = (
+FORMS = (
     {},
     {"shards": 3},
     {"dtype": "F16", "router_bias": True},

@@ -37,7 +37,6 @@ def test_ranks_cutoff_and_margins_are_those_of_counting(seed):
         kept = []
         for index in together:
             own = marked[index].values
-            assert own is not None
             values += own.tolist()
             kept += marked[index].kept.tolist()
         ranks = [ranking.rank(values, kept, at) for at in range(len(values))]

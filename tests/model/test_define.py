@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.define import UNIT_KINDS, UnitShape
 from tests.reference import define as reference
 
 EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
@@ -11,7 +11,7 @@ EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
 
 @st.composite
 def shapes(draw: st.DrawFn) -> UnitShape:
-    kind: UnitKind = draw(st.sampled_from(EXPANDING))
+    kind = draw(st.sampled_from(EXPANDING))
     depth, most = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     multiple = 1
     for groups in reference.groups(kind, most, depth):

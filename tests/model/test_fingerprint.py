@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +6,7 @@ import pytest
 from prunecli.model.checkpoint import open_model
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_weights
 
-FORMS: tuple[dict[str, Any], ...] = (
+FORMS = (
     {"dtype": "F16"},
     {"shards": 3},
     {"pickled": True},

@@ -1,7 +1,6 @@
 """The file that opens a result through transformers: its options, and where it must not go."""
 
 import sys
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -10,7 +9,7 @@ import torch
 import prunecli
 from prunecli.model.opening import shim_source
 
-SPACE: dict[str, Any] = {"__name__": "modeling_prunecli"}
+SPACE = {"__name__": "modeling_prunecli"}
 exec(
     compile(shim_source(("NllbMoeModel", "NllbMoeForConditionalGeneration")), "modeling_prunecli.py", "exec"),
     SPACE,

@@ -41,7 +41,7 @@ def without_ffn(model: Any, layout: FfnLayout, names: list[str]) -> Iterator[Non
                 )
                 hooks.callback(silent.remove)
                 continue
-            held: list[torch.Tensor] = []
+            held = []
             keep = model.get_submodule(f"{name}.{layout.input}").register_forward_pre_hook(
                 lambda _module, inputs, held=held: held.append(inputs[0])
             )

@@ -47,13 +47,13 @@ _SEEING = {
     "text_config": {**_LLAMA, "layer_types": ["full_attention"] * 2, "cls_token_id": 0, "sep_token_id": 2},
     "vision_config": {**_SIZES, "image_size": 32, "patch_size": 8},
 }
-CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+CAUSAL = {
     "internlm3": ("LlamaForCausalLM", _LLAMA),  # a class that is borrowed
     "phi": ("PhiForCausalLM", _LLAMA),
     "hy_v4": ("HYV4ForCausalLM", {**_LLAMA, **_SPARSE}),  # padding breaks ties of its sparse attention
     "cpmant": ("CpmAntForCausalLM", _ANT),  # takes padding to be on the left
 }
-MASKED: dict[str, tuple[str, dict[str, Any]]] = {
+MASKED = {
     "xlm": ("XLMWithLMHeadModel", _XLM),
     "modernvbert": ("ModernVBertForMaskedLM", _SEEING),  # its vocabulary is in an inner config
     "ultravbert": ("UltraVBertForMaskedLM", _SEEING),

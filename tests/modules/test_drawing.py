@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def one_wide(source: Checkpoint) -> Rewrite:
 
 
 def shared_attentions(source: Checkpoint) -> Rewrite:
-    kinds: dict[str, Any] = {layer.kind: "share" for layer in source.layout.attentions}
+    kinds = {layer.kind: "share" for layer in source.layout.attentions}
     return rewrite_shared(source, plan_attention(source, AttentionOptions(**kinds)))
 
 

@@ -110,7 +110,7 @@ def chosen(
     **how: object,
 ) -> tuple[torch.dtype, list[str]]:
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
-    said: list[str] = []
+    said = []
     return fitting_dtype(models, Devices(CPU), asked, say=said.append, **how), said
 
 

@@ -70,9 +70,7 @@ def test_gradients_of_experts_without_rows_are_zero(counts):
     torch.cat(made).square().sum().backward()
     for tensor, copy in zip((tokens, weight, bias), copies, strict=True):
         assert tensor.grad is not None
-        assert copy.grad is not None
         torch.testing.assert_close(tensor.grad, copy.grad)
-    assert weight.grad is not None
     for expert, count in enumerate(counts):
         assert (weight.grad[expert].abs().sum() == 0) == (count == 0)
 

@@ -148,7 +148,7 @@ def test_an_unknown_family(tmp_path, architectures):
         load_model(path, device="cpu")
 
 
-SIZES: dict[str, int] = {
+SIZES = {
     "hidden_size": 16,
     "embedding_size": 16,
     "num_attention_heads": 2,

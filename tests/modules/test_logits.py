@@ -57,7 +57,7 @@ def positions(monkeypatch: pytest.MonkeyPatch, count: int, vocabulary: int = VOC
 
 def heads_given(model: Any) -> list[int]:
     """Positions that the output layer is given, call by call."""
-    given: list[int] = []
+    given = []
     layer = model.get_output_embeddings()
     layer.register_forward_pre_hook(lambda _m, inputs: given.append(inputs[0][..., 0].numel()))
     return given

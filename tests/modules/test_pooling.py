@@ -1,7 +1,6 @@
 """A text's vector from its tokens' hidden states, beside a loop over texts and tokens."""
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.modules.pooling import MODES, Pooling, read_pooling
 from tests.sentence_model import sentence_model
 
-LOOPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+LOOPS = {
     "cls": lambda tokens: tokens[0],
     "mean": lambda tokens: sum(tokens) / len(tokens),
     "max": lambda tokens: np.max(tokens, axis=0),

@@ -83,7 +83,7 @@ def _inputs(model_type: str) -> dict[str, Any]:
 
 
 def observed(model: Any, **inputs: Any) -> dict[str, ExpertUse]:
-    found: dict[str, ExpertUse] = {}
+    found = {}
     with observed_experts(model) as modules:
         for name, module in modules.items():
             module.observer = partial(found.__setitem__, name)

@@ -27,7 +27,7 @@ class AttentionNames:
 _LLAMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",))
 _GEMMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm", "post_attention_layernorm"))
 _SELF = AttentionNames("self_attn", "self_attn.out_proj", ("self_attn_layer_norm",))
-NAMES: dict[str, tuple[AttentionNames, ...]] = {
+NAMES = {
     "bart": (_SELF, AttentionNames("encoder_attn", "encoder_attn.out_proj", ("encoder_attn_layer_norm",))),
     "nllb-moe": (
         _SELF,

@@ -37,7 +37,7 @@ def split(vector: Vector, parts: int) -> list[Vector]:
 
 def group_transformation(vector: Vector, blocks: Sequence[Matrix], bias: Vector) -> Vector:
     """F_G (A.1): part i of the input times block i, the results one after another."""
-    found: Vector = []
+    found = []
     for part, block in zip(split(vector, len(blocks)), blocks, strict=True):
         found += times(part, block)
     return [value + offset for value, offset in zip(found, bias, strict=True)]
@@ -57,7 +57,7 @@ def unit(
     values = list(token)
     for number, (blocks, bias) in enumerate(layers):
         if number and kind == "define":
-            mixed: Vector = []
+            mixed = []
             for own, previous in zip(split(token, len(blocks)), split(values, len(blocks)), strict=True):
                 mixed += own + previous
             values = mixed

@@ -39,7 +39,7 @@ def sums(gates: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     """Sums of gates.json for one layer, counted token by token."""
     experts = len(gates[0])
     names = ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
-    found: dict[str, list[float]] = {name: [0] * experts for name in names}
+    found = {name: [0] * experts for name in names}
     for gate in gates:
         order = sorted(range(experts), key=lambda e, gate=gate: (-gate[e], e))
         found["top1"][order[0]] += 1

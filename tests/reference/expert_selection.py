@@ -19,7 +19,6 @@ def fixed_per_layer(
         pair = max(minimum, min(width, e)), max(minimum, min(width, d))
         if encoder * pair[0] + decoder * pair[1] <= keep:
             best = pair
-    assert best is not None
     return best
 
 
@@ -53,5 +52,4 @@ def global_threshold(
         elif above is None:
             above = counts
     full = [len(layer) for layer in values]
-    assert below is not None
     return below, above if above is not None else full

@@ -15,7 +15,7 @@ def squared_activations(
 
     Experts of gpt-oss are stacked in its files: theirs are one axis.
     """
-    given: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    given = {}
 
     def keep(name: str) -> Any:
         def hook(_module: Any, inputs: Any, kwargs: Any) -> None:
@@ -35,8 +35,8 @@ def squared_activations(
         handle.remove()
     real = mask.reshape(-1).bool()
     model.requires_grad_(False)
-    sums: dict[str, np.ndarray] = {}
-    counts: dict[str, int] = {}
+    sums = {}
+    counts = {}
     for name, (hidden, chosen, weights) in given.items():
         module = model.get_submodule(name)
         hidden = hidden.reshape(-1, hidden.shape[-1]).double()

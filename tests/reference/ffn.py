@@ -117,7 +117,7 @@ def narrowed(ffn: Ffn, width: int) -> Ffn:
 
 def takase_kiyono(layers: int, groups: int, order: str) -> list[int]:
     """Group of each layer by the algorithm of 2104.06022, counted from 1 as there."""
-    found: list[int] = []
+    found = []
     for i in range(1, layers + 1):
         if order == "sequence":
             new = (i - 1) % (layers // groups) == 0

@@ -74,10 +74,10 @@ def expert_mask_squares(
         loss: from the model to the loss of one example.
         modules: names of modules with stacked `gate_up_proj` and `down_proj`.
     """
-    masks: list[Tensor] = []
+    masks = []
     with ExitStack() as undone:
         for name in modules:
-            module: Any = model.get_submodule(name)
+            module = model.get_submodule(name)
 
             def run(rows: Tensor, chosen: Tensor, weights: Tensor, module: Any = module) -> Tensor:
                 width = module.down_proj.shape[-1]

@@ -1,6 +1,5 @@
 """Quantised matrices of every scheme, made value by value, with the values that they stand for."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -171,15 +170,12 @@ def mxfp4(shape: tuple[int, int, int], seed: int = 0) -> Quantised:
     return Quantised(parts, found.transpose(1, 2).contiguous())
 
 
-Quantise = Callable[[Tensor], Quantised]
-
-
 def _weights(bits: int, size: int, **more: object) -> dict[str, object]:
     weights = {"num_bits": bits, "type": "int", "group_size": size, "strategy": "group", **more}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
-SCHEMES: dict[str, tuple[Quantise, dict[str, object]]] = {
+SCHEMES = {
     "fp8": (lambda w: float8(w, (16, 16)), {"quant_method": "fp8", "weight_block_size": [16, 16]}),
     "fp8 by row": (
         lambda w: float8(w, (1, w.shape[1]), "weight_scale"),

@@ -24,7 +24,7 @@ def visits(tokens: Sequence[Token], expert: int) -> list[tuple[int, float, float
 
 def sums(tokens: Sequence[Token], experts: int) -> dict[str, list[float]]:
     """Sums of gates.json for one layer."""
-    found: dict[str, list[float]] = {}
+    found = {}
 
     def put(name: str, value: float) -> None:
         found.setdefault(name, []).append(value)

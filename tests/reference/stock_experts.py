@@ -24,7 +24,7 @@ def expert_calls(
     model: Any, modules: dict[str, Any], **inputs: Any
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Name of a module of experts -> the hidden states, experts and weights that a pass of `model` hands to it."""
-    calls: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    calls = {}
 
     def keep(name: str) -> Any:
         def hook(_module: Any, args: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -43,7 +43,7 @@ def expert_calls(
 
 def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, Tensor]]:
     """Name of a block of the class `kind` -> the block, and the hidden states that a pass of `model` hands to it."""
-    found: dict[str, tuple[Any, Tensor]] = {}
+    found = {}
     handles = [
         block.register_forward_pre_hook(
             lambda block, args, name=name: found.__setitem__(name, (block, args[0].detach()))
@@ -79,7 +79,7 @@ def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:
 
 def switch_tokens(block: Any, hidden: Tensor, capacity: int) -> list[Token]:
     """Routing of each token of `[batch, seq, width]`: one expert, or none where that has no room left."""
-    found: list[Token] = []
+    found = []
     for sequence in hidden:
         taken = [0] * block.experts.num_experts
         for token in sequence:

@@ -31,10 +31,10 @@ class Page(HTMLParser):
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
         self.text, self.headings, self.tags, self.figures = "", [], {}, []
-        self.charts: dict[str, dict] = {}
-        self.scripts: list[str] = []
-        self.nodes: list[str] = []
-        self._open: list[tuple[str, dict]] = []
+        self.charts = {}
+        self.scripts = []
+        self.nodes = []
+        self._open = []
         self._collected = ""
         self._links, self._ids = [], []
         assert source.startswith("<!DOCTYPE html>\n<html ")

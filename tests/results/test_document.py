@@ -130,7 +130,6 @@ def test_packed_lists_of_earlier_files_are_read():
         ],
     }
     (place,) = JSON.validate_python(payload).places
-    assert place.values is not None
     assert place.values.tolist() == [4.0, 2.0, 1.0]
     assert place.kept.tolist() == [True, False, True]
     assert place.labels == ("a", "b", "c")

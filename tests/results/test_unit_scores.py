@@ -22,13 +22,13 @@ from tests.tiny import tiny_nllb_moe
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
 AT, BT, CT = (f"{name}.heads" for name in (A, B, C))
-VALUES: dict[str, list[float]] = {A: [1.0, 3.0], B: [0.0, 2.0, 1.0], C: []}
-IDS: dict[str, tuple[int, ...]] = {A: (0, 1), B: (0, 2, 3), C: ()}
-P_VALUES: dict[str, list[float]] = {A: [0.5, 0.001], B: [1.0, 0.0, 0.2], C: []}
+VALUES = {A: [1.0, 3.0], B: [0.0, 2.0, 1.0], C: []}
+IDS = {A: (0, 1), B: (0, 2, 3), C: ()}
+P_VALUES = {A: [0.5, 0.001], B: [1.0, 0.0, 0.2], C: []}
 
 
 def scores(method: Method = "gradient", **changes: Any) -> Scores:
-    fields: dict[str, Any] = {"ids": IDS}
+    fields = {"ids": IDS}
     if method != "gradient":
         fields |= {"metric": "accuracy", "base": 2.5}
     if method == "all-but-one":
@@ -42,7 +42,7 @@ def written(path: Path, made: Scores) -> Path:
 
 
 def layers(**changes: Any) -> Scores:
-    fields: dict[str, Any] = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
+    fields = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
     fields["distances"] = {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]}
     return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
 
@@ -69,7 +69,7 @@ def test_what_is_written_is_read(made, tmp_path):
 
 
 OF = {"fingerprint": "sha256:00", "model_type": "bert"}
-OLD: dict[str, Any] = {"format": "prunecli.heads/1", "method": "gradient", "task": "mlm", "examples": 4}
+OLD = {"format": "prunecli.heads/1", "method": "gradient", "task": "mlm", "examples": 4}
 OLD |= {"models": [{"path": "here", **OF}], "model": OF}
 OLD |= {"heads": {A: [0, 1], B: [0, 2, 3], C: []}, "sum": VALUES}
 
@@ -100,8 +100,7 @@ def test_sums_and_examples_add_up_in_any_order():
     draw = np.random.default_rng(0)
 
     def quarters(count: int) -> list[float]:
-        found: list[float] = (draw.integers(0, 9, count) / 4).tolist()
-        return found
+        return (draw.integers(0, 9, count) / 4).tolist()
 
     parts = [scores(examples=n, values={A: quarters(2), B: quarters(3), C: []}) for n in (3, 5, 8)]
     whole = merge(parts, "abc")

@@ -1,7 +1,5 @@
-from collections.abc import Callable
 from itertools import permutations, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -212,9 +210,8 @@ def searching(make):
     return make("m2m_100")
 
 
-Use = Callable[[Any, Any], Any]
 CORPUS = Corpus("a", (), LINES)
-USES: dict[str, tuple[str, Use]] = {
+USES = {
     "sentences": ("m2m_100", lambda words, model: translation_examples(words, model, TEXT, [PAIR])),
     "translation": ("m2m_100", lambda words, model: translate(model, words, LINES, PAIR, DecodingOptions())),
     "labelled": ("bert", lambda words, model: labelled_examples(words, model, LABELLED)),

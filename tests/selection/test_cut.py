@@ -26,7 +26,7 @@ ATTENTIONS = (
 )
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 Kept = dict[str, frozenset[int]]
-TOKENS: dict[str, bytes | None] = {"tokenizer.json": None}
+TOKENS = {"tokenizer.json": None}
 """Side files, without which no tokens are cut."""
 
 

@@ -109,7 +109,6 @@ def test_places_are_compared_together_alone_or_by_group():
     assert (first.attention, first.cut) == ("encoder", "heads")
     assert first.ids.tolist() == [0, 2]
     assert first.kept.tolist() == [False, True]
-    assert first.values is not None
     assert first.values.tolist() == [7.0, 5.0]
     assert (second.attention, second.num_kept) == ("cross", 0)
     parted = decision_of(axes[:1], {"m.0.heads": (2,)}, None, Budget(groups=2)).places

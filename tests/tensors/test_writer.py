@@ -49,7 +49,7 @@ def written(source: Path, outputs: list[Output], directory: Path, **options: Any
     with open_model(source) as opened:
         weight_map = write_tensors(opened, outputs, directory, **options)
     assert {path.name for path in directory.glob("*.safetensors")} == set(weight_map.values())
-    found: dict[str, np.ndarray] = {}
+    found = {}
     for file in sorted(set(weight_map.values())):
         found |= load_file(directory / file)
         with safe_open(directory / file, "numpy") as opened_file:

@@ -57,7 +57,7 @@ def test_causal_language_models_read_whole_files_and_all_others_lines(tmp_path, 
     path.write_text("the hen\n\nno\n")
     text, _ = TextChoice(files=(path,), whole_files=asked).text_of(task, said.append)
     assert text == PlainText((path,), ("the hen\n\nno",) if whole else ("the hen", "no"), (), whole)
-    expected: list[str] = []
+    expected = []
     say_convention([path], expected.append, whole_files=whole)
     assert said == expected != []
 

@@ -142,7 +142,7 @@ MARKS = Marks(tuple(range(1000, 1100)), END)
 
 def restored(inputs: list[int], targets: list[int]) -> list[int]:
     """The text that both sides say together: each sentinel of the one replaced by what the other has after it."""
-    spans: dict[int, list[int]] = {}
+    spans = {}
     for token in targets:
         if token in MARKS.sentinels:
             sentinel = token

@@ -89,7 +89,7 @@ def test_an_output_that_is_not_finite_is_an_error():
 
 def _layers(model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8) -> tuple[SparseLayer, ...]:
     experts = {"num_experts": len(kept), "experts": tuple(kept), "original_experts": original}
-    more: dict[str, Any] = {"side": "decoder", "expert_tensors": (), "router_tensors": (), **experts}
+    more = {"side": "decoder", "expert_tensors": (), "router_tensors": (), **experts}
     return tuple(
         SparseLayer(name.removesuffix(".experts"), layer=number, expert_prefix=f"{name}.{{expert}}", **more)
         for number, name in enumerate(expert_modules(model))

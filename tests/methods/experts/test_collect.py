@@ -16,7 +16,7 @@ from prunecli.errors import DataError, PruneError
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.runner import InMemory
@@ -41,7 +41,7 @@ MODES = [CollectOptions(mode="forced", batch_tokens=40), CollectOptions(mode="be
 
 class Subject:
     def __init__(self, path: Path) -> None:
-        self.checkpoint: Checkpoint = open_model(path)
+        self.checkpoint = open_model(path)
         self.model, self.tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
 
     def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:
@@ -73,7 +73,7 @@ def test_lost_sums_are_no_silence(subject, count, monkeypatch):
 
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
-    layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.axes or range(4)]
+    layers = [[] for _ in subject.checkpoint.structure.axes or range(4)]
     hooks = []
     for module, own in zip(sparse_ffns(subject.model).values(), layers, strict=True):
 

@@ -128,7 +128,7 @@ def stopping(after: int) -> Progress:
     """A progress that fails when so much is done."""
 
     def begin(*_: Any) -> Any:
-        steps: list[float] = []
+        steps = []
 
         def advance(amount: float) -> None:
             steps.append(amount)

@@ -27,7 +27,6 @@ from prunecli.methods.measuring import gradient_sums
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
-from prunecli.model.parts import AttentionLayer
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
@@ -42,7 +41,7 @@ from prunecli.running.encoding import (
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.runner import InMemory, Runner
-from prunecli.text.choice import TaskName, TextChoice
+from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
@@ -72,10 +71,10 @@ class Subject:
         else:
             tiny_family(path, model_type, **changes)
         self.checkpoint = open_model(path)
-        self.layers: tuple[AttentionLayer, ...] = self.checkpoint.layout.attentions
+        self.layers = self.checkpoint.layout.attentions
         self.model = load_model(path, device="cpu", dtype=dtype)
         self.tokenizer = load_tokenizer(path)
-        self.task: TaskName = CASES[model_type].task
+        self.task = CASES[model_type].task
 
     def batches(self, batch_tokens: int) -> list[Batch]:
         examples: Examples
@@ -236,7 +235,7 @@ ablated = pytest.mark.parametrize("subject", ["bart", "gpt2", "bert"], indirect=
 
 def zeroed(subject: Subject, mask: HeadMask) -> Any:
     """The output projection's part of the one head that `mask` removes is zero within the block."""
-    projection: Any = output_projections(subject.model, subject.layers)[mask[0]]
+    projection = output_projections(subject.model, subject.layers)[mask[0]]
     axis = 0 if type(projection).__name__ == "Conv1D" else 1
     return reference.scaled_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis, 0.0)
 

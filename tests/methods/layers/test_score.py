@@ -30,11 +30,11 @@ CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
 
 def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
     """Side -> x_0 to x_L, each `[tokens][width]`, one sentence at a time."""
-    found: dict[str, list[list[Any]]] = {}
+    found = {}
     for stack in stacks_of(case):
         side = "encoder" if "encoder" in stack or case == "bert" else "decoder"
         layers = list(model.get_submodule(stack))
-        rows: dict[int, list[Any]] = defaultdict(list)
+        rows = defaultdict(list)
 
         def keep(number: int, value: Any, rows: Any = rows) -> None:
             value = value[0] if isinstance(value, tuple) else value

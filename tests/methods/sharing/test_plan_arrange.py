@@ -24,7 +24,7 @@ from tests.reference import ffn as reference
 def ffn(name: str, **changes: Any) -> FfnLayer:
     stack = NLLB_MOE.stacks[name[0] == "d"]
     carriers = {f"{name}.fc1.weight": Carrier(0), f"{name}.fc2.weight": Carrier(1)}
-    values: dict[str, Any] = dict.fromkeys(("name", "own_name", "owner"), name)
+    values = dict.fromkeys(("name", "own_name", "owner"), name)
     values |= {"layer": int(name[1:]), "carriers": carriers, "stack": stack, "spec": stack.ffn}
     values |= {"count": 8, "stated": 8, "removed": False, "is_sparse": False}
     return FfnLayer(**{**values, **changes})

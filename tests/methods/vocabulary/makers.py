@@ -1,7 +1,6 @@
 """Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +168,7 @@ def m2m_100(directory: Path) -> Path:
     _clear(directory)
     (directory / "sentencepiece.bpe.model").write_bytes(data)
     write_json(directory / "vocab.json", vocab)
-    settings: dict[str, Any] = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
+    settings = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
     settings |= _NAMES
     settings["additional_special_tokens"] = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
     write_json(directory / "tokenizer_config.json", settings)
@@ -209,7 +208,7 @@ def _clear(directory: Path) -> None:
         (directory / name).unlink()
 
 
-KINDS: dict[str, Callable[[Path], Path]] = {
+KINDS = {
     maker.__name__: maker
     for maker in (byte_bpe, byte_bpe_files, unigram, wordpiece, wordpiece_files, word_level, marian, m2m_100)
 }

@@ -27,7 +27,6 @@ CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)
 def rewritten(name: str, content: Any) -> Any:
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     made = tokenizer_files({name: data}, CHANGE).get(name, data)
-    assert made is not None
     return made.decode() if isinstance(content, bytes) else json.loads(made)
 
 
@@ -130,7 +129,7 @@ def test_configs_inside_are_entered_but_not_labels_or_history():
 
 
 def test_named_ids_are_those_that_must_stay():
-    document: dict[str, Any] = {"eos_token_id": [2, 5], "decoder_start_token_id": 9, "bos_token_id": None}
+    document = {"eos_token_id": [2, 5], "decoder_start_token_id": 9, "bos_token_id": None}
     document |= {"suppress_tokens": [1], "bad_words_ids": [[4]], "boi_token_index": 6}
     document |= {"task_to_id": {"transcribe": 7}, "forced_decoder_ids": [[1, None], [2, 8]]}
     assert sorted(named_ids(document)) == [2, 5, 6, 7, 8, 9]
@@ -149,7 +148,7 @@ def test_an_id_that_would_go_is_refused(key):
 def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """A vocabulary of three letters and of random merges of what there is."""
     vocab = {letter: number for number, letter in enumerate("abc")}
-    merges: list[tuple[str, str]] = []
+    merges = []
     for _ in range(draw(st.integers(1, 14))):
         pair = (draw(st.sampled_from(sorted(vocab))), draw(st.sampled_from(sorted(vocab))))
         if pair not in merges:

@@ -48,7 +48,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -
 
 def count_reads(checkpoint: Checkpoint) -> Counter[str]:
     """Name of a tensor -> bytes that are read of it from now on."""
-    reads: Counter[str] = Counter()
+    reads = Counter()
     real = checkpoint.read_range
 
     def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
@@ -61,7 +61,7 @@ def count_reads(checkpoint: Checkpoint) -> Counter[str]:
 
 def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
     """Arguments of one forward pass, without a cache."""
-    found: dict[str, Any] = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    found = {"input_ids": ids, "attention_mask": (ids != 1).long()}
     if model.config.is_encoder_decoder:
         found["decoder_input_ids"] = ids.flip(1)
     if model.can_generate():

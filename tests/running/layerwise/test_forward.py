@@ -16,7 +16,7 @@ from prunecli.modules.stages import EmptyModel
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.runner import ignored
 from tests.running.layerwise.running import (
     BATCHES,
     CPU,
@@ -36,7 +36,7 @@ class Run:
 
     def run(self, advance: Any = ignored) -> Any:
         model = self.skeleton.model
-        passes: list[Pass] = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
+        passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
             Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
             StateStore(1 << 20) as states,
@@ -47,7 +47,7 @@ class Run:
 def routed(path: Path) -> dict[str, set[int]]:
     """The experts that any token goes to in memory, by layer."""
     model = load_model(path, device="cpu", dtype="float32")
-    found: dict[str, set[int]] = {name: set() for name in sparse_ffns(model)}
+    found = {name: set() for name in sparse_ffns(model)}
     for name, module in sparse_ffns(model).items():
         module.observer = lambda _gates, experts, name=name: found[name].update(experts.unique().tolist())
     with torch.inference_mode():

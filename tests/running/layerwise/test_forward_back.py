@@ -37,7 +37,7 @@ class Watch:
     """Notes the gradients of what the output projections are given, in the order of the batches."""
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
-        self.found: Found = {}
+        self.found = {}
         self.handles = [
             projection.register_forward_pre_hook(self._hook(name))
             for name, projection in output_projections(model, checkpoint.layout.attentions).items()
