@@ -281,7 +281,8 @@ class TextChoice(Options):
         for name, is_given in given.items():
             tasks = (*_TASKS[name], *(also_plain if "mlm" in _TASKS[name] else ()))
             if is_given and task not in tasks:
-                raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", _NEEDS[task])
+                remedy = "Leave it out." if name in more else _NEEDS[task]
+                raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", remedy)
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
 

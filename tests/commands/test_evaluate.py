@@ -69,6 +69,11 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
     ("arguments", "error", "message"),
     [
         (("full", "--data", "data", "--memory", "8GiB"), UsageError, "--memory goes with --task mlm or lm"),
+        (
+            ("full", "--task", "lm", "--text", "data/test.eng_Latn", "--beam", "2"),
+            UsageError,
+            "--beam goes with .*\nLeave",
+        ),
         (("full", "--source-file", "data/test.eng_Latn"), UsageError, "go together"),
         (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
         (("full", "--data", "data", "--min-ratio", "0.9"), UsageError, "one was given"),
