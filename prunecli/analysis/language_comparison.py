@@ -84,8 +84,7 @@ def compare_by_language(
         similarity=similarity,
         clustering=Clustering(
             linkage=options.linkage,
-            encoder=_tree(statistics, options, metric, "encoder"),
-            decoder=_tree(statistics, options, metric, "decoder"),
+            **{side: _tree(statistics, options, metric, side) for side in SIDES},
         ),
         experts_per_layer=layers,
     )

@@ -116,6 +116,18 @@ def test_a_training_s_log(read):
     assert validation["chrf++"].tolist() == [52.0, 53.0]
 
 
+def test_what_shrink_tried_need_not_name_its_metrics(read):
+    tried = {
+        "shares": {"heads": 0.5},
+        "stage": "curve",
+        "parameters": 2,
+        "bytes": 4,
+        "quality": {"cost": 1.0},
+    }
+    payload = {"format": "prunecli.shrinking/1", "target": "--params 0.5", "shares": {}, "tried": [tried]}
+    assert read(payload).tables()["tried"][0]["heads"] == 0.5
+
+
 def test_gates(read):
     held = statistics()
     found = read({"format": "prunecli.gates/1", **held.to_json()}).frame("gates")
