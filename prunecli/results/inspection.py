@@ -142,10 +142,7 @@ class Fit(Record):
         if not self.by_layer.ways:
             return
         batch = f"batches of {self.by_layer.batch_tokens:,} tokens, {self.by_layer.batch_length:,}"
-        if is_stock:
-            yield f"Layer by layer (collect-gates --memory): {batch} a window."
-        else:
-            yield f"Layer by layer (--memory): {batch} a sentence."
+        yield f"Layer by layer (--memory): {batch} a {'window' if is_stock else 'sentence'}."
         if tokens := [
             f"{way.state_tokens:,} in {way.dtype}"
             for way in self.by_layer.ways
