@@ -293,8 +293,7 @@ class Start:
         Raises:
             PruneError: what cannot be trained.
         """
-        start = str(self.path)
-        config = str(self.path / "config.json") if self.path.is_dir() else start
+        start, config = str(self.path), str(_file(self.path))
         if self.config is not None:
             values, _, words = _read(self.config, self.tokenizer)
             vocabulary = {str(self.tokenizer or start): digest(words.get_vocab())}
