@@ -121,9 +121,9 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         held, inputs = kept.get("run"), kept.get("inputs", {})
         if not isinstance(held, dict) or not isinstance(inputs, dict):
             raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
-        before: dict[str, Any] = held | inputs
+        before = held | inputs
         for key, now in json.loads(json.dumps(identity)).items():
-            was: Any = before.get(key)
+            was = before.get(key)
             what = f"{key} was {was}, now it is {now}"
             if key in HASHED:
                 was = was if isinstance(was, dict) else {}
