@@ -160,7 +160,7 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
             recorded: whether a result records the option.
             beside: ending of a directory that the command writes beside its output, if the option is given.
     """
-    bounds: Any = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
+    bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
     extra: Any = {"option": Spec(**spec)}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 

@@ -382,7 +382,7 @@ def _watch_layers(
         output = forward(*given, **options)
         if REHEARSING.get():
             return output
-        made: Any = states_of(output)
+        made = states_of(output)
         if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
             made = made.detach().requires_grad_()
 

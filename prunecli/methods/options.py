@@ -418,8 +418,8 @@ class LoadOptions(Options):
     @property
     def load(self) -> dict[str, int]:
         """The values that are given, as `batch`, `beam` and `length`."""
-        values = {name: getattr(self, f"fit_{name}") for name in ("batch", "beam", "length")}
-        return {name: value for name, value in values.items() if value is not None}
+        names = ("batch", "beam", "length")
+        return {name: value for name in names if (value := getattr(self, f"fit_{name}")) is not None}
 
 
 class ExpertOptions(LoadOptions, PruningOptions):

@@ -82,35 +82,31 @@ class ScoreOptions(RunOptions):
         """
         is_gradient = self.metric == "gradient"
         selects = self.select_data is not None or self.select_split is not None
-        for refused, message, remedy in (
-            (
-                is_gradient and self.dtype == "float16",
+        if is_gradient and self.dtype == "float16":
+            raise UsageError(
                 "`dtype=float16`: small gradients vanish in it",
                 "Choose bfloat16 or float32 for `metric=gradient`.",
-            ),
-            (
-                not is_gradient and self.memory is not None,
+            )
+        if not is_gradient and self.memory is not None:
+            raise UsageError(
                 f"`memory` goes with `metric=gradient`: {self.metric} runs parts of the model again and again",
                 "Leave out `memory` on a machine that holds the model, or choose `metric=gradient`.",
-            ),
-            (
-                not is_gradient and self.per is not None,
+            )
+        if not is_gradient and self.per is not None:
+            raise UsageError(
                 f"`per` goes with `metric=gradient`: {self.metric} takes no gradients",
                 "Leave out `per`, or choose `metric=gradient`.",
-            ),
-            (
-                is_gradient and self.measure is not None,
+            )
+        if is_gradient and self.measure is not None:
+            raise UsageError(
                 "`measure` goes with `metric=ablation` or all-but-one: the gradient is that of the loss",
                 "Leave out `measure`, or choose another `metric`.",
-            ),
-            (
-                self.metric != "all-but-one" and selects,
+            )
+        if self.metric != "all-but-one" and selects:
+            raise UsageError(
                 "`select_data` and `select_split` go with `metric=all-but-one`",
                 "Leave them out, or choose it.",
-            ),
-        ):
-            if refused:
-                raise UsageError(message, remedy)
+            )
 
     @property
     def decoding(self) -> DecodingOptions:

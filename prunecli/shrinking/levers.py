@@ -295,7 +295,7 @@ class Levers:
         """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
         if (name, metric) not in self._measured:
             key = f"scores {name} {metric}"
-            kind: Any = GateStatistics if metric == GATES else Scores
+            kind = GateStatistics if metric == GATES else Scores
             if key in self.store.records:
                 self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
             else:

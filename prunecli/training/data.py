@@ -278,7 +278,7 @@ def loader(sampler: BucketSampler, *, pin: bool = False) -> Any:
     examples = sampler.examples
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
-    made: Any = DataLoader(
+    made = DataLoader(
         rows,
         batch_sampler=sampler,
         collate_fn=lambda numbers: examples.batch(numbers).with_labels,

@@ -14,11 +14,11 @@ from pydantic.dataclasses import dataclass
 from safetensors.torch import load_file
 
 from prunecli import processes
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError, damaged
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.cost import weight_bytes
-from prunecli.model.history import history_step, named
+from prunecli.model.history import given, history_step, named
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
@@ -186,7 +186,8 @@ def train(
                 weights = trainer.run(disk_bytes)
             if process_group.is_main:
                 model = build() if trainer.is_sharded else model
-                fill(model, load_file(weights / STORED))
+                with damaged(f"{weights}: holds other weights", "Start over with `resume=never`."):
+                    fill(model, load_file(weights / STORED))
             process_group.all_gather(None)  # the first removes what the others have read by now
             return model, trainer.figures()
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
@@ -420,7 +421,7 @@ def finetune(
             stage(model, source, state / "result", destination.dtype)
             arguments = {
                 **data.describe(),
-                **{key: value for key, value in decisive(options).items() if value is not None},
+                **given(decisive(options)),
                 "steps": log["steps"],
             }
             if log.get("best"):

@@ -168,13 +168,13 @@ def load_teacher(
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     by_token = task != "embedding" or options.loss.hidden > 0
     same_tokens = "A teacher must predict the same tokens: name a model with the same tokenizer."
-    own_size = vocabulary_size(student.config)
-    if by_token and None not in (size, own_size) and size != own_size:
-        raise UsageError(
-            f"{path}: the teacher has a vocabulary of {size:,}, the model one of {own_size:,}",
-            same_tokens,
-        )
     if by_token:
+        own_size = vocabulary_size(student.config)
+        if None not in (size, own_size) and size != own_size:
+            raise UsageError(
+                f"{path}: the teacher has a vocabulary of {size:,}, the model one of {own_size:,}",
+                same_tokens,
+            )
         theirs, ours = load_tokenizer(directory).get_vocab(), tokenizer.get_vocab()
         if odd := [token for token in {*theirs, *ours} if theirs.get(token) != ours.get(token)]:
             token = min(odd)

@@ -120,9 +120,9 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         held, inputs = kept.get("run"), kept.get("inputs", {})
         if kept.get("format") != FORMAT or not isinstance(held, dict) or not isinstance(inputs, dict):
             raise UsageError(f"{run}: damaged", "Start over with `resume=never`.")
-        before: dict[str, Any] = held | inputs
+        before = held | inputs
         for key, now in json.loads(json.dumps(identity)).items():
-            was: Any = before.get(key)
+            was = before.get(key)
             what = f"{key} was {was}, now it is {now}"
             if key in HASHED:
                 was = was if isinstance(was, dict) else {}
@@ -292,8 +292,7 @@ class Start:
         Raises:
             PruneError: what cannot be trained.
         """
-        start = str(self.path)
-        config = str(self.path / "config.json") if self.path.is_dir() else start
+        start, config = str(self.path), str(_file(self.path))
         if self.config is not None:
             values, _, words = _read(self.config, self.tokenizer)
             vocabulary = {str(self.tokenizer or start): digest(words.get_vocab())}

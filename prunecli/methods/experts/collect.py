@@ -214,7 +214,7 @@ def material_of(
         DataError: text that cannot be used.
     """
     if isinstance(choice, Translation):
-        return choice
+        return replace(choice, options=options)
     is_text = of_language_model(checkpoint)
     if isinstance(choice, TextChoice):
         if is_text:

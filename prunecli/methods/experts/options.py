@@ -62,7 +62,7 @@ def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLay
             f"`active={options.active}`: a router of type {checkpoint.model_type} always picks {top_k}.",
             "Leave `active` out.",
         )
-    if not 1 <= options.active <= top_k:
+    if options.active > top_k:
         raise UsageError(
             f"`active={options.active}`: the router picks {top_k} experts for each token.",
             f"Give a number from 1 to {top_k}.",

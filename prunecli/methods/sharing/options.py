@@ -12,7 +12,15 @@ from pydantic import BeforeValidator, Field
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.options import STORED_DTYPE, Options, StoredDtype, advanced_option, option, selection_option
+from prunecli.options import (
+    STORED_DTYPE,
+    Counts,
+    Options,
+    StoredDtype,
+    advanced_option,
+    option,
+    selection_option,
+)
 from prunecli.text.files import near_names
 
 Treatment = Literal["share", "keep", "drop"]
@@ -86,7 +94,7 @@ class SharingOptions(Options):
     width: Width = None
     init: FfnInit | None = None
     scale: float | None = None
-    groups: tuple[int, ...] | None = None
+    groups: Counts | None = None
     order: Order | None = advanced_option(
         "Layers that share one: sequence, cycle, cycle-reverse; for six layers in three groups 1 1 2 2 3 3, "
         "1 2 3 1 2 3, 1 2 3 3 2 1. Default: sequence.",
@@ -135,7 +143,7 @@ class FfnOptions(SharingOptions):
         "How a shared FFN is made of those that it replaces: mean of their weights, first, last, or concat: side by "
         "side. Default: concat if --width is larger than theirs, else mean.",
     )
-    groups: tuple[int, ...] | None = selection_option(
+    groups: Counts | None = selection_option(
         "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
         metavar="N[,M]",
     )
@@ -174,7 +182,7 @@ class AttentionOptions(SharingOptions):
         "How a shared attention is made of those that it replaces: mean of their weights, first, or last. Default: "
         "mean.",
     )
-    groups: tuple[int, ...] | None = selection_option(
+    groups: Counts | None = selection_option(
         "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
         "cross-attention. Default: 1.",
         metavar="N[,M[,K]]",

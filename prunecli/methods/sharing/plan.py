@@ -211,10 +211,9 @@ def group_numbers(layers: int, groups: int, order: Order, what: str = "FFNs") ->
     Raises:
         UsageError: the groups do not divide the layers.
     """
-    if not 0 < groups <= layers or layers % groups:
+    if groups > layers or layers % groups:
         divisors = [str(number) for number in range(1, layers + 1) if layers % number == 0]
         reason = "more groups than layers" if groups > layers else "the groups would be of different sizes"
-        reason = "that is no number of groups" if groups < 1 else reason
         raise UsageError(
             f"`groups={groups}`: {layers} {what} to share; {reason}.", f"Choose one of {', '.join(divisors)}."
         )
