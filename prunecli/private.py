@@ -82,9 +82,15 @@ def reorders_own_cache(model: Any) -> bool:
     return hasattr(model, "_reorder_cache")
 
 
+def is_of_experts(module: Any) -> bool:
+    """Whether a module has what `use_experts_implementation` gives modules of experts."""
+    given = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_apply_gate")
+    return all(hasattr(module, attribute) for attribute in given)
+
+
 def can_replace_experts(model: Any) -> bool:
-    """Whether the class of a mixture lets another function run its experts."""
-    return bool(model._can_set_experts_implementation())
+    """Whether a model has modules of experts, and its class lets another function run them."""
+    return any(map(is_of_experts, model.modules())) and bool(model._can_set_experts_implementation())
 
 
 def apply_gate(experts: Any, hidden: Tensor) -> Tensor:

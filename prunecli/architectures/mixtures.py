@@ -118,39 +118,3 @@ EXPERTS_ONLY = {
 ONE_COUNT = ("switch_transformers", "kimi_k2", "minimax_m1", "hunyuan")
 """Types of which every layer has the same number of experts: Switch draws experts, and counts the tokens that each
 takes, by one number; of the others transformers has no class, so that prunecli cannot give layers their own."""
-
-BY_LAYER = (
-    "qwen3_moe",
-    "qwen2_moe",
-    "qwen3_next",
-    "qwen3_5_moe_text",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "deepseek_v3",
-    "dots1",
-    "solar_open",
-    "mimo_v2_flash",
-    "deepseek_v2",
-    "exaone_moe",
-    "minimax_m2",
-    "mixtral",
-    "minimax",
-    "phimoe",
-    "olmoe",
-    "flex_olmo",
-    "cohere2_moe",
-    "gpt_oss",
-    "granitemoe",
-    "granitemoeshared",
-    "granitemoehybrid",
-    "ernie4_5_moe",
-    "hy_v3",
-    "afmoe",
-    "laguna",
-    "lfm2_moe",
-    "jamba",
-    "hunyuan_v1_moe",
-    "nemotron_h",
-)
-"""Types of model that are seen to run layer by layer as they do in memory, to the last bit."""

@@ -42,7 +42,7 @@ from prunecli.model.probe import MIXES, outputs
 from prunecli.model.trial import given_states, stream_norms
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling
-from prunecli.modules.stock_experts import expert_modules, own_experts
+from prunecli.modules.stock_experts import own_experts
 from prunecli.modules.stock_names import StockNames
 from prunecli.private import can_replace_experts
 from prunecli.progress import Progress, silent
@@ -358,7 +358,7 @@ def _watch_units_of_experts(
 ) -> set[str]:
     """Watch the activations in experts that prunecli can run; return the names of the axes that these are of."""
     of_experts = [axis for axis in axes.values() if axis.kind == "unit" and axis.keys]
-    if not (of_experts and expert_modules(model) and can_replace_experts(model)):
+    if not (of_experts and can_replace_experts(model)):
         return set()
     places = _units_of_experts(checkpoint, of_experts)
 

@@ -122,6 +122,21 @@ class Checkpoint(TensorReader):
         return probed(self)
 
     @cached_property
+    def runs_by_layer(self) -> bool:
+        """Whether prunecli can read and run the layers, and experts, of its stock class one after another.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `probed`.
+        """
+        from prunecli.private import can_replace_experts  # imports torch
+
+        trial, has_experts = self.probed.trial, bool(self.mixtures)
+        # Tensors that the class turns into others are read only where they are those of experts.
+        is_read = all(has_experts and "expert" in name for name in trial.turned)
+        is_run = has_experts == can_replace_experts(trial.model)
+        return is_read and is_run and trial.runs_by_layer(trial.stacks)
+
+    @cached_property
     def _declared(self) -> Architecture | None:
         """NLLB-MoE, or the experts of one of the mixtures that are declared."""
         return EXPERTS_ONLY.get(self.model_type) if self.runs_stock else NLLB_MOE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
+from prunecli.architectures.mixtures import ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.depth import layers_left, renaming_of
@@ -134,10 +134,12 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         sides = {layer.side for layer in source.mixtures}
         nearest = f"`prune-experts {'--balance 1:1' if len(sides) > 1 else '--strategy per-layer'}`"
         # Where prunecli does not decode them, transformers makes as many quantised experts as config.json says.
-        is_decoded = not method_of(source.config) or source.model_type in BY_LAYER
+        may_differ = source.model_type not in ONE_COUNT and (
+            not method_of(source.config) or source.runs_by_layer
+        )
         # JetMoE's layers have two, of which prunecli takes both from one model.
         is_single = len({(layer.side, layer.layer) for layer in source.mixtures}) == len(source.mixtures)
-        is_fitted = source.model_type not in ONE_COUNT and is_decoded and is_single
+        is_fitted = may_differ and is_single
         return StockSupport(reason=reason, nearest=nearest, is_fitted=is_fitted)
     before, after = source.mixtures[0].num_experts, kept.pop()
     keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]

@@ -418,7 +418,7 @@ class Trial:
         parts = {id(part): part for _, _, module in modules for part in module.modules()}
         held = Counter(id(value) for part in parts.values() for value in part.parameters(recurse=False))
         # Layers that are not read have no values: none may hold another's, or the one that tells the model's device.
-        if id(next(self.model.parameters())) in held or max(held.values()) > 1:
+        if id(next(self.model.parameters())) in held or max(held.values(), default=2) > 1:
             return False
         forwards = [module.forward for _, _, module in modules]
         expected = self._pass(self.model)

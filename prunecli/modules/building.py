@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
@@ -323,12 +322,10 @@ def refused_by_layer(checkpoint: Checkpoint) -> UsageError | None:
     """
     reason = f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     if checkpoint.has_constants:
-        is_run = False
         reason = f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
-    elif checkpoint.family is None:
-        checkpoint.require_architecture()
-        trial = checkpoint.probed.trial
-        is_run = trial.runs_by_layer(trial.stacks)
     else:
-        is_run = checkpoint.model_type in BY_LAYER
-    return None if is_run else UsageError(f"`memory`: {reason}", REMEDY)
+        if checkpoint.family is None:
+            checkpoint.require_architecture()
+        if checkpoint.runs_by_layer:
+            return None
+    return UsageError(f"`memory`: {reason}", REMEDY)

@@ -31,7 +31,7 @@ from prunecli.modules.grouped import (
     has_grouped_kernel,
     pays,
 )
-from prunecli.private import apply_gate, can_replace_experts
+from prunecli.private import apply_gate, can_replace_experts, is_of_experts
 
 IMPLEMENTATION = "prunecli"
 """The name that the function is registered under."""
@@ -39,9 +39,6 @@ IMPLEMENTATION = "prunecli"
 Watch = Callable[[Span, Tensor], None]
 ROWS_AT_ONCE = 1 << 12
 """Rows of outputs that are copied in another type at a time."""
-
-ATTRIBUTES = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_apply_gate")
-"""What tells a module of experts."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +95,7 @@ def part_names(module: Any) -> tuple[str, ...]:
 
 def expert_modules(model: nn.Module) -> dict[str, Any]:
     """Name -> module of experts, in the order of the layers."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if all(hasattr(module, attribute) for attribute in ATTRIBUTES)
-    }
+    return {name: module for name, module in model.named_modules() if is_of_experts(module)}
 
 
 def use_own_experts(model: Any) -> str:
@@ -113,7 +106,7 @@ def use_own_experts(model: Any) -> str:
     """
     from transformers.integrations.moe import ExpertsInterface
 
-    if not expert_modules(model) or not can_replace_experts(model):
+    if not can_replace_experts(model):
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers does not let its experts be run from outside",
             "Choose them with prune-experts --keep FILE or --metric random.",

@@ -54,9 +54,9 @@ def test_dense_families(model_type, memory, tmp_path):
     assert_same(path, memory)
 
 
-@pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus", "modernvbert"])
+@pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus", "modernvbert", "mellum"])
 def test_families_that_are_found(model_type, tmp_path):
-    """Apertus has scalars in its layers, ModernVBERT's text model computes its buffers by a rule of its own."""
+    """Apertus has scalars in its layers, ModernVBERT's text model a rule of its own for buffers, Mellum experts."""
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
     with open_model(path) as checkpoint:
@@ -64,9 +64,9 @@ def test_families_that_are_found(model_type, tmp_path):
     assert_same(path)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3n_text", "cpmant", "zamba"])
+@pytest.mark.parametrize("model_type", ["gemma3n_text", "cpmant", "zamba", "gte", "longcat_flash"])
 def test_layers_that_cannot_run_alone(model_type, tmp_path):
-    """They hand on more than their output, tell the model's device, or share parameters."""
+    """They hand on more than their output, tell the model's device, share parameters, or turn tensors into others."""
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
     with open_model(path) as checkpoint:
