@@ -217,8 +217,8 @@ def hostile(decision: Decision, **changes: object) -> dict[str, object]:
         {"reason": [0, 0, 200]},
     ],
 )
-def test_hostile_files_are_refused_in_a_line(changes, tmp_path):
-    with open_model(tiny_family(tmp_path / "source", "llama")) as source:
+def test_hostile_files_are_refused_in_a_line(changes, models, tmp_path):
+    with open_model(models["llama"]) as source:
         rewrite = by_layers(LayerOptions(count=1))(source)
         apply(source, rewrite, tmp_path / "out")
     decision = rewrite.decision

@@ -303,9 +303,9 @@ def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-4, atol=1e-5)
 
 
-def test_the_output_layer_has_no_rows_to_cache(tmp_path):
+def test_the_output_layer_has_no_rows_to_cache(models):
     with (
-        open_model(tiny_family(tmp_path / "source", "bart")) as opened,
+        open_model(models["bart"]) as opened,
         pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"),
     ):
         decided(opened, side="output", cache=True)

@@ -22,12 +22,6 @@ from tests.tiny import write_files, write_plain_tokenizer
 LINES = ("the hen", "ten tins on", "then no hen")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "bert")}
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

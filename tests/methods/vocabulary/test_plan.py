@@ -216,10 +216,9 @@ LINES = Lines(("one",) * 3, ("val",), (), ("eng",), None)
 COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    path = tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
-    with open_model(path) as opened:
+@pytest.fixture
+def checkpoint(models):
+    with open_model(models["gpt2"]) as opened:
         yield opened
 
 
