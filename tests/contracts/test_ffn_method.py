@@ -71,7 +71,7 @@ def of_two_stacks(width: int) -> Sharing:
 SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
     "marian": Sharing(FfnOptions(preset="SharedEncSharedDec", init="mean"), reference.mean),
-    "mbart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
+    "bart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
     "bert": Sharing(
         FfnOptions(preset="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
     ),

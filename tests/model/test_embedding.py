@@ -12,7 +12,7 @@ from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import stock_model
-from tests.families.records import FAMILIES
+from tests.families.records import FAMILIES, own_branches
 from tests.tiny import tiny_config
 
 UNIT = InputChange("define", 4, 12, 2, 2)
@@ -27,7 +27,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", own_branches(FAMILIES))
 def test_are_those_of_the_stock_class(case, models):
     family = FAMILIES[case]
     with open_model(models[case]) as checkpoint:
