@@ -117,7 +117,7 @@ def test_statistics_by_language_give_trees_alone():
     assert found.clustering.decoder is None
 
 
-def test_one_pair_has_nothing_to_be_compared_with(tmp_path):
+def test_one_pair_has_nothing_to_be_compared_with():
     entries = {"qba-qka": statistics().entries["qba-qka"]}
     found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
     assert found.similarity.encoder == [[1.0]]

@@ -105,7 +105,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
-def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
+def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, monkeypatch):
     monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
     monkeypatch.setattr(progress, "LONG_S", 0)
     said = []
