@@ -66,3 +66,9 @@ class _Models(dict[str, Path]):
 def models(tmp_path_factory):
     """Tiny checkpoints that no test changes."""
     return _Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory):
+    """A directory of all tests of a module."""
+    return tmp_path_factory.mktemp("shared")

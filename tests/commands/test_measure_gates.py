@@ -85,8 +85,8 @@ CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_mixture(tmp_path_factory.mktemp("models") / "tiny", "deepseek_v3")
+def model(shared_path):
+    return save_mixture(shared_path / "tiny", "deepseek_v3")
 
 
 @pytest.fixture

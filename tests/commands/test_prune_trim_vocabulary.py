@@ -19,8 +19,8 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", vocab=70)
+def model(shared_path):
+    return tiny_nllb_moe(shared_path / "tiny", vocab=70)
 
 
 @pytest.fixture

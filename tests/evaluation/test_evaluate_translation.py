@@ -32,9 +32,10 @@ OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="c
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evaluate")
-    return {name: tiny_nllb_moe(folder / name, seed=seed) for seed, name in enumerate(("full", "pruned"))}
+def checkpoints(shared_path):
+    return {
+        name: tiny_nllb_moe(shared_path / name, seed=seed) for seed, name in enumerate(("full", "pruned"))
+    }
 
 
 @pytest.fixture
@@ -203,8 +204,8 @@ PAIR = ("eng_Latn", "fra_Latn")
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    path = tiny_nllb_moe(tmp_path_factory.mktemp("decoding") / "model")
+def loaded(shared_path):
+    path = tiny_nllb_moe(shared_path / "model")
     return load_model(path, device="cpu"), load_tokenizer(path)
 
 

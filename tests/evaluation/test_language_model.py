@@ -43,9 +43,10 @@ OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("causal")
-    return {name: tiny_family(folder / name, "llama", seed=n) for n, name in enumerate(("full", "pruned"))}
+def models(shared_path):
+    return {
+        name: tiny_family(shared_path / name, "llama", seed=n) for n, name in enumerate(("full", "pruned"))
+    }
 
 
 def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -> list[dict[str, Any]]:

@@ -42,20 +42,19 @@ REWRITING = ("prune-layers", "prune-ffn")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    tiny_nllb_moe(folder / "moe", experts=4, d_model=32, ffn=256, layers=4)
+def models(shared_path):
+    tiny_nllb_moe(shared_path / "moe", experts=4, d_model=32, ffn=256, layers=4)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 4, "decoder_layers": 4}
-    tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
-    done(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
-    tiny_family(folder / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
-    save_mixture(folder / "mixtral", "mixtral", num_hidden_layers=4)
-    (folder / "text").mkdir()
+    tiny_family(shared_path / "m2m_100", "m2m_100", d_model=32, **sizes)
+    done(share_ffn, shared_path / "m2m_100", "--preset", "SharedEncNoDec", "-o", shared_path / "shared")
+    tiny_family(shared_path / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
+    save_mixture(shared_path / "mixtral", "mixtral", num_hidden_layers=4)
+    (shared_path / "text").mkdir()
     for split in ("val", "test", "train"):
         for language in ("eng_Latn", "fra_Latn"):
-            (folder / "text" / f"{split}.{language}").write_text(LINES)
-    (folder / "lines").write_text(LINES)
-    return folder
+            (shared_path / "text" / f"{split}.{language}").write_text(LINES)
+    (shared_path / "lines").write_text(LINES)
+    return shared_path
 
 
 @contextmanager

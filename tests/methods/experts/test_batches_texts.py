@@ -47,10 +47,9 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_plain_tokenizer(folder)
-    return Subject(folder)
+def subject(shared_path):
+    write_plain_tokenizer(shared_path)
+    return Subject(shared_path)
 
 
 def assert_sums(entry: GateSums, routed: list[list[Any]]) -> None:
@@ -126,8 +125,8 @@ def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save_mixture(tmp_path_factory.mktemp("model"), "qwen3_moe")
+def path(shared_path):
+    return save_mixture(shared_path / "model", "qwen3_moe")
 
 
 def texts(options: CollectOptions) -> Texts:

@@ -47,9 +47,8 @@ def new_tokenizer(source: Path, made: Selection) -> Any:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("sources")
-    return {name: maker(directory / name) for name, maker in KINDS.items()}
+def sources(shared_path):
+    return {name: maker(shared_path / name) for name, maker in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
