@@ -21,7 +21,7 @@ from tests.commands.calls import call, done, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
 from tests.stock_mixtures import save_mixture
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe, write_files
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "3")
@@ -49,10 +49,8 @@ def models(shared_path):
     done(share_ffn, shared_path / "m2m_100", "--preset", "SharedEncNoDec", "-o", shared_path / "shared")
     tiny_family(shared_path / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
     save_mixture(shared_path / "mixtral", "mixtral", num_hidden_layers=4)
-    (shared_path / "text").mkdir()
-    for split in ("val", "test", "train"):
-        for language in ("eng_Latn", "fra_Latn"):
-            (shared_path / "text" / f"{split}.{language}").write_text(LINES)
+    names = (f"{split}.{end}" for split in ("val", "test", "train") for end in ("eng_Latn", "fra_Latn"))
+    write_files(shared_path / "text", dict.fromkeys(names, LINES))
     (shared_path / "lines").write_text(LINES)
     return shared_path
 
