@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -46,3 +47,28 @@ def frozen() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+class _Models(dict[str, Path]):
+    """Case -> its tiny checkpoint, written when a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, case: str) -> Path:
+        from tests.families import tiny_family
+
+        self[case] = tiny_family(self._folder / case, case)
+        return self[case]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """Tiny checkpoints that no test changes."""
+    return _Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory):
+    """A directory of all tests of a module."""
+    return tmp_path_factory.mktemp("shared")

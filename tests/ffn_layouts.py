@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.reference import ffn as reference
 from tests.tiny import change_config, config_of, write_weights
 
 LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
@@ -30,6 +31,16 @@ def tiny(directory: Path, case: str, **changes: Any) -> Path:
 def weights(directory: Path) -> dict[str, np.ndarray]:
     """The tensors of the one file of weights."""
     return dict(load_file(directory / "model.safetensors"))
+
+
+def ffns_of(held: Mapping[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
+    """The FFNs among the tensors of a checkpoint."""
+    tensors = LAYOUTS[case].tensors
+    return {
+        name: reference.read({suffix: held[f"{name}.{suffix}"] for suffix in tensors}, tensors)
+        for name in LAYOUTS[case].names
+        if f"{name}.{next(iter(tensors))}" in held
+    }
 
 
 def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **changes: Any) -> Path:

@@ -132,7 +132,7 @@ def test_the_units_that_stay_are_the_most_active(model, text):
     assert plan_widths(model, options.updated(scores=measured)).kept == by_hand
 
 
-def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model, text, tmp_path, monkeypatch):
+def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model, text, monkeypatch):
     ran = []
 
     def too_large(checkpoint, *_):

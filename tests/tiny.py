@@ -233,6 +233,13 @@ def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any])
     return int(tokenizer.get_vocab_size())
 
 
+def write_files(folder: Path | str, texts: Mapping[str, str]) -> None:
+    """Write files of text into a folder, a new one if there is none."""
+    Path(folder).mkdir(exist_ok=True)
+    for name, text in texts.items():
+        Path(folder, name).write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Plain JSON with a newline at its end."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -50,15 +50,16 @@ PAIRS = (("eng_Latn", "fra_Latn"),)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(shared_path):
     """Two seeds of one shape; a wider one of a third, with fewer layers; one that lost two FFNs."""
-    folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("one", "two", "three")):
-        tiny(folder / name, "m2m_100", seed=seed)
-    tiny_family(folder / "wide", "m2m_100", d_model=64, encoder_layers=2)
+        tiny(shared_path / name, "m2m_100", seed=seed)
+    tiny_family(shared_path / "wide", "m2m_100", d_model=64, encoder_layers=2)
     ffns = ("model.decoder.layers.0", "model.decoder.layers.1")
-    write_changed(folder / "one", folder / "less", "m2m_100", {name: {"removed": True} for name in ffns})
-    return folder
+    write_changed(
+        shared_path / "one", shared_path / "less", "m2m_100", {name: {"removed": True} for name in ffns}
+    )
+    return shared_path
 
 
 def compared(models: Path, *names: str) -> dict[str, Comparison]:

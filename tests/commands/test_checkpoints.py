@@ -19,7 +19,7 @@ from prunecli.text.files import TextFile
 from tests.commands.calls import names, raising
 from tests.families import tiny_family
 from tests.forked import ended, start
-from tests.tiny import tiny_nllb_moe, write_json
+from tests.tiny import tiny_nllb_moe, write_files, write_json
 
 
 def checkpoint(path: Path, config: Any) -> Path:
@@ -94,9 +94,7 @@ def memory_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
     tiny_family(tmp_path / "model", "gpt2")
     (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
-    (tmp_path / "data").mkdir()
-    for language in ("eng_Latn", "fra_Latn"):
-        (tmp_path / "data" / f"val.{language}").write_text("the hen\nno\na hat in the inn\n")
+    write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), "the hen\nno\na hat in the inn\n"))
     return tmp_path
 
 

@@ -22,7 +22,7 @@ from tests.ffn_layouts import write_changed
 from tests.gates import changed
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import change_config, json_of
+from tests.tiny import change_config, json_of, write_files
 
 run, done = both(compare_heads)
 
@@ -117,7 +117,7 @@ def test_statistics_by_language_give_trees_alone():
     assert found.clustering.decoder is None
 
 
-def test_one_pair_has_nothing_to_be_compared_with(tmp_path):
+def test_one_pair_has_nothing_to_be_compared_with():
     entries = {"qba-qka": statistics().entries["qba-qka"]}
     found = compare_by_language(changed(statistics(), entries=entries), LanguageOptions(), ())
     assert found.similarity.encoder == [[1.0]]
@@ -244,10 +244,8 @@ def folder(tmp_path, monkeypatch):
     for seed, name in enumerate(("full", "twin", "third")):
         tiny_family(name, "m2m_100", seed=seed)
         tiny_family(f"lm-{name}", "gpt2", seed=seed)
-    (tmp_path / "data").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
-        lines = [f"{line} {language[0]}" for line in SENTENCES]
-        (tmp_path / "data" / f"test.{language}").write_text("\n".join(lines) + "\n")
+        write_files("data", {f"test.{language}": "".join(f"{line} {language[0]}\n" for line in SENTENCES)})
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES) + "\n")
     return tmp_path
 

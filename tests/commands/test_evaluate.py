@@ -15,7 +15,7 @@ from tests.families import tiny_family
 from tests.pictures import drawn, pixels
 from tests.reference.scoring import differences_of
 from tests.results.tables import rows
-from tests.tiny import VOCAB, json_of, tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import VOCAB, json_of, tiny_nllb_moe, write_files, write_plain_tokenizer
 
 TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
 
@@ -29,9 +29,7 @@ def folder(tmp_path, monkeypatch):
     history = [{"command": "prune-experts", "arguments": arguments}]
     mark = {"prunecli": {"version": 1, "experts": {}, "original_experts": {}, "history": history}}
     tiny_nllb_moe("pruned", seed=1, config=mark)
-    (tmp_path / "data").mkdir()
-    for language, lines in TEXT.items():
-        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    write_files("data", {f"test.{language}": lines for language, lines in TEXT.items()})
     return tmp_path
 
 
@@ -146,8 +144,7 @@ def test_means_by_group(folder):
 
 
 def test_the_level_of_significance(folder):
-    for language, lines in TEXT.items():
-        (folder / "data" / f"test.{language}").write_text(lines * 15)
+    write_files("data", {f"test.{language}": lines * 15 for language, lines in TEXT.items()})
     arguments = ("full", "pruned", *ALL, "--significance", "0.5", *QUICK)
     assert "with p < 0.5 (paired bootstrap" in _run(*arguments).stdout
     payload = json_of(folder / "evaluation.json")
@@ -315,9 +312,7 @@ def test_a_plot(task_folder, monkeypatch, task):
     else:
         monkeypatch.setenv("SACREBLEU", str(task_folder / "no-spm"))
         tiny_nllb_moe("moe")
-        (task_folder / "data").mkdir()
-        for language in ("eng_Latn", "fra_Latn"):
-            (task_folder / "data" / f"test.{language}").write_text("the hat\n")
+        write_files("data", dict.fromkeys(("test.eng_Latn", "test.fra_Latn"), "the hat\n"))
         pairs = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
         text = ("moe", *pairs, "--max-new-tokens", "2", "--beam", "1", "--bootstrap", "5")
     result = _run_task(*text, "--task", task, "--plot", "curve.png")

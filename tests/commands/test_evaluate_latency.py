@@ -8,16 +8,14 @@ from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe, write_files
 
 
 @pytest.fixture
 def folder(tmp_path):
     tiny_nllb_moe("full")
     tiny_nllb_moe("pruned", experts=4)
-    (tmp_path / "data").mkdir()
-    for language, lines in {"eng_Latn": "the hat\nno\na hen\nin\n", "fra_Latn": "a\nb\nc\nd\n"}.items():
-        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    write_files("data", {"test.eng_Latn": "the hat\nno\na hen\nin\n", "test.fra_Latn": "a\nb\nc\nd\n"})
     return tmp_path
 
 

@@ -30,7 +30,7 @@ from prunecli.training.trainer import Watch, with_dtype
 from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
-from tests.training.runs import lines, parallel
+from tests.training.runs import lines, write_parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
 PLAIN = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
@@ -41,10 +41,7 @@ USUAL = (*PAIR, *SMALL, "-o", "out")
 @pytest.fixture
 def folder(tmp_path):
     tiny_family("model", "m2m_100", dtype="F16")
-    (tmp_path / "data").mkdir()
-    for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
-        for language, sentences in parallel(count, seed).sentences.items():
-            (tmp_path / "data" / f"{split}.{language}").write_text("\n".join(sentences) + "\n")
+    write_parallel(tmp_path / "data", train=40, val=8)
     return tmp_path
 
 

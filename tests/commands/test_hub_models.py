@@ -25,7 +25,7 @@ from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.sentence_model import sentence_model
-from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe
+from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe, write_files
 
 __all__ = ["hub"]
 
@@ -47,9 +47,7 @@ COMMANDS = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch, hub):
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
-    (tmp_path / "data").mkdir()
-    for language, lines in {"eng_Latn": "the hat\nno\n" * 10, "fra_Latn": "le chapeau\nnon\n" * 10}.items():
-        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    write_files("data", {"test.eng_Latn": "the hat\nno\n" * 10, "test.fra_Latn": "le chapeau\nnon\n" * 10})
     hub.add("org/tiny", tiny_nllb_moe("source"))
     return tmp_path
 

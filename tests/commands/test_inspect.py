@@ -9,7 +9,6 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from prunecli.commands.app import main
 from prunecli.model.structure import Structure
-from tests.families import tiny_family
 from tests.families.cutting import saved
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
@@ -240,8 +239,8 @@ def test_nothing_fits_is_an_answer(tiny, capsys):
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
-def test_every_family_is_reckoned_with(model_type, tmp_path, capsys):
-    directory = tiny_family(tmp_path / "model", model_type)
+def test_every_family_is_reckoned_with(model_type, models, capsys):
+    directory = models[model_type]
     found = fit(capsys, directory, "--fit", "2KiB")
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []

@@ -31,18 +31,16 @@ from prunecli.text.plain import MIXED
 from tests.commands.calls import both, call, content, names, refused
 from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe, write_files
 
 MODEL = ("model", "--data", "text")
-LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
+LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n"
 
 
 @pytest.fixture
 def folder(tmp_path):
     tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
-    (tmp_path / "text").mkdir()
-    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
-        (tmp_path / "text" / f"val.{language}").write_text("\n".join(LINES) + "\n")
+    write_files("text", dict.fromkeys(("val.eng_Latn", "val.fra_Latn", "val.deu_Latn"), LINES))
     return tmp_path
 
 
@@ -87,8 +85,8 @@ CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_mixture(tmp_path_factory.mktemp("models") / "tiny", "deepseek_v3")
+def model(shared_path):
+    return save_mixture(shared_path / "tiny", "deepseek_v3")
 
 
 @pytest.fixture
@@ -213,7 +211,7 @@ def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
 # Bad endings of `collect-gates` by several processes, as torchrun starts them.
 
 
-SENTENCES = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
+SENTENCES = "the hen\na\nno hen on the hat\nten\nthe inn\nthe hat is in the inn\n"
 ARGUMENTS = ("model", "--data", "data", "--langs", "eng_Latn,fra_Latn", "--batch-tokens", "16")
 DRIVER = """
 import os, signal, sys, time
@@ -256,9 +254,7 @@ main(sys.argv[4:])
 @pytest.fixture
 def shared_folder(tmp_path):
     tiny_nllb_moe(tmp_path / "model", experts=16)
-    (tmp_path / "data").mkdir()
-    for language in ("eng_Latn", "fra_Latn"):
-        (tmp_path / "data" / f"val.{language}").write_text("".join(f"{line}\n" for line in SENTENCES))
+    write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), SENTENCES))
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from tests.commands.calls import call, raising, refused
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
-from tests.tiny import json_of
+from tests.tiny import json_of, write_files
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -20,12 +20,10 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 @pytest.fixture
 def folder(tmp_path):
     tiny_family(tmp_path / "m", "m2m_100")
-    (tmp_path / "data").mkdir()
-    for split, lines in {"val": ("the hen", "a", "no hen on the hat"), "test": ("the inn", "ten")}.items():
-        (tmp_path / f"data/{split}.eng_Latn").write_text("".join(f"{line}\n" for line in lines))
-        (tmp_path / f"data/{split}.fra_Latn").write_text("".join(f"le {line}\n" for line in lines))
-    (tmp_path / "text.txt").write_text("the hat\nno\nten hens\n")
-    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
+    for split, lines in {"val": "the hen\na\nno hen on the hat\n", "test": "the inn\nten\n"}.items():
+        french = "".join(f"le {line}\n" for line in lines.splitlines())
+        write_files("data", {f"{split}.eng_Latn": lines, f"{split}.fra_Latn": french})
+    write_files(".", {"text.txt": "the hat\nno\nten hens\n", "text.tsv": "0\tthe hat\n1\tno\n2\tten hens\n"})
     return tmp_path
 
 

@@ -28,8 +28,8 @@ def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
+def model(shared_path):
+    return tiny_nllb_moe(shared_path / "tiny", experts=16)
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ FAMILIES = ("granitemoe", "glm4_moe")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def text_model(request, tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", request.param)
+def text_model(request, shared_path):
+    return save_tiny(shared_path / request.param, request.param)
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import both, refused
+from tests.tiny import write_files
 
 run, done = both(prune_ffn)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path):
-    for name in ("text.txt", "val.eng_Latn", "val.fra_Latn"):
-        Path(name).write_text("the hen\nten tins on\nthen no hen\n")
-    return tmp_path
+def _text():
+    names = ("text.txt", "val.eng_Latn", "val.fra_Latn")
+    write_files(".", dict.fromkeys(names, "the hen\nten tins on\nthen no hen\n"))
 
 
 def test_without_options_the_defaults_are_said(models):

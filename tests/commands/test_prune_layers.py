@@ -12,16 +12,15 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands.calls import both, refused
 from tests.structures import kept_ids
+from tests.tiny import write_files
 
 run, done = both(prune_layers)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path):
-    Path("text.txt").write_text("the hen\nten tins on\nthen no hen\n")
-    for language in ("eng_Latn", "fra_Latn"):
-        Path(f"val.{language}").write_text("the hen\nten tins on\nthen no hen\n")
-    return tmp_path
+def _text():
+    names = ("text.txt", "val.eng_Latn", "val.fra_Latn")
+    write_files(".", dict.fromkeys(names, "the hen\nten tins on\nthen no hen\n"))
 
 
 def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:

@@ -35,9 +35,9 @@ def shrunk() -> Shrunk:
     return results.read("shrunk.shrink.json")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_family(tmp_path_factory.mktemp("models") / "llama", "llama", tie_word_embeddings=True)
+@pytest.fixture
+def model(models):
+    return models["llama-tied"]
 
 
 @pytest.fixture(autouse=True)

@@ -6,25 +6,26 @@ from tests.commands.calls import names
 from tests.commands.vocabulary import done, run
 from tests.contracts.method_contract import digests
 from tests.families import tiny_family
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import tiny_nllb_moe, write_files
 
-LINES = {
-    "eng_Latn": {"train": "the hat\na hen\n", "val": "on the tin\n\n", "test": "the end\n"},
-    "deu_Latn": {"train": "ein hut\neine henne\n", "val": "ohne\n\n", "test": "ende\n"},
+TEXTS = {
+    "train.eng_Latn": "the hat\na hen\n",
+    "val.eng_Latn": "on the tin\n\n",
+    "test.eng_Latn": "the end\n",
+    "train.deu_Latn": "ein hut\neine henne\n",
+    "val.deu_Latn": "ohne\n\n",
+    "test.deu_Latn": "ende\n",
 }
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", vocab=70)
+def model(shared_path):
+    return tiny_nllb_moe(shared_path / "tiny", vocab=70)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "data").mkdir()
-    for language, splits in LINES.items():
-        for split, text in splits.items():
-            (tmp_path / "data" / f"{split}.{language}").write_text(text, encoding="utf-8")
+    write_files("data", TEXTS)
     return tmp_path
 
 

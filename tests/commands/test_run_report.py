@@ -12,28 +12,29 @@ from tests.tiny import write_json
 run = partial(raising, report)
 
 
-def test_the_page_on_stdout(tmp_path):
+@pytest.fixture(autouse=True)
+def _speeds(tmp_path):
     write_json(tmp_path / "latency.json", results.latency())
+
+
+def test_the_page_on_stdout(tmp_path):
     assert Page(run("-o", "-").stdout).sections() == ["Speed and memory"]
     assert [one.name for one in tmp_path.iterdir()] == ["latency.json"]
 
 
 def test_the_same_directory_makes_the_same_bytes_again(tmp_path):
-    write_json(tmp_path / "latency.json", results.latency())
     run("-o", "a.html")
     run("-o", "b.html")
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
 def test_damaged_results_are_said_and_do_not_stop_it(tmp_path):
-    write_json(tmp_path / "latency.json", results.latency())
     (tmp_path / "evaluation.json").write_text('{"format": "prunecli.evaluation/1", "results": [')
     assert "Unreadable, left out: evaluation.json: cut short" in run().stderr
     assert "cut short" in (tmp_path / "report.html").read_text()
 
 
 def test_an_existing_page_is_kept_without_force(tmp_path):
-    write_json(tmp_path / "latency.json", results.latency())
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
         run()

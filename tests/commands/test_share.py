@@ -22,10 +22,9 @@ share, shared = both(share_attention)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
+def models(shared_path):
     cases = ("m2m_100", "gpt2", "bert", "llama", "nllb-moe", "gemma2", "t5")
-    return {case: tiny(folder / case, case) for case in cases}
+    return {case: tiny(shared_path / case, case) for case in cases}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
 from tests.pictures import pixels
-from tests.tiny import config_of, tiny_nllb_moe
+from tests.tiny import config_of, tiny_nllb_moe, write_files
 
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
@@ -27,9 +27,7 @@ def model(models):
 @pytest.fixture(autouse=True)
 def folder(tmp_path):
     (tmp_path / "lines").write_text("the hat\nthe hen\n")
-    (tmp_path / "data").mkdir()
-    for name, text in {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"}.items():
-        (tmp_path / "data" / name).write_text(text)
+    write_files("data", {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"})
     return tmp_path
 
 

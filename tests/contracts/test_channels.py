@@ -20,8 +20,8 @@ STEP = {"command": "test"}
 
 
 @pytest.fixture(scope="module", params=["llama", "granite"])
-def model(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / request.param
+def model(request, shared_path):
+    folder = shared_path / request.param
     if request.param == "llama":
         return tiny_family(folder, "llama")
     config = tiny.tiny_config("granite")

@@ -130,13 +130,13 @@ def source_of(case: str, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=CHOICES)
-def result(request, tmp_path_factory):
+def result(request, shared_path):
     case, part, decide = CHOICES[request.param]
-    tmp_path = tmp_path_factory.mktemp("result")
-    with open_model(source_of(case, tmp_path / "source")) as source:
+    folder = shared_path / request.param
+    with open_model(source_of(case, folder / "source")) as source:
         rewrite = decide(source)
-        apply(source, rewrite, tmp_path / "out")
-    return part, tmp_path / "out", rewrite
+        apply(source, rewrite, folder / "out")
+    return part, folder / "out", rewrite
 
 
 def test_the_kept_are_exactly_those_that_the_result_tells_of(result):
@@ -217,8 +217,8 @@ def hostile(decision: Decision, **changes: object) -> dict[str, object]:
         {"reason": [0, 0, 200]},
     ],
 )
-def test_hostile_files_are_refused_in_a_line(changes, tmp_path):
-    with open_model(tiny_family(tmp_path / "source", "llama")) as source:
+def test_hostile_files_are_refused_in_a_line(changes, models, tmp_path):
+    with open_model(models["llama"]) as source:
         rewrite = by_layers(LayerOptions(count=1))(source)
         apply(source, rewrite, tmp_path / "out")
     decision = rewrite.decision

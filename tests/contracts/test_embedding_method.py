@@ -32,7 +32,6 @@ from tests.factorised import CASES, cached, decided, factorised, has_stock_cache
 from tests.families import tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
-from tests.opening import headed_class
 from tests.tiny import config_of
 
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
@@ -203,24 +202,6 @@ def test_caching_the_input_alone_gives_a_stock_model(family, source, tmp_path):
     torch.testing.assert_close(logits_of(stock), logits(out))
 
 
-@once_a_layout
-def test_a_cached_one_can_be_factorised_again(source, tmp_path):
-    once = factorised(source, tmp_path / "once", side="input", cache=True)
-    again = factorised(once, tmp_path / "again", side="input", map_dim=2)
-    assert config_of(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
-    assert torch.isfinite(logits(again)).all()
-
-
-@once_a_layout
-def test_it_opens_with_transformers(case, made):
-    out = made(case, side="both")
-    auto = getattr(transformers, headed_class(config_of(out)))
-    assert torch.equal(logits_of(auto.from_pretrained(out, trust_remote_code=True)), logits(out))
-    assert shim_classes(config_of(out))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        auto.from_pretrained(out, trust_remote_code=False)
-
-
 def test_a_row_of_zeros_stays_one(tmp_path):
     source = tiny_family(tmp_path / "plain", "m2m_100")
     held = weights(source)
@@ -303,9 +284,9 @@ def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
     torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-4, atol=1e-5)
 
 
-def test_the_output_layer_has_no_rows_to_cache(tmp_path):
+def test_the_output_layer_has_no_rows_to_cache(models):
     with (
-        open_model(tiny_family(tmp_path / "source", "bart")) as opened,
+        open_model(models["bart"]) as opened,
         pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"),
     ):
         decided(opened, side="output", cache=True)

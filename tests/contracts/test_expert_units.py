@@ -17,7 +17,6 @@ from prunecli.modules.loading import load_model
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
 from tests.contracts.test_mixtures import save_tiny, stock_class
-from tests.families import tiny_family
 from tests.reference.expert_units import squared_activations
 from tests.tiny import config_of, write_plain_tokenizer
 
@@ -94,9 +93,9 @@ def test_one_number_for_all(tmp_path):
             plan_widths(checkpoint, NarrowOptions(experts=True, uniform=False))
 
 
-def test_a_dense_model_has_none(tmp_path):
+def test_a_dense_model_has_none(models):
     with (
-        open_model(tiny_family(tmp_path / "dense", "llama")) as checkpoint,
+        open_model(models["llama"]) as checkpoint,
         pytest.raises(UnsupportedModelError, match=r"no key of config\.json counts hidden units of experts"),
     ):
         plan_widths(checkpoint, NarrowOptions(experts=True, metric="norms"))

@@ -28,7 +28,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.families.records import CASES, own_branches, own_layouts
-from tests.ffn_layouts import LAYOUTS, tiny, weights
+from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
 from tests.tiny import config_of
@@ -71,7 +71,7 @@ def of_two_stacks(width: int) -> Sharing:
 SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
     "marian": Sharing(FfnOptions(preset="SharedEncSharedDec", init="mean"), reference.mean),
-    "mbart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
+    "bart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
     "bert": Sharing(
         FfnOptions(preset="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
     ),
@@ -114,20 +114,14 @@ class FfnSharing(Method):
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
-        layout, held = LAYOUTS[self.case], weights(self.path)
+        layout, ffns = LAYOUTS[self.case], ffns_of(weights(self.path), self.case)
         structure = rewrite.structure
         gone, groups = sorted(structure.removed), {name: {name} for name in structure.widths}
         for name, owner in structure.shared.items():
             groups.setdefault(owner, {owner}).add(name)
         for members in groups.values():
             own = [name for name in layout.names if name in members]
-            ffns = [
-                reference.read(
-                    {suffix: held[f"{name}.{suffix}"] for suffix in layout.tensors}, layout.tensors
-                )
-                for name in own
-            ]
-            merged = self.sharing.merged(ffns)
+            merged = self.sharing.merged([ffns[name] for name in own])
             for name in own:
                 put(model, name, reference.write(merged, layout.tensors))
         self.hooks.enter_context(without_ffn(model, layout, gone))

@@ -29,21 +29,13 @@ from tests.contracts.method_contract import (
 )
 from tests.contracts.test_ffn_method import put
 from tests.families.records import own_branches, own_layouts
-from tests.ffn_layouts import LAYOUTS, tiny, weights
+from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
 
 
 def made_of(source: Checkpoint, options: NarrowOptions) -> Rewrite:
     return cut(source, plan_widths(source, options))
-
-
-def ffns_of(path: Path, case: str) -> dict[str, reference.Ffn]:
-    layout, held = LAYOUTS[case], weights(path)
-    return {
-        name: reference.read({part: held[f"{name}.{part}"] for part in layout.tensors}, layout.tensors)
-        for name in layout.names
-    }
 
 
 def worth(unit: reference.Unit) -> float:
@@ -81,7 +73,7 @@ class WidthPruning(Method):
         return made_of(source, NarrowOptions(width=10_000, metric="norms", dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        ffns = ffns_of(self.path, self.case)
+        ffns = ffns_of(weights(self.path), self.case)
         ranked = []
         for name, ffn in ffns.items():
             values = [worth(unit) for unit in ffn.units]
@@ -114,7 +106,7 @@ class TestEveryLayout(WidthPruning, InSteps):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
         original = self.original(source)
-        for name, ffn in ffns_of(source, case).items():
+        for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn.units) * 7 // 10 // 4 * 4
             kept = best([worth(unit) for unit in ffn.units], width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
@@ -132,7 +124,7 @@ class TestEveryLayout(WidthPruning, InSteps):
 
 def test_units_go_by_their_activations(tmp_path):
     source = tiny(tmp_path / "source", "phi3")
-    ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
+    ffns, generator = ffns_of(weights(source), "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
     squares = {name: own**2 for name, own in active.items()}
     with open_model(source) as opened:

@@ -13,8 +13,8 @@ TRAIN = 300
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("written") / "data"
+def written(shared_path):
+    directory = shared_path / "data"
     corpus.main(directory, TRAIN)
     return directory
 

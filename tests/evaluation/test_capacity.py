@@ -32,7 +32,7 @@ from tests.commands.calls import Result, call, done, refused
 from tests.families import tiny_family
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
-from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+from tests.tiny import tiny_nllb_moe, write_files, write_plain_tokenizer
 
 KIB = 1 << 10
 
@@ -145,10 +145,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_nllb_moe(tmp_path / "moe", experts=64, d_model=32, ffn=64)
     tiny_family(tmp_path / "llama", "llama", hidden_size=64, intermediate_size=256)
-    (tmp_path / "text").mkdir()
-    for split in ("val", "test", "train"):
-        for language in ("eng_Latn", "fra_Latn"):
-            (tmp_path / "text" / f"{split}.{language}").write_text(LINES)
+    names = (f"{split}.{end}" for split in ("val", "test", "train") for end in ("eng_Latn", "fra_Latn"))
+    write_files("text", dict.fromkeys(names, LINES))
     (tmp_path / "lines").write_text(LINES)
     return tmp_path
 

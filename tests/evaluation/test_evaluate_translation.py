@@ -32,9 +32,10 @@ OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="c
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("evaluate")
-    return {name: tiny_nllb_moe(folder / name, seed=seed) for seed, name in enumerate(("full", "pruned"))}
+def checkpoints(shared_path):
+    return {
+        name: tiny_nllb_moe(shared_path / name, seed=seed) for seed, name in enumerate(("full", "pruned"))
+    }
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch
     assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
-def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
+def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, monkeypatch):
     monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
     monkeypatch.setattr(progress, "LONG_S", 0)
     said = []
@@ -203,8 +204,8 @@ PAIR = ("eng_Latn", "fra_Latn")
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    path = tiny_nllb_moe(tmp_path_factory.mktemp("decoding") / "model")
+def loaded(shared_path):
+    path = tiny_nllb_moe(shared_path / "model")
     return load_model(path, device="cpu"), load_tokenizer(path)
 
 

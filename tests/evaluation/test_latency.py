@@ -26,9 +26,8 @@ TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("latency")
-    return {n: tiny_nllb_moe(folder / n, experts=e) for n, e in {"full": 8, "pruned": 4}.items()}
+def checkpoints(shared_path):
+    return {n: tiny_nllb_moe(shared_path / n, experts=e) for n, e in {"full": 8, "pruned": 4}.items()}
 
 
 @pytest.fixture

@@ -17,22 +17,16 @@ from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
 from tests.evaluation.losses import TextLosses, lm_losses
 from tests.families import tiny, tiny_family
-from tests.tiny import write_plain_tokenizer
+from tests.tiny import write_files, write_plain_tokenizer
 
 LINES = ("the hen", "ten tins on", "then no hen")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "bert")}
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn"):
-        Path(name).write_text("".join(f"{line}\n" for line in LINES))
+    names = ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn")
+    write_files(".", dict.fromkeys(names, "".join(f"{line}\n" for line in LINES)))
     Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     return tmp_path
 

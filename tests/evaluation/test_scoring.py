@@ -48,12 +48,11 @@ def test_over_generation(length, finished, over):
 
 
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spm")
-    (folder / "text").write_text("\n".join(REFERENCES) + "\n")
-    files = {"input": str(folder / "text"), "model_prefix": str(folder / "m")}
+def spm(shared_path):
+    (shared_path / "text").write_text("\n".join(REFERENCES) + "\n")
+    files = {"input": str(shared_path / "text"), "model_prefix": str(shared_path / "m")}
     sentencepiece.SentencePieceTrainer.train(**files, vocab_size=30, hard_vocab_limit=False, minloglevel=2)
-    return folder / "m.model"
+    return shared_path / "m.model"
 
 
 def test_spbleu_is_bleu_over_pieces(spm):

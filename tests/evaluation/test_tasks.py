@@ -41,27 +41,25 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tasks")
-
-
-@pytest.fixture(scope="module")
-def causal(folder):
-    return {name: tiny_family(folder / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))}
-
-
-@pytest.fixture(scope="module")
-def classifiers(folder):
-    seeds = {"full": 0, "pruned": 1}
+def causal(shared_path):
     return {
-        name: tiny_family(folder / f"c-{name}", "bert", seed=n, **CLASSIFIER) for name, n in seeds.items()
+        name: tiny_family(shared_path / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))
     }
 
 
 @pytest.fixture(scope="module")
-def text(folder):
-    (folder / "text.txt").write_text("the hat on a hen\n\nno\nthen ten of the hats are on\n")
-    return read_plain([folder / "text.txt"])
+def classifiers(shared_path):
+    seeds = {"full": 0, "pruned": 1}
+    return {
+        name: tiny_family(shared_path / f"c-{name}", "bert", seed=n, **CLASSIFIER)
+        for name, n in seeds.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def text(shared_path):
+    (shared_path / "text.txt").write_text("the hat on a hen\n\nno\nthen ten of the hats are on\n")
+    return read_plain([shared_path / "text.txt"])
 
 
 def _open(path):

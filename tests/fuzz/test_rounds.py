@@ -43,8 +43,8 @@ randoms = st.randoms(use_true_random=False)
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("fuzz") / "moe", layers=2, experts=4, shards=2)
+def moe(shared_path):
+    return tiny_nllb_moe(shared_path / "moe", layers=2, experts=4, shards=2)
 
 
 @FEW

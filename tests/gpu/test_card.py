@@ -57,7 +57,7 @@ def test_gates_of_the_language_model(tmp_path):
                 assert np.abs(ours - theirs).sum() <= 2 * near * np.abs(theirs).sum()
 
 
-def test_translations(tmp_path):
+def test_translations():
     scores = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):
         options = prunecli.EvaluationOptions(device=device, dtype=dtype)

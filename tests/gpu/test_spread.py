@@ -21,7 +21,7 @@ from tests.commands.calls import call, done, refused
 from tests.families import tiny_family
 from tests.gpu.pretend import Pretend
 from tests.stock_mixtures import save_mixture
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe, write_files
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64", "--max-sentences", "3")
@@ -42,20 +42,17 @@ REWRITING = ("prune-layers", "prune-ffn")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    tiny_nllb_moe(folder / "moe", experts=4, d_model=32, ffn=256, layers=4)
+def models(shared_path):
+    tiny_nllb_moe(shared_path / "moe", experts=4, d_model=32, ffn=256, layers=4)
     sizes = {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 4, "decoder_layers": 4}
-    tiny_family(folder / "m2m_100", "m2m_100", d_model=32, **sizes)
-    done(share_ffn, folder / "m2m_100", "--preset", "SharedEncNoDec", "-o", folder / "shared")
-    tiny_family(folder / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
-    save_mixture(folder / "mixtral", "mixtral", num_hidden_layers=4)
-    (folder / "text").mkdir()
-    for split in ("val", "test", "train"):
-        for language in ("eng_Latn", "fra_Latn"):
-            (folder / "text" / f"{split}.{language}").write_text(LINES)
-    (folder / "lines").write_text(LINES)
-    return folder
+    tiny_family(shared_path / "m2m_100", "m2m_100", d_model=32, **sizes)
+    done(share_ffn, shared_path / "m2m_100", "--preset", "SharedEncNoDec", "-o", shared_path / "shared")
+    tiny_family(shared_path / "llama", "llama", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
+    save_mixture(shared_path / "mixtral", "mixtral", num_hidden_layers=4)
+    names = (f"{split}.{end}" for split in ("val", "test", "train") for end in ("eng_Latn", "fra_Latn"))
+    write_files(shared_path / "text", dict.fromkeys(names, LINES))
+    (shared_path / "lines").write_text(LINES)
+    return shared_path
 
 
 @contextmanager

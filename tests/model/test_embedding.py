@@ -11,8 +11,8 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
-from tests.families import stock_model, tiny_family
-from tests.families.records import FAMILIES
+from tests.families import stock_model
+from tests.families.records import FAMILIES, own_branches
 from tests.tiny import tiny_config
 
 UNIT = InputChange("define", 4, 12, 2, 2)
@@ -27,10 +27,10 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("case", FAMILIES)
-def test_are_those_of_the_stock_class(case, tmp_path):
+@pytest.mark.parametrize("case", own_branches(FAMILIES))
+def test_are_those_of_the_stock_class(case, models):
     family = FAMILIES[case]
-    with open_model(tiny_family(tmp_path, case)) as checkpoint:
+    with open_model(models[case]) as checkpoint:
         tables, model = checkpoint.layout.require_tables(), stock_model(checkpoint.config)
     assert (tables.input, {*tables.aliases}) == (family.input[0], {*family.input[1:]})
     assert tables.output == family.output

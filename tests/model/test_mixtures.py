@@ -28,12 +28,12 @@ EXPERT = "model.layers.2.mlp.experts.5"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(shared_path):
     made = {}
 
     def of(model_type):
         if model_type not in made:
-            made[model_type] = save_tiny(tmp_path_factory.mktemp(model_type), model_type)
+            made[model_type] = save_tiny(shared_path / model_type, model_type)
         return made[model_type]
 
     return of

@@ -70,8 +70,8 @@ def embedding(**sides: Any) -> Structure:
         ),
     ],
 )
-def test_reasons(tmp_path, family, structure, reason, nearest):
-    with open_model(tiny_family(tmp_path / "in", family)) as source:
+def test_reasons(models, family, structure, reason, nearest):
+    with open_model(models[family]) as source:
         support = stock_support(source, structure)
     assert support.to_json() == {"is_stock": reason is None, "reason": reason, "nearest": nearest}
     assert not reason or not support.config
@@ -81,8 +81,8 @@ def test_reasons(tmp_path, family, structure, reason, nearest):
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "bart", "gpt2", "t5", "bert"])
-def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path, family):
-    with open_model(tiny_family(tmp_path / "in", family)) as source:
+def test_the_numbers_of_heads_are_those_that_transformers_takes(models, family):
+    with open_model(models[family]) as source:
         numbers = uniform_heads(source)
         if family not in ("llama", "mistral", "qwen2", "phi3"):
             assert numbers == ()

@@ -20,11 +20,9 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.factorised import decided
-from tests.families.records import BRANCHES, CASES, own_layouts
+from tests.families.records import CASES, DISTINCT
 from tests.ffn_layouts import tiny
 from tests.selections import kept_heads
-
-DRAWN = (*BRANCHES, "gemma3_text", "t5-gated", "bert-classifier")
 
 
 def without_heads(source: Checkpoint) -> Rewrite:
@@ -76,13 +74,8 @@ def alike(first: float, second: float, *sizes: int) -> bool:
     return abs(first - second) <= 6 * error * max(first, second) + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("case", "reduce"),
-    [
-        *((case, without_heads) for case in DRAWN),
-        *((case, reduce) for reduce in (one_wide, shared_attentions) for case in own_layouts(DRAWN)),
-    ],
-)
+@pytest.mark.parametrize("case", DISTINCT)
+@pytest.mark.parametrize("reduce", [without_heads, one_wide, shared_attentions])
 def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
     source = tiny(tmp_path / "model", case)
     model, reduced = drawn(source, reduce, tmp_path)

@@ -12,7 +12,6 @@ from prunecli.model.cost import weight_bytes
 from prunecli.modules import int8
 from prunecli.modules.fitting import candidates
 from prunecli.modules.int8 import Int8Linear, Int8SparseFFN, int8_product, quantise
-from tests.families import tiny_family
 from tests.reference import int8 as reference
 
 CPU = torch.device("cpu")
@@ -37,8 +36,8 @@ def test_equals_the_rounding_restated(shape, biased):
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "gpt2", "nllb-moe"])
-def test_a_loaded_model_is_near(case, tmp_path):
-    path = tiny_family(tmp_path / "model", case)
+def test_a_loaded_model_is_near(case, models):
+    path = models[case]
     ids = torch.tensor([[5, 6, 7, 9, 2], [8, 5, 5, 6, 2]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     exact, model = (prunecli.load_model(path, device="cpu", dtype=dtype) for dtype in ("float32", "int8"))
@@ -60,8 +59,8 @@ def test_a_loaded_model_is_near(case, tmp_path):
         )
 
 
-def test_refused_where_it_cannot_run(tmp_path, monkeypatch):
-    with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
+def test_refused_where_it_cannot_run(models, monkeypatch):
+    with open_model(models["t5"]) as checkpoint:
         with pytest.raises(UsageError, match="`dtype=int8` is for CPUs, not for cuda:1"):
             candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)
         with pytest.raises(UsageError, match="`dtype=int8`: no such type"):

@@ -66,8 +66,8 @@ def heads_given(model: Any) -> list[int]:
 @pytest.mark.parametrize(
     "model_type", ["m2m_100", "bart", "t5", "bert", "distilbert", "gpt2", "opt", "gemma2"]
 )
-def test_every_declared_family(model_type, tmp_path, monkeypatch):
-    model = load_model(tiny_family(tmp_path, model_type), device="cpu")
+def test_every_declared_family(model_type, models, monkeypatch):
+    model = load_model(models[model_type], device="cpu")
     batch = batch_of(CASES[model_type].task, vocabulary=model.config.vocab_size)
     wanted = expected(model, batch)
     positions(monkeypatch, 4, model.config.vocab_size)
@@ -147,10 +147,10 @@ def test_an_error_below_the_head_is_not_hidden(monkeypatch):
         token_losses(model, batch)
 
 
-def test_gradients_are_those_of_the_whole(tmp_path, monkeypatch):
+def test_gradients_are_those_of_the_whole(models, tmp_path, monkeypatch):
     """With a teacher, and the distance of hidden states."""
-    model = load_model(tiny_family(tmp_path / "a", "t5"), device="cpu")
-    teacher = load_model(tiny_family(tmp_path / "b", "t5", seed=1), device="cpu").requires_grad_(False)
+    model = load_model(models["t5"], device="cpu")
+    teacher = load_model(tiny_family(tmp_path, "t5", seed=1), device="cpu").requires_grad_(False)
     batch = batch_of(CASES["t5"].task, vocabulary=model.config.vocab_size)
     given = {**batch.inputs, "labels": batch.labels}
     objective = Objective(LossOptions(0.1, 0.3, 2.0, 0.5), teacher)

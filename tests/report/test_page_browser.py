@@ -23,25 +23,24 @@ OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(shared_path):
     """The page of checkpoints made from the demo, and of results of every kind."""
-    folder = tmp_path_factory.mktemp("demo")
-    shutil.copytree(demo.CHECKPOINT, folder / "demo")
-    with open_model(folder / "demo") as opened:
-        write_json(folder / "heads.json", scored(opened))
+    shutil.copytree(demo.CHECKPOINT, shared_path / "demo")
+    with open_model(shared_path / "demo") as opened:
+        write_json(shared_path / "heads.json", scored(opened))
         models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
-    fewer, smaller = str(folder / "fewer-experts"), str(folder / "fewer-experts-and-heads")
+    fewer, smaller = str(shared_path / "fewer-experts"), str(shared_path / "fewer-experts-and-heads")
     ranked = ("--metric", "random", "--ratio", "0.5", "-o", fewer)
-    done(prune_experts, folder / "demo", *ranked)
-    done(prune_heads, fewer, "--scores", folder / "heads.json", "--count", "9", "-o", smaller)
-    write_json(folder / "evaluation.json", results.evaluation(models))
-    write_json(folder / "latency.json", results.latency((1, 4, 16)))
-    write_json(folder / "latency-1.json", results.latency())
+    done(prune_experts, shared_path / "demo", *ranked)
+    done(prune_heads, fewer, "--scores", shared_path / "heads.json", "--count", "9", "-o", smaller)
+    write_json(shared_path / "evaluation.json", results.evaluation(models))
+    write_json(shared_path / "latency.json", results.latency((1, 4, 16)))
+    write_json(shared_path / "latency-1.json", results.latency())
     for name in ("languages", "similarity", "finetune", "head_comparison"):
-        write_json(folder / f"{name}.json", getattr(results, name)())
-    write_gates(folder / "gates.json")
-    path = folder / "page.html"
-    path.write_text(report_page(collect(folder)), encoding="utf-8")
+        write_json(shared_path / f"{name}.json", getattr(results, name)())
+    write_gates(shared_path / "gates.json")
+    path = shared_path / "page.html"
+    path.write_text(report_page(collect(shared_path)), encoding="utf-8")
     return path
 
 

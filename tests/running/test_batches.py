@@ -40,9 +40,9 @@ LINES = TEXT.sentences["eng_Latn"][:4]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(shared_path):
     """(family, class or None) -> (model, tokenizer), each loaded once."""
-    folder, held = tmp_path_factory.mktemp("objective"), {}
+    held = {}
 
     def make(family, cls=None, **changes):
         key = f"{family}-{cls}-{sorted(changes.items())}"
@@ -50,9 +50,9 @@ def made(tmp_path_factory):
             if cls is not None:
                 changes["architectures"] = [cls]
             path = (
-                tiny_nllb_moe(folder / key)
+                tiny_nllb_moe(shared_path / key)
                 if family == "nllb-moe"
-                else tiny_family(folder / key, family, **changes)
+                else tiny_family(shared_path / key, family, **changes)
             )
             held[key] = load_model(path, device="cpu"), load_tokenizer(path)
         return held[key]

@@ -31,8 +31,8 @@ TOKENS = {"tokenizer.json": None}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", router_bias=True, shards=2, config=HEADS)
+def model(shared_path):
+    return tiny_nllb_moe(shared_path / "full", router_bias=True, shards=2, config=HEADS)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from prunecli.selection.cut import Selection, cut
 from prunecli.shrinking.levers import Lever, Levers
 from prunecli.shrinking.options import ShrinkOptions
 from prunecli.shrinking.search import UNLIKE, Search, curve, sizes_of
-from tests.families import tiny_family
 
 KINDS = {"units": "unit", "heads": "head", "layers": "layer", "experts": "expert"}
 SHARES = tuple(step / 16 for step in range(16))
@@ -106,8 +105,8 @@ def test_a_ruined_model_is_a_point_of_no_curve():
 
 
 @pytest.mark.parametrize("family", ["llama", "nllb-moe"])
-def test_sizes_of_mixtures_are_those_of_cut_models(tmp_path, family):
-    checkpoint = open_model(tiny_family(tmp_path / "model", family))
+def test_sizes_of_mixtures_are_those_of_cut_models(models, family):
+    checkpoint = open_model(models[family])
     axes = {name: axes_of(checkpoint, kind) for name, kind in KINDS.items()}
     # Heads and layers not the same number from each axis, so that their sizes count.
     kept, levers = {}, {}

@@ -56,7 +56,7 @@ def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_the_command_is_that_of_the_command_line_without_its_secrets(tmp_path):
+def test_the_command_is_that_of_the_command_line_without_its_secrets():
     token = "hf_" + "a1B2" * 8
     words = ["prunecli", "evaluate", f"https://me:{token}@example.invalid/x", f"--x={token}", "-o", "a@b"]
     command = copy_context().run(lambda: (COMMAND.set(words), GateStatistics.header([], None))[1])

@@ -12,8 +12,8 @@ from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return load_tokenizer(tiny_nllb_moe(tmp_path_factory.mktemp("tokens")))
+def tokenizer(shared_path):
+    return load_tokenizer(tiny_nllb_moe(shared_path))
 
 
 def test_language_token_first_and_end_token_last(tokenizer):

@@ -16,6 +16,7 @@ from prunecli.training.finetune import train as train_
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import outputs_of, stage
 from prunecli.training.state import WEIGHTS, Start
+from tests.tiny import write_files
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 """No chance in training: the tiny models have no dropout, but M2M-100's default leaves out layers now and then."""
@@ -46,6 +47,15 @@ def parallel(count=40, seed=0):
     english = tuple(lines(count, seed))
     french = tuple(" ".join(reversed(line.split())) for line in english)
     return ParallelText(f"train-{seed}", {"eng_Latn": english, "fra_Latn": french})
+
+
+def write_parallel(folder: Path, **counts: int) -> None:
+    """Write so many lines of each split."""
+    for seed, (split, count) in enumerate(counts.items()):
+        texts = parallel(count, seed).sentences.items()
+        write_files(
+            folder, {f"{split}.{name}": "".join(f"{line}\n" for line in text) for name, text in texts}
+        )
 
 
 def translation(count=40, valid=8):

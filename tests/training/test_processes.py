@@ -12,7 +12,7 @@ from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_heads
-from tests.training.runs import CALM, options, parallel, train, translation
+from tests.training.runs import CALM, options, train, translation, write_parallel
 
 SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
 
@@ -20,10 +20,7 @@ SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup
 @pytest.fixture
 def folder(tmp_path):
     tiny_family(tmp_path / "model", "m2m_100", max_position_embeddings=32, **CALM)  # at which searches end
-    (tmp_path / "data").mkdir()
-    for split, count, seed in (("train", 40, 0), ("val", 3, 1)):
-        for language, sentences in parallel(count, seed).sentences.items():
-            (tmp_path / "data" / f"{split}.{language}").write_text("\n".join(sentences) + "\n")
+    write_parallel(tmp_path / "data", train=40, val=3)
     return tmp_path
 
 

@@ -19,7 +19,7 @@ from prunecli.training.finetune import Destination, finetune
 from prunecli.training.state import WORKSPACE, fixed_order, repeatable
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
-from tests.training.runs import OPTIONS, lines, options, train, translation
+from tests.training.runs import OPTIONS, options, train, translation, write_parallel
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 TORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598")
@@ -29,10 +29,7 @@ TORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos
 def run(tmp_path):
     """Train the same model again, for 6 updates with a validation after each second; returns what was said."""
     model = tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
-    for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
-        for language in ("eng_Latn", "fra_Latn"):
-            text = "\n".join(lines(count, seed))
-            (tmp_path / f"{split}.{language}").write_text(text + "\n")
+    write_parallel(tmp_path, train=40, val=8)
 
     def call(name="out", **more):
         said = []

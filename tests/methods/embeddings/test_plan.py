@@ -14,7 +14,6 @@ from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.model.embedding import TokenTables
-from tests.families import tiny_family
 
 
 def tables(model_dim: int) -> TokenTables:
@@ -60,8 +59,8 @@ def test_an_output_has_a_map_alone(options):
 
 
 @pytest.fixture
-def source(tmp_path):
-    return tiny_family(tmp_path / "source", "bart")
+def source(models):
+    return models["bart"]
 
 
 def decided(source: Path, options: EmbeddingOptions) -> EmbeddingPlan:
@@ -90,8 +89,8 @@ def test_sides_of_a_shared_table(source, options, change):
     assert decided(source, options).change == change
 
 
-def test_each_table_by_itself(tmp_path):
-    source = tiny_family(tmp_path / "source", "llama")
+def test_each_table_by_itself(models):
+    source = models["llama"]
     assert decided(source, EmbeddingOptions()).change == EmbeddingChange(UNIT)
     both = decided(source, EmbeddingOptions(side="both"))
     assert both.change == EmbeddingChange(UNIT, OutputChange(4))
@@ -103,4 +102,4 @@ def test_the_history_says_what_was_asked(source):
     assert step["command"] == "factorize-embeddings"
     unit = {"kind": "define", "map_dim": 4, "expand_dim": 64, "depth": 3, "max_groups": 4}
     assert step["arguments"] == {"side": "both", **unit, "epochs": 2, "dtype": "float16", "seed": 3}
-    assert step["source"]["path"] == "source"
+    assert step["source"]["path"] == "bart"

@@ -14,7 +14,7 @@ from prunecli.methods.experts.collect import score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import make_model
 from prunecli.modules.stock_experts import expert_modules
-from prunecli.results.gates import GateStatistics
+from prunecli.results.gates import GateStatistics, GateSums
 from prunecli.running.runner import InMemory
 from prunecli.text.batching import marks_of, masked
 from prunecli.text.plain import Corpus
@@ -47,10 +47,19 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_plain_tokenizer(folder)
-    return Subject(folder)
+def subject(shared_path):
+    write_plain_tokenizer(shared_path)
+    return Subject(shared_path)
+
+
+def assert_sums(entry: GateSums, routed: list[list[Any]]) -> None:
+    """The sums are those of the tokens of each layer."""
+    assert entry.tokens.tolist() == [len(tokens) for tokens in routed]
+    for index, tokens in enumerate(routed):
+        for name, expected in sums(tokens, 8).items():
+            np.testing.assert_allclose(
+                getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
+            )
 
 
 def test_sums_are_those_of_single_windows(subject):
@@ -70,13 +79,7 @@ def test_sums_are_those_of_single_windows(subject):
                     for index, (name, (hidden, experts, weights)) in enumerate(calls.items()):
                         norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
                         routed[index] += zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
-        entry = found.entries[corpus.name]
-        assert entry.tokens.tolist() == [len(tokens) for tokens in routed]
-        for index, tokens in enumerate(routed):
-            for name, expected in sums(tokens, 8).items():
-                np.testing.assert_allclose(
-                    getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
-                )
+        assert_sums(found.entries[corpus.name], routed)
 
 
 def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
@@ -101,13 +104,8 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
                 for index, (block, hidden) in enumerate(blocks.values()):
                     routed[index] += switch_tokens(block, hidden, 2)
         entry = found.entries[corpus.name]
-        assert entry.tokens.tolist() == [len(tokens) for tokens in routed]
+        assert_sums(entry, routed)
         assert (entry.routed.sum(axis=1) <= entry.tokens).all()
-        for index, tokens in enumerate(routed):
-            for name, expected in sums(tokens, 8).items():
-                np.testing.assert_allclose(
-                    getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
-                )
 
 
 def test_a_model_that_is_no_language_model_is_refused(subject):
@@ -127,8 +125,8 @@ def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save_mixture(tmp_path_factory.mktemp("model"), "qwen3_moe")
+def path(shared_path):
+    return save_mixture(shared_path / "model", "qwen3_moe")
 
 
 def texts(options: CollectOptions) -> Texts:

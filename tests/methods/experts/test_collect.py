@@ -51,14 +51,14 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory):
-    return Subject(tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny"))
+def subject(shared_path):
+    return Subject(tiny_nllb_moe(shared_path / "tiny"))
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def searched(shared_path):
     """The model with few positions, at which endless searches end."""
-    path = tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny")
+    path = tiny_nllb_moe(shared_path / "searched")
     change_config(path, max_position_embeddings=16)
     return Subject(path)
 

@@ -35,9 +35,9 @@ PLENTY = 64 << 30
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def path(shared_path):
     few = {"max_position_embeddings": 16}  # at which endless searches end
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16, config=few)
+    return tiny_nllb_moe(shared_path / "tiny", experts=16, config=few)
 
 
 def translated(options: CollectOptions) -> Translation:

@@ -205,8 +205,8 @@ EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
 
 
 @pytest.fixture(scope="module")
-def full_model(tmp_path_factory):
-    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", vocab=64)
+def full_model(shared_path):
+    return tiny_nllb_moe(shared_path / "full", vocab=64)
 
 
 def fit(

@@ -103,8 +103,8 @@ SUBJECTS = (*own_layouts(FAMILIES), "gemma2")
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)
-def subject(request, tmp_path_factory):
-    return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
+def subject(request, shared_path):
+    return Subject(shared_path / request.param, request.param)
 
 
 def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
@@ -199,8 +199,8 @@ class VectorSubject:
 
 
 @pytest.fixture(scope="module")
-def embedding_subject(tmp_path_factory):
-    return VectorSubject(tmp_path_factory.mktemp("embedding"))
+def embedding_subject(shared_path):
+    return VectorSubject(shared_path)
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 30])

@@ -20,7 +20,7 @@ from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
-from tests.families import cutting, tiny_family
+from tests.families import cutting
 from tests.methods.test_measuring_activations import SENTENCES, batch_of
 from tests.reference import similarity as reference
 from tests.sentence_model import sentence_model
@@ -64,8 +64,8 @@ def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_scores_are_those_of_the_states(tmp_path, case):
-    source = tiny_family(tmp_path / "source", case)
+def test_scores_are_those_of_the_states(models, case):
+    source = models[case]
     model = load(source)
     states = states_by_hand(model, case)
     both = model.config.is_encoder_decoder
@@ -87,8 +87,8 @@ def test_scores_are_those_of_the_states(tmp_path, case):
     assert not cka.distances
 
 
-def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path):
-    source = tiny_family(tmp_path / "source", "gpt2")
+def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(models):
+    source = models["gpt2"]
     model, batches = load(source), [batch_of((0, 1), False)]
     with open_model(source) as opened:
         expected = layer_scores(opened, InMemory(model), batches, "cosine")
@@ -102,8 +102,8 @@ def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["t5", "gpt2"])
-def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path, case):
-    source = tiny_family(tmp_path / "source", case)
+def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_path, case):
+    source = models[case]
     model = load(source)
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
@@ -180,8 +180,8 @@ def loss_of(model: Any, batches: list[Batch]) -> float:
     return sum(losses) / len(losses)
 
 
-def test_states_that_are_not_finite_are_refused(tmp_path):
-    source = tiny_family(tmp_path / "source", "gpt2")
+def test_states_that_are_not_finite_are_refused(models):
+    source = models["gpt2"]
     model = load(source)
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))

@@ -16,20 +16,11 @@ from prunecli.tensors import stream
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families.records import CASES
-from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_copy
+from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, ffns_of, tiny, weights, write_copy
 from tests.reference import ffn as reference
 
 ACTIVATIONS = {"relu": lambda x: np.maximum(x, 0), "silu": lambda x: x / (1 + np.exp(-x)), "tanh": np.tanh}
 X = np.random.default_rng(1).standard_normal((5, 32))
-
-
-def ffns_of(held: dict[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
-    tensors = LAYOUTS[case].tensors
-    return {
-        name: reference.read({suffix: held[f"{name}.{suffix}"] for suffix in tensors}, tensors)
-        for name in LAYOUTS[case].names
-        if f"{name}.{next(iter(tensors))}" in held
-    }
 
 
 def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:

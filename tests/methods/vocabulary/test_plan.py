@@ -47,9 +47,8 @@ def new_tokenizer(source: Path, made: Selection) -> Any:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("sources")
-    return {name: maker(directory / name) for name, maker in KINDS.items()}
+def sources(shared_path):
+    return {name: maker(shared_path / name) for name, maker in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,10 +215,9 @@ LINES = Lines(("one",) * 3, ("val",), (), ("eng",), None)
 COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    path = tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
-    with open_model(path) as opened:
+@pytest.fixture
+def checkpoint(models):
+    with open_model(models["gpt2"]) as opened:
         yield opened
 
 

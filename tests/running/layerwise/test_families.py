@@ -49,9 +49,8 @@ def assert_same(path: Path, memory: int = 1 << 20) -> None:
         *(("gpt2", memory) for memory in (1 << 20, 0)),
     ],
 )
-def test_dense_families(model_type, memory, tmp_path):
-    path = tiny_family(tmp_path / "model", model_type)
-    assert_same(path, memory)
+def test_dense_families(model_type, memory, models):
+    assert_same(models[model_type], memory)
 
 
 @pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus", "modernvbert", "mellum"])
@@ -98,9 +97,9 @@ def test_uneven_experts(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_uneven_heads(model_type, tmp_path):
+def test_uneven_heads(model_type, models, tmp_path):
     kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), tmp_path / "pruned"
-    with open_model(tiny_family(tmp_path / "source", model_type)) as opened:
+    with open_model(models[model_type]) as opened:
         plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
         apply(opened, cut(opened, plan), pruned)
     assert_same(pruned)

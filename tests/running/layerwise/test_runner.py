@@ -30,15 +30,14 @@ from prunecli.running.layerwise.states import (
 )
 from prunecli.running.runner import BatchCost, Group
 from prunecli.tensors.quantities import parse_size, size_text
-from tests.families import tiny_family
 from tests.running.layerwise.running import CPU, no_room
 
 MIB, PLENTY = 1 << 20, 1 << 34
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tiny_family(tmp_path / "model", "llama")
+def path(models):
+    return models["llama"]
 
 
 def layers_of(
@@ -98,7 +97,7 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
         with layers.running(group) as run:
             run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
             run.keep(torch.zeros(4 * MIB))
-            assert list(tmp_path.iterdir()) == [tmp_path / "model"], "the file has no name"
+            assert list(tmp_path.iterdir()) == [], "the file has no name"
         expected = resident + times * (sum(bytes_of.values()) - resident)
         assert report.bytes_read == expected, "what is outside of layers is read once"
         assert report.readings == times
