@@ -114,7 +114,7 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
     command = [sys.executable, "-c", script, "prune-experts", str(source), "-o", str(output), "--force"]
     command += ["--metric", "random", "--ratio", "0.5", "--dtype", "float16"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert any(line == "moved\n" for line in process.stdout)
+    assert any("moved" in line for line in process.stdout)  # several threads may write into one
     return process
 
 
