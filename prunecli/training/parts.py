@@ -4,7 +4,7 @@ import shutil
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -192,6 +192,23 @@ def merged_state(model: nn.Module) -> Json:
     }
 
 
+class _Cast(NamedTuple):
+    """A tensor that is stored in another type."""
+
+    tensor: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the tensor."""
+        return self.tensor.shape
+
+    @property
+    def holds(self) -> bool:
+        """Whether the type holds values that are so large."""
+        return bool((self.tensor.abs() <= torch.finfo(self.dtype).max).all())
+
+
 def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) -> None:
     """Write the model's weights under `source`'s tensor names, in the types of the result, with its other files.
 
@@ -211,10 +228,13 @@ def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) ->
         # A tied tensor is held once, under whichever of its names the model has.
         places = {name: name if name in state else module_name(model, name) for name in source.tensors}
         trained = {name: state[place] for name, place in places.items() if place in state}
-    for name, tensor in trained.items():
-        short = tensor.to(DTYPES[_type_of(source, name, dtype)])
-        trained[name] = short if short.isfinite().all() else tensor
-    save_tensors(trained, directory / SINGLE_FILE)
+    wanted = {name: _Cast(tensor, DTYPES[_type_of(source, name, dtype)]) for name, tensor in trained.items()}
+    # One after another: beside the model there may be no room for all.
+    save_tensors(
+        {name: one if one.holds else one._replace(dtype=one.tensor.dtype) for name, one in wanted.items()},
+        directory / SINGLE_FILE,
+        lambda one: one.tensor.to(one.dtype),
+    )
     card = source.path / "README.md"
     for path in (
         *source.side_files.carried,

@@ -1,3 +1,4 @@
+import shutil
 import sys
 
 import pytest
@@ -95,6 +96,20 @@ def test_what_is_kept_in_its_course(tmp_path):
     forced = Destination(tmp_path / "out", force=True, keep_at=(1,))
     finetune(Start(model), text, forced, chosen.updated(steps=1))
     assert [path.name for path in (tmp_path / "out.steps").iterdir()] == ["step-1"]
+
+
+def test_weights_that_the_stored_type_cannot_hold_are_refused(tmp_path):
+    model = load_model(tiny_family(tmp_path / "model", "gpt2"), device="cpu")
+    model.get_input_embeddings().weight.data[0] = 1e6
+    model.save_pretrained(tmp_path / "large")
+    shutil.copytree(
+        tmp_path / "model", tmp_path / "large", dirs_exist_ok=True, ignore=lambda *_: ["model.safetensors"]
+    )
+    text = TextChoice(files=(text_file(tmp_path / "text"),))
+    chosen = options(steps=1, train="embeddings").updated(loss=LossOptions())
+    with pytest.raises(PruneError, match="float16"):
+        finetune(Start(tmp_path / "large"), text, Destination(tmp_path / "out", dtype="float16"), chosen)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("is_there", [False, True])
