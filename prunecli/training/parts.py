@@ -25,6 +25,9 @@ from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainedPart, TrainingOptions
 
+PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
+"""Values of `train` -> the part of a layout."""
+
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
 
@@ -87,7 +90,7 @@ def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     return {
         module_name(model, name)
         for name, (_, part) in checkpoint.layout.tensors.items()
-        if part == train.replace("routers", "router")
+        if part == PARTS[train]
     }
 
 
@@ -203,11 +206,6 @@ class _Cast(NamedTuple):
         """Shape of the tensor."""
         return self.tensor.shape
 
-    @property
-    def holds(self) -> bool:
-        """Whether the type holds values that are so large."""
-        return bool((self.tensor.abs() <= torch.finfo(self.dtype).max).all())
-
 
 def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) -> None:
     """Write the model's weights under `source`'s tensor names, in the types of the result, with its other files.
@@ -228,13 +226,13 @@ def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) ->
         # A tied tensor is held once, under whichever of its names the model has.
         places = {name: name if name in state else module_name(model, name) for name in source.tensors}
         trained = {name: state[place] for name, place in places.items() if place in state}
-    wanted = {name: _Cast(tensor, DTYPES[_type_of(source, name, dtype)]) for name, tensor in trained.items()}
+    casts = {}
+    for name, tensor in trained.items():
+        wanted = DTYPES[_type_of(source, name, dtype)]
+        fits = bool((tensor.abs() <= torch.finfo(wanted).max).all())
+        casts[name] = _Cast(tensor, wanted if fits else tensor.dtype)
     # One after another: beside the model there may be no room for all.
-    save_tensors(
-        {name: one if one.holds else one._replace(dtype=one.tensor.dtype) for name, one in wanted.items()},
-        directory / SINGLE_FILE,
-        lambda one: one.tensor.to(one.dtype),
-    )
+    save_tensors(casts, directory / SINGLE_FILE, lambda one: one.tensor.to(one.dtype))
     card = source.path / "README.md"
     for path in (
         *source.side_files.carried,
