@@ -19,8 +19,8 @@ from prunecli.model.declared import (
     Sizes,
     all_items,
     class_names,
+    counts_beyond,
     counts_experts,
-    depths_beyond,
     plain_config,
 )
 from prunecli.model.embedding import resolve_tables, resolve_ties
@@ -365,7 +365,7 @@ class Checkpoint(TensorReader):
             if self.model_type == "mra" or not _is_buffer(at[1].info._replace(name=name))
         }
         names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
-        if "model_type" not in self.config or depths_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
+        if "model_type" not in self.config or counts_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
             return tensors
         # To ask the class takes seconds. One without a head ends so, and its tensors have no beginning in common.
         if not names or is_bare != bool(_HEADLESS.search(names[0])):

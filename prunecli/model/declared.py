@@ -20,7 +20,7 @@ MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
 REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 SHARED_LAYERS = 1000
-"""Layers that a model may have with fewer tensors than layers: all may share one's, as in ALBERT."""
+"""Layers or experts that a model may have with fewer tensors: layers may share them (ALBERT), experts be stacked."""
 
 EXPERTS = re.compile(r"^(?!top_?k).*(?<!shared_)experts$")
 """Keys of numbers of experts that are routed to."""
@@ -200,12 +200,14 @@ def all_items(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from values.items()
 
 
-def depths_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
-    """Key -> how many layers it states, of those in a config.json and the objects in it that state more than `most`."""
+def counts_beyond(config: Mapping[str, Any], most: int) -> dict[str, int]:
+    """Key -> how many layers or experts it states, of those in a config.json, and in its objects, beyond `most`."""
     return {
-        key: depth
-        for key, depth in all_items(config)
-        if key.endswith(("layers", "n_layer")) and isinstance(depth, int) and depth > most
+        key: count
+        for key, count in all_items(config)
+        if (key.endswith(("layers", "n_layer")) or EXPERTS.search(key))
+        and isinstance(count, int)
+        and count > most
     }
 
 

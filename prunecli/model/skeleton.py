@@ -20,7 +20,7 @@ from warnings import catch_warnings
 
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, UnsupportedModelError, damaged
-from prunecli.model.declared import SHARED_LAYERS, class_names, depths_beyond, with_keys
+from prunecli.model.declared import SHARED_LAYERS, class_names, counts_beyond, with_keys
 from prunecli.model.names import layer_of, with_new_ending
 from prunecli.model.quantised import KEYS
 from prunecli.model.structure import KEY, WEIGHTS_KEY
@@ -484,11 +484,11 @@ def auto_classes_of(model_type: str) -> list[tuple[str, str]]:
 
 
 def require_depth(checkpoint: Checkpoint) -> None:
-    """Refuse depths that transformers would make one layer after another for hours."""
+    """Refuse numbers of layers, or of experts, that transformers would make one after another for hours."""
     most = max(SHARED_LAYERS, len(checkpoint.tensors))
-    for key, depth in depths_beyond(checkpoint.config, most).items():
+    for key, count in counts_beyond(checkpoint.config, most).items():
         raise CheckpointError(
-            f"{checkpoint.path}/config.json: {key} is {depth:,}, and the checkpoint has "
+            f"{checkpoint.path}/config.json: {key} is {count:,}, and the checkpoint has "
             f"{len(checkpoint.tensors):,} tensors",
             "Correct the value, or copy the file again.",
         )

@@ -140,7 +140,7 @@ def module_folders(modules: Any) -> tuple[str, ...]:
 
 def module_folder(path: Any) -> str | None:
     """The folder that a `path` of modules.json names, with `/`; "" is the directory itself, None lies outside of it."""
-    if not isinstance(path, str):
+    if not isinstance(path, str) or "\0" in path:
         return None
     folder = PurePosixPath(path.replace("\\", "/"))
     inside = not folder.is_absolute() and ".." not in folder.parts

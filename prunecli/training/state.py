@@ -34,7 +34,7 @@ from prunecli.errors import (
     damaged,
 )
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.declared import MOST_LAYERS, class_names, counts_experts, depths_beyond
+from prunecli.model.declared import MOST_LAYERS, class_names, counts_beyond, counts_experts
 from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.probe import head_counts, shared_keys
 from prunecli.model.skeleton import auto_classes_of, class_of_type, no_bars, transformers_takes
@@ -407,8 +407,8 @@ def read_config(config: Path) -> tuple[dict[str, Any], Any]:
         )
     values.setdefault("architectures", [model_class.__name__])
     remedy, heads = "Correct the value.", head_counts(values)
-    for key, depth in depths_beyond(values, MOST_LAYERS).items():
-        raise CheckpointError(f'{file}: "{key}" is {depth}; no model has so many layers', remedy)
+    for key, count in counts_beyond(values, MOST_LAYERS).items():
+        raise CheckpointError(f'{file}: "{key}" is {count}; no model has so many', remedy)
     for query, count in heads.items():
         for key in shared_keys(heads, query):
             if not heads[key] or count % heads[key]:

@@ -180,6 +180,7 @@ def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
             {"num_hidden_layers": 1 << 31},
             r"num_hidden_layers is 2,147,483,648, and the checkpoint has \d+ tensors",
         ),
+        ({"num_experts": 1 << 31}, r"num_experts is 2,147,483,648, and the checkpoint has \d+ tensors"),
     ],
 )
 def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, change, said):

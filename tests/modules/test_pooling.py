@@ -53,10 +53,11 @@ def test_a_transformer_in_a_folder_of_its_own(tmp_path):
     assert "no modules.json says how texts are pooled" in said[0]
 
 
-def test_a_folder_outside_is_refused(tmp_path):
+@pytest.mark.parametrize("path", ["../1_Pooling", "1_Pooling\0"])
+def test_a_folder_outside_is_refused(path, tmp_path):
     model = sentence_model(tmp_path / "model")
     modules = json.loads((model / "modules.json").read_text())
-    modules[1]["path"] = "../1_Pooling"
+    modules[1]["path"] = path
     (model / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(CheckpointError, match="is no folder below it"):
         read_pooling(model)
