@@ -18,7 +18,7 @@ from prunecli.model.axes import Carrier, module_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.probe import UnitKeys, common_owner, with_scaled
-from prunecli.model.skeleton import Skeleton
+from prunecli.model.skeleton import Skeleton, subclass
 from prunecli.private import ATTENTION_FUNCTION
 
 SUBSET = "prunecli_heads"
@@ -131,16 +131,6 @@ def fitted(stock: Any, fit: Callable[[Any], None]) -> Any:
         fit(self)
 
     return subclass(stock, __init__=make)
-
-
-def subclass(stock: Any, *before: type, **members: Any) -> Any:
-    """A subclass of a class of transformers with other members, under the same name.
-
-    Args:
-        before: classes whose members come before those of `stock`.
-    """
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
-    return type(stock.__name__, (*before, stock), members)
 
 
 def fit_layers(model: Any, layout: ModelLayout, skeleton: Skeleton, names: Names) -> dict[str, str]:

@@ -382,8 +382,17 @@ def _without_pooler(stock: Any) -> Any:
     def make(self: Any, config: Any) -> None:
         stock.__init__(self, config, add_pooling_layer=False)
 
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "__init__": make}
-    return type(stock.__name__, (stock,), members)
+    return subclass(stock, __init__=make)
+
+
+def subclass(stock: Any, *before: type, **members: Any) -> Any:
+    """A subclass of a class of transformers with other members, under the same name.
+
+    Args:
+        before: classes whose members come before those of `stock`.
+    """
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, **members}
+    return type(stock.__name__, (*before, stock), members)
 
 
 def class_of_type(names: Iterable[str], model_type: str) -> Any:

@@ -24,13 +24,14 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.patchwork import Names, fit_layers, fitted, has_part, subclass
+from prunecli.model.patchwork import Names, fit_layers, fitted, has_part
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
     config_class,
     require_depth,
     skeleton_of,
+    subclass,
     transformers_takes,
 )
 from prunecli.model.sparse_layer import CONSTANT, SparseLayer

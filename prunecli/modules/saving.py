@@ -13,7 +13,8 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
-from prunecli.model.patchwork import module_name, subclass
+from prunecli.model.patchwork import module_name
+from prunecli.model.skeleton import subclass
 from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, WEIGHTS_KEY
 from prunecli.modules.filling import DTYPES
