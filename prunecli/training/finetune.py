@@ -23,7 +23,7 @@ from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.modules.building import assemble
 from prunecli.modules.devices import Devices, place_name
-from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, dtype_name, free_for_each, stored_as
+from prunecli.modules.fitting import COMPUTE, TEACHER, WEIGHTS, Need, free_for_each, stored_as
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import not_run
 from prunecli.pipeline import apply
@@ -127,7 +127,7 @@ def train(
                 if source.runs_stock:  # low-rank updates change the names in the model
                     unread.update(dict.fromkeys(not_run(model, source)))
                 prepare(model, source, options)
-                if options.dtype != "float32" and not asked_to_shard():  # sharding wants weights of one type
+                if _is_stored_short(source, options):
                     shorten_frozen(model, options)
                 return model
 
@@ -219,6 +219,12 @@ def asked_to_shard() -> bool:
     return any(parse_flag_from_env(f"ACCELERATE_USE_{way}") for way in ("FSDP", "DEEPSPEED"))
 
 
+def _is_stored_short(checkpoint: Checkpoint, options: TrainingOptions) -> bool:
+    """Whether frozen weights can stay in the 16-bit type that they are stored in; sharding wants all of one type."""
+    is_same = options.dtype != "float32" and stored_as(checkpoint) == COMPUTE[options.dtype]
+    return is_same and not asked_to_shard()
+
+
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
     """Memory that a training takes on its device, without batches: part -> bytes."""
     trained = weights = weight_bytes(checkpoint, "F32")
@@ -227,7 +233,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
         model = assemble(checkpoint, torch.device("meta"), torch.float32)
         prepare(model, checkpoint, options)
         trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-        if dtype_name(stored_as(checkpoint)) == options.dtype and not asked_to_shard():
+        if _is_stored_short(checkpoint, options):
             short = sum(weight.nbytes for weight in frozen_weights(model, options)) // 2
     parts = {WEIGHTS: weights - short, "gradients": trained, "Adam's moments": 2 * trained}
     if options.lora is not None:
