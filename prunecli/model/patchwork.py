@@ -4,14 +4,17 @@ A stock class knows one size for all layers. Its model is made on the meta devic
 the checkpoint has for it, and each module the numbers that it would have in a model of its own size, the donor.
 """
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from prunecli.architectures.records import Attention, FeedForward, Stack
 from prunecli.model.axes import Carrier, module_of
@@ -76,12 +79,24 @@ class OnlyBias(Headless):
 
 
 class Nothing(nn.Module):
-    """In the place of an FFN, or a projection, that is removed: a zero without axes."""
+    """In the place of an FFN, or a projection, that is removed: zeros, or the residual that it is given to add to.
+
+    Args:
+        stock: the module that it replaces.
+        like_input: whether the zeros have the shape of the input; else they have no axes.
+    """
+
+    def __init__(self, stock: nn.Module, *, like_input: bool) -> None:
+        super().__init__()
+        self.names, self.like_input = [*inspect.signature(stock.forward).parameters], like_input
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        """Whatever the input: 0 `[]`, of its type."""
-        zero: Tensor = next(iter((*inputs, *named.values()))).new_zeros(())
-        return zero
+        """Input `[..., d]` -> zeros `[..., d]` or `[]`, of its type; plus a residual (BLOOM, MPT)."""
+        given = {**dict(zip(self.names, inputs, strict=False)), **named}
+        states = next(iter(given.values()))
+        zeros = torch.zeros_like(states) if self.like_input else states.new_zeros(())
+        made: Tensor = zeros + given.get("residual", 0)
+        return made
 
 
 class NoAttention(nn.Module):
@@ -98,13 +113,12 @@ class NoAttention(nn.Module):
         super().__init__()
         self.layer, self.position_bias = layer, position_bias
 
-    def forward(
-        self, hidden_states: Tensor, *_: Any, cache: Any = None, past_key_values: Any = None, **options: Any
-    ) -> tuple[Tensor | None, ...]:
+    def forward(self, hidden_states: Tensor, *more: Any, **options: Any) -> tuple[Tensor | None, ...]:
         """Hidden states `[batch, T, d_model]` -> 0 `[]`, and no weights."""
         zero = hidden_states.new_zeros(())
-        cache = past_key_values if cache is None else cache  # its name before transformers 5.24
-        if cache is not None and self.layer is not None:
+        # Classes call it past_key_values, cache, or layer_past.
+        caches = (one for one in (*more, *options.values()) if isinstance(one, Cache))
+        if self.layer is not None and (cache := next(caches, None)) is not None:
             zeros = zero.expand(len(hidden_states), 1, hidden_states.shape[1], 1)
             # An encoder-decoder's cache has one of its own for each of both kinds.
             getattr(cache, "self_attention_cache", cache).update(zeros, zeros, self.layer)
@@ -198,7 +212,7 @@ def remove_ffn(model: Any, stack: Stack, spec: FeedForward, layer: int, names: N
     else:
         paths = {module_of(names(f"{prefix}.{name}")) for name in own}
     for path in paths:
-        model.set_submodule(path, Nothing())
+        model.set_submodule(path, Nothing(model.get_submodule(path), like_input=True))
 
 
 def remove_attention(model: Any, stack: Stack, spec: Attention, layer: int, names: Names) -> None:
@@ -218,7 +232,7 @@ def remove_attention(model: Any, stack: Stack, spec: Attention, layer: int, name
     number = layer if (stack.side, spec.kind) == ("decoder", "self") else None  # no other has a cache
     model.set_submodule(module, NoAttention(number, position_bias=spec.position_bias))
     if not mixer.startswith(f"{module}."):
-        model.set_submodule(mixer, Nothing())
+        model.set_submodule(mixer, Nothing(model.get_submodule(mixer), like_input=False))
 
 
 def _remove_norms(model: Any, layer: str, norms: Iterable[str], names: Names) -> None:
@@ -235,24 +249,33 @@ def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
     """Have an attention that is given the position bias of all `held` heads use that of its own `heads`."""
     from transformers import AttentionInterface
 
-    attention.heads, attention.n_heads = tuple(heads) or (0,), held
+    own = [*heads] or [0]
     if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):
-        attention.register_forward_pre_hook(_given_own, with_kwargs=True)
+        attention.register_forward_pre_hook(partial(_given_own, own, held), with_kwargs=True)
         return
     AttentionInterface.register(SUBSET, _attend)
+    attention.heads, attention.n_heads = own, held
     # Where it is given no bias, it makes one for all heads.
     attention.stock_config = attention.config
     attention.config = OwnCounts(attention.config, {ATTENTION_FUNCTION: SUBSET})
 
 
-def _given_own(attention: Any, args: Any, kwargs: Any) -> Any:
-    """The arguments of an attention, with the part of the bias of all heads that belongs to its own."""
+def _given_own(heads: list[int], held: int, attention: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of an attention, with the part of the bias of all heads that belongs to its own.
 
-    def own(value: Any) -> Any:
-        is_bias = getattr(value, "ndim", 0) == 4 and value.shape[1] == attention.n_heads
-        return value[:, list(attention.heads)] if is_bias else value
+    A bias is `[batch or 1, held, T, T]`, or of slopes (ALiBi) `[held, 1, T]` or `[batch * held, 1, T]`.
+    """
 
-    return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
+    def own(name: str, value: Any) -> Any:
+        dims = getattr(value, "ndim", 0)
+        if dims == 4 and value.shape[1] == held:
+            return value[:, heads]
+        if dims == 3 and name in ("alibi", "position_bias"):
+            return value.unflatten(0, (-1, held))[:, heads].flatten(0, 1)
+        return value
+
+    named = zip(inspect.signature(attention.forward).parameters, args, strict=False)
+    return tuple(own(*one) for one in named), {name: own(name, value) for name, value in kwargs.items()}
 
 
 def _attend(
@@ -263,7 +286,7 @@ def _attend(
 
     bias = options.pop("position_bias", None)
     if bias is not None:
-        bias = bias[:, list(module.heads)]
+        bias = bias[:, module.heads]
     eager = sys.modules[type(module).__module__].eager_attention_forward
     attend = AttentionInterface().get_interface(getattr(module.stock_config, ATTENTION_FUNCTION), eager)
     result: tuple[Tensor, Tensor | None] = attend(

@@ -15,7 +15,9 @@ from prunecli.model.declared import value_of
 from prunecli.model.names import layer_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton
 
-WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|inner|mlp|feed_?forward|hidden_dim$")
+WIDTH = re.compile(r"intermediate|ffn|(^|_)ff(_|$)|^dff$|inner|mlp|feed_?forward|hidden_dim$")
+UNSTATED = "(width)"
+"""In the place of a key of FFNs whose width follows from other sizes."""
 VOCABULARY = re.compile(r"(?<!type_)vocab_size(_per_layer_input)?$")
 _HEADS = re.compile(r"heads?($|_kv$|_key_value$)|kv_heads")
 _KEY_VALUE = re.compile(r"kv|key_value")

@@ -7,7 +7,7 @@ runs: the linear layers of an attention make queries, keys and values, and the l
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
@@ -24,6 +24,7 @@ from prunecli.errors import UnsupportedModelError, kind_and_reason
 from prunecli.model.axes import Carrier, module_of
 from prunecli.model.found_experts import found_mixture
 from prunecli.model.probe import (
+    UNSTATED,
     VOCABULARY,
     WIDTH,
     LayerKey,
@@ -35,6 +36,7 @@ from prunecli.model.probe import (
     is_of_experts,
     layer_keys,
     numbers,
+    outputs,
     owners,
     shared_keys,
     unit_owner,
@@ -118,10 +120,10 @@ class Probed:
         heads = _tried(trial, head_keys(skeleton), trial.heads, owners, uneven, 0)
         heads = sorted(heads, key=lambda one: -len(one[1]))[:1]  # others are of linear attentions
         is_traced = not heads
-        if is_traced:
-            short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
-            if len(short) == len(self.layers):
-                heads = _traced(trial, skeleton, self.layers, short, uneven)
+        short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
+        if len(short) == len(self.layers):
+            heads = heads or _traced(trial, skeleton, self.layers, short, uneven)
+            widths = widths or _traced_widths(trial, skeleton, self.layers, short, uneven)
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), trial.tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
 
@@ -263,6 +265,37 @@ def _traced(
     return confirmed
 
 
+def _traced_widths(
+    trial: Trial,
+    skeleton: Skeleton,
+    layers: Sequence[LayerKey],
+    small_layers: Sequence[LayerKey],
+    uneven: Uneven,
+) -> Placed:
+    """Hidden units whose number follows from other sizes, of which each layer may keep another one."""
+    carriers: Options = {}
+    for module in _modules(small_layers):
+        attentions = tuple(f"{one}." for one in _attentions(trial.model.get_submodule(module), module))
+        within = [name for name in trial.linears if name.startswith(f"{module}.")]
+        carriers |= _carriers(trial, [name for name in within if not name.startswith(attentions)])
+    own = UnitKeys({UNSTATED: 1}, 0, _in_files(trial, carriers))
+    for layout in own.layouts if own.carriers else ():
+        found = _in_like_layers(skeleton, layers, small_layers, layout)
+        small_sizes, sizes = (
+            {shapes[name][placed[name].dim] for name in outputs(placed)}
+            for shapes, placed in ((trial.skeleton.stored, layout), (skeleton.stored, found))
+        )
+        if len(small_sizes) == len(sizes) == 1:
+            small = replace(own, held=small_sizes.pop())
+            units = replace(own, held=sizes.pop())
+            axes = {name: unit_owner(name) for name in layout}
+            asked = _uneven(units, trial, small, layout, axes, 1)
+            if asked() is not None:
+                uneven[UNSTATED] = asked
+                return [(units, found)]
+    return []
+
+
 def _in_like_layers(
     skeleton: Skeleton, layers: Sequence[LayerKey], small_layers: Sequence[LayerKey], small: Carriers
 ) -> dict[str, Carrier]:
@@ -327,20 +360,29 @@ def _traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
         if not units.scaled or units.held < 2:
             continue
         carriers: Options = {}
-        for module in (
-            f"{one}.{number}" for stack in layers for one in stack.modules for number in range(stack.depth)
-        ):
+        for module in _modules(layers):
             # Where both stacks have a key of their own, its name says which.
             others = [
                 other for other in counts if other != key and any(s in other and s in module for s in _SIDES)
             ]
             if not others:
                 for own in _attentions(trial.model.get_submodule(module), module):
-                    carriers |= _carriers(trial, own, units.held, queries)
-        files = {name: file for file, name in trial.modules.items()}
-        if carriers and files.keys() >= carriers.keys():  # else the files hold several of them in one
-            found.append(replace(units, carriers={files[name]: own for name, own in carriers.items()}))
+                    within = [name for name in trial.linears if name.startswith(f"{own}.")]
+                    carriers |= _carriers(trial, within, own, units.held, queries)
+        if stored := _in_files(trial, carriers):
+            found.append(replace(units, carriers=stored))
     return found
+
+
+def _modules(stacks: Iterable[LayerKey]) -> list[str]:
+    """Names of the layers of a small model."""
+    return [f"{one}.{number}" for stack in stacks for one in stack.modules for number in range(stack.depth)]
+
+
+def _in_files(trial: Trial, carriers: Options) -> Options:
+    """The carriers by the names in files; empty where these hold several of the tensors in one."""
+    files = {name: file for file, name in trial.modules.items()}
+    return {files[name]: own for name, own in carriers.items()} if files.keys() >= carriers.keys() else {}
 
 
 def _attentions(module: Any, name: str) -> Iterator[str]:
@@ -353,14 +395,18 @@ def _attentions(module: Any, name: str) -> Iterator[str]:
             yield from _attentions(child, own)
 
 
-def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
-    """Return the positions of the heads of one attention; empty if the shapes allow none.
+def _carriers(
+    trial: Trial, linears: Sequence[str], attention: str = "", held: int = 1, heads: int = 1
+) -> Options:
+    """Return the positions of heads, or hidden units, in the linear layers of a part, of which the last mixes them.
+
+    Empty if the shapes allow none.
 
     Args:
+        attention: its name, if they are those of one.
         held: heads of keys and values.
         heads: of queries.
     """
-    linears = [name for name in trial.linears if name.startswith(f"{attention}.")]
     if len(linears) < 2:
         return {}
     found: Options = {}
@@ -371,16 +417,24 @@ def _carriers(trial: Trial, attention: str, held: int, heads: int) -> Options:
     found[f"{output}.weight"] = (Carrier(0 if is_turned else 1),)
     for name in inputs:
         dim = 1 if is_turned else 0
-        blocks, rest = divmod(shapes[f"{name}.weight"][dim], width)
-        if heads > held and shapes[f"{name}.weight"][dim] * heads == width * held:  # keys, or values
-            blocks, rest = 1, 0
-        if rest or blocks not in (1, 2, 3) or width % heads:
+        length = shapes[f"{name}.weight"][dim]
+        # Queries, or keys or values; all three, or two of them.
+        counts = {heads: (1,), held: (1,), 2 * heads: (1, 1), heads + 2 * held: (heads // held, 1, 1)}
+        blocks = counts.get(length * heads // width, ())
+        if not blocks or length * heads % width or width % heads:
             return {}
         for tensor, axis in ((f"{name}.weight", dim), (f"{name}.bias", 0)):
             if tensor in shapes:
-                found[tensor] = (Carrier(axis), Carrier(axis, (1,) * blocks))[: min(blocks, 2)]
-    # A tensor as long as there are heads may be a norm over the width of one where both are the same.
-    for name, shape in shapes.items() if width != heads * heads else ():
-        if name.startswith(f"{attention}.") and module_of(name) not in linears and heads in shape:
+                found[tensor] = (Carrier(axis), Carrier(axis, blocks))[: min(len(blocks), 2)]
+    for name, shape in shapes.items() if attention else ():
+        owner = module_of(name)
+        if not name.startswith(f"{attention}.") or owner in linears:
+            continue
+        # A tensor as long as there are heads may be a norm over the width of one where both are the same.
+        if heads in shape and width != heads * heads:
             found[name] = (Carrier(shape.index(heads)),)
+        elif shape == (width,) and [
+            *trial.model.get_submodule(owner).children()
+        ]:  # a bias that is no layer's
+            found[name] = (Carrier(0),)
     return found

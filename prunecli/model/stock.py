@@ -13,7 +13,7 @@ from prunecli.model.depth import layers_left, renaming_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import AttentionLayer, FfnLayer
-from prunecli.model.probe import template_of
+from prunecli.model.probe import UNSTATED, template_of
 from prunecli.model.quantised import method_of
 from prunecli.model.structure import Structure
 
@@ -226,9 +226,11 @@ def _ffns(result: ModelLayout) -> StockSupport:
         if layer.carriers:  # those of experts are alike in every layer
             widths.setdefault(layer.spec.width, set()).add(layer.count)
     for key, stack_widths in widths.items():
-        if len(stack_widths) > 1:
+        is_unstated = key == UNSTATED and bool(result.structure.widths)
+        if is_unstated or len(stack_widths) > 1:
+            what = "no key says how wide FFNs are" if is_unstated else "the widths of FFNs differ"
             return StockSupport(
-                reason=f"the widths of FFNs differ ({_range(stack_widths)})",
+                reason=f"{what} ({_range(stack_widths)})",
                 is_fitted=_may_differ(result.family, key, stack_widths),
             )
     return StockSupport(

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prunecli.model.axes import Carrier, module_of
@@ -40,8 +40,6 @@ NEAR = 1e-4
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
 _UNLIKE = 16
-LINEARS = ("Linear", "Conv1D")
-"""Names of the classes of linear layers."""
 _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
 
@@ -280,8 +278,7 @@ class Trial:
     @cached_property
     def linears(self) -> list[str]:
         """Names of the linear layers, in the order in which they ran last."""
-        kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
-        return [name for name in self.flow if kinds[name] in LINEARS]
+        return [name for name in self.flow if _is_linear(self.model.get_submodule(name))]
 
     @cached_property
     def flow(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -294,7 +291,7 @@ class Trial:
 
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
-                if (kind := type(module).__name__) in LINEARS or "norm" in kind.lower():
+                if _is_linear(module) or "norm" in type(module).__name__.lower():
                     hooks.enter_context(module.register_forward_hook(partial(note, name)))
             self.logits(self.model)
         return seen
@@ -475,6 +472,8 @@ class Trial:
     def logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
         """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
 
+        With a cache it reads the last token by itself, as it does when it generates.
+
         Raises:
             ValueError: no finite numbers.
             Exception: of any kind: the class fails.
@@ -502,19 +501,30 @@ class Trial:
                 tokens[:, -1] = end  # where classifiers look
         if "MultipleChoice" in type(model).__name__:
             tokens = tokens[:, None]
-        more: dict[str, Any] = {"use_cache": use_cache} if _takes_cache(model) else {}
-        if model.config.is_encoder_decoder:
-            more["decoder_input_ids"] = tokens.flip(1)
-        given = {"input_ids": tokens}
+        more = {"use_cache": use_cache} if _takes_cache(model) else {}
+        given, last = {"input_ids": tokens}, "input_ids"
         if model.main_input_name == "input_features":  # Whisper: spectrograms of one length
             size = model.config.num_mel_bins, 2 * model.config.max_source_positions
             noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(4))
             given = {"input_features": noise.to(model.dtype)}
+        if model.config.is_encoder_decoder:
+            last = "decoder_input_ids"
+            given[last] = tokens.flip(1)
+
+        def states(tokens: Tensor, **past: Any) -> Any:
+            return model(**{**given, last: tokens}, return_dict=True, **more, **past)
+
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # on a busy machine several wait for each other longer than they compute
         try:
             with torch.no_grad():
-                found: Tensor = model(**given, return_dict=True, **more)[0]
+                tokens = given[last]
+                if use_cache:
+                    begun = states(tokens[:, :-1])
+                    if (past := begun.get("past_key_values")) is not None:
+                        ended = states(tokens[:, -1:], past_key_values=past)
+                        return torch.cat([begun[0], ended[0]], 1)
+                found: Tensor = states(tokens)[0]
         finally:
             torch.set_num_threads(threads)
         return found
@@ -580,6 +590,10 @@ def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -
 
     for norm in norms:
         norm.forward = partial(folded, norm.forward)
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 class _Stopped(BaseException):

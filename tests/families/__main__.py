@@ -16,6 +16,7 @@ NAMES = {
     "expert": "experts",
     "layer": "layers",
     "unit": "hidden units",
+    "uneven unit": "uneven hidden units",
     "expert unit": "hidden units of experts",
     "head": "heads",
     "uneven head": "uneven heads",
@@ -44,7 +45,8 @@ def main() -> None:
                 told = {"layer": math.nan, "why": repr(error)}
         sys.stdout.write(f"{model_type}: {told}\n")
         wrong += [model_type for value in told.values() if isinstance(value, float) and not value < NEAR]
-        able = [name for kind, name in NAMES.items() if isinstance(told.get(kind), float)]
+        found = [kind for kind in NAMES if isinstance(told.get(kind), float)]
+        able = [NAMES[kind] for kind in found if kind != "uneven unit" or "unit" not in found]
         groups.setdefault(", ".join(able) or "nothing", []).append(f"`{model_type}`")
     rows = sorted(groups.items(), key=lambda group: -len(group[1]))
     table = "\n".join(f"| {able} | {len(names)} | {', '.join(names)} |" for able, names in rows)

@@ -22,7 +22,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.names import with_new_ending
 from prunecli.model.patchwork import module_name
-from prunecli.model.probe import outputs
+from prunecli.model.probe import UNSTATED, outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
@@ -49,6 +49,12 @@ def axes_found(checkpoint: Checkpoint) -> dict[str, list[Axis]]:
                 if axis.carriers or axis.members:
                     found.setdefault("expert unit" if kind == "unit" and axis.keys else kind, []).append(axis)
     return found
+
+
+def stays_stock(checkpoint: Checkpoint, kind: str) -> bool:
+    """Whether the stock class opens a model whose layers all keep as many units."""
+    widths = {stack.ffn.width for stack in checkpoint.require_architecture().stacks}
+    return {"head": bool(uniform_heads(checkpoint)), "unit": UNSTATED not in widths}.get(kind, True)
 
 
 def can_differ(checkpoint: Checkpoint, kind: str) -> bool:
@@ -283,7 +289,7 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
         for kind, axes in found.items():
             for layer in (1, 0, 2) if kind == "layer" else (0,):
                 try:
-                    if kind != "head" or uniform_heads(checkpoint):
+                    if stays_stock(checkpoint, kind):
                         told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
                     break
                 except (PruneError, ValueError) as error:  # a class may need layers of each kind to answer

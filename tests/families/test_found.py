@@ -19,7 +19,6 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import submodule
 from prunecli.model.probe import layer_keys
 from prunecli.model.skeleton import Skeleton
-from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
 from prunecli.pipeline import apply
@@ -35,7 +34,10 @@ BOTH = {"layer", "unit", "head", "uneven head"}
 FOUND = {
     "granite": {*BOTH, "channel"},
     "gpt_neox": {"layer", "unit", "uneven head"},
-    "bloom": {"layer"},
+    "bitnet": {"layer"},  # a norm over the hidden units
+    "bloom": {"layer", "uneven unit", "uneven head"},  # a slope for each head; four units for each channel
+    "mpt": {"layer", "uneven unit", "uneven head"},
+    "deberta": {"layer", "unit", "uneven head"},  # biases that are no layer's
     "modernbert": {"layer", "unit", "uneven head"},
     "umt5": BOTH,
     "qwen3_5_text": {*BOTH, "channel"},
@@ -69,9 +71,10 @@ def opened(tmp_path_factory):
 def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
     model, checkpoint = opened(model_type)
     found = cutting.axes_found(checkpoint)
-    able = {kind for kind in found if kind != "head" or uniform_heads(checkpoint)}
+    able = {kind for kind in found if cutting.stays_stock(checkpoint, kind)}
     uneven = [kind for kind in found if cutting.can_differ(checkpoint, kind)]
-    assert {*able, *(f"uneven {kind}" for kind in uneven if kind == "head")} == FOUND[model_type]
+    other = {f"uneven {kind}" for kind in uneven if kind == "head" or kind not in able}
+    assert able | other == FOUND[model_type]
     every = [axis for kind in able for axis in found[kind]]
     gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
     assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
@@ -95,6 +98,7 @@ def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
         ("share", "gptj", "attention"),
         ("share", "umt5", "ffn"),  # classes of the encoder alone lack fewer tensors of the result
         ("share", "gemma4", "attention"),  # heads of two widths
+        ("drop", "mpt", "ffn"),  # it is given the residual
         ("share", "openai-gpt", "attention"),  # a turned matrix: its bias is not as long as it has rows
     ],
 )
@@ -107,6 +111,16 @@ def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
     assert torch.equal(
         cutting.logits(before, rows), cutting.logits(load_model(tmp_path / "again", device="cpu"), rows)
     )
+
+
+def test_a_cache_counts_tokens_where_no_attention_is_left(opened, tmp_path):
+    model, checkpoint = opened("gpt_neo")  # its positions follow from the first layer's cache
+    cutting.treated_apart(model, checkpoint, "attention", "drop", tmp_path / "out")
+    result = load_model(tmp_path / "out", device="cpu")
+    written = [
+        result.generate(**tiny.inputs(model), max_new_tokens=9, use_cache=use) for use in (True, False)
+    ]
+    assert torch.equal(*written)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +227,7 @@ def test_lists_of_numbers_of_layers_follow(tmp_path):
 
 def test_remedies_of_refusals_work(opened):
     with pytest.raises(UnsupportedModelError, match="No FFN was found") as caught:
-        plan_widths(opened("bloom")[1], NarrowOptions(metric="norms"))
+        plan_widths(opened("bitnet")[1], NarrowOptions(metric="norms"))
     assert "experts" not in str(caught.value.remedy)
     _, checkpoint = opened("gpt_neox")
     with pytest.raises(UsageError, match="cannot say how many heads") as caught:
@@ -237,6 +251,8 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
     [
         ("BertLMHeadModel", {"is_decoder": True, "add_cross_attention": True}),
         ("BartForConditionalGeneration", {"tie_word_embeddings": False}),
+        ("FalconForCausalLM", {"multi_query": False, "parallel_attn": False, "alibi": True}),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         # Its class computes positions, and never stores them.
         ("MarianMTModel", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 120}),
     ],
