@@ -146,6 +146,7 @@ def _blocks(opened: Checkpoint, inventory: Inventory) -> console.Blocks:
 def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
     """Print what can be removed from a checkpoint whose family is not declared."""
     from prunecli.model.find_axes import axes_of
+    from prunecli.model.probe import UNSTATED
 
     try:
         family, sizes = opened.require_architecture(), opened.layout.sizes
@@ -158,10 +159,8 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
         for stack in family.stacks
         if stack.depth in family.found.movable
     ]
-    parts += [
-        f"{sizes.count(key):,} hidden units in each layer ({key})"
-        for key in dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
-    ]
+    widths = dict.fromkeys(stack.ffn.width for stack in family.stacks if stack.ffn.tensors)
+    parts += [f"{sizes.count(key):,} hidden units in each layer ({key})" for key in widths if key != UNSTATED]
     parts += [f"{sizes.count(key)} heads ({key})" for key in family.head_counts]
     parts += [f"{sizes.count(key):,} hidden units of each expert ({key})" for key in family.found.experts]
     for key in family.vocabulary[:1]:
@@ -169,9 +168,13 @@ def _show_found(opened: Checkpoint, inventory: Inventory) -> None:
     with suppress(UnsupportedModelError):
         (axis,) = axes_of(opened, "channel")
         parts.append(f"{axis.count:,} channels of the hidden states ({axis.keys[0]})")
+    heads = {attention.heads for stack in family.stacks for attention in stack.attentions}
+    apart = [f"{sizes.count(UNSTATED):,} hidden units in each layer"] if UNSTATED in widths else []
+    apart += ["heads"] if family.found.uneven.keys() & heads and not family.head_counts else []
     console.note(
         f"Found by asking {family.model_class}, and tried on a small copy: {'; '.join(parts)}. What is removed from "
         "these leaves a stock model."
+        + (f" The result without some of these needs prunecli: {'; '.join(apart)}." if apart else "")
     )
 
 

@@ -186,7 +186,7 @@ def _may_differ(family: Architecture, key: str, kept: Collection[int]) -> bool:
 
 
 def _range(numbers: Collection[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}"
+    return " to ".join(dict.fromkeys((f"{min(numbers)}", f"{max(numbers)}")))
 
 
 def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
