@@ -6,6 +6,7 @@ from prunecli.architectures.records import (
     SEQ2SEQ,
     Architecture,
     Attention,
+    Carrier,
     FeedForward,
     Mixture,
     ModelClass,
@@ -14,7 +15,6 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
-    UnitAxis,
 )
 
 
@@ -22,7 +22,7 @@ def _linear(
     name: str, inputs: str, outputs: str, part: Part, units: Literal[0, 1]
 ) -> tuple[TensorSpec, TensorSpec]:
     """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer; `units`: on which axis the units lie."""
-    own = UnitAxis(units)
+    own = Carrier(units)
     return (
         TensorSpec(f"{name}.weight", (outputs, inputs), part, units=own),
         TensorSpec(f"{name}.bias", (outputs,), part, units=None if units else own),

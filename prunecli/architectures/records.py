@@ -3,6 +3,7 @@
 A shape's axis is a key of config.json (`d_model`); `expert_count` stands for the number of experts of the layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,18 +13,32 @@ SEQ2SEQ = "AutoModelForSeq2SeqLM"
 
 
 @dataclass(frozen=True)
-class UnitAxis:
-    """Axis of a tensor on which the heads of an attention, or hidden units of an FFN, lie, each with the same share.
+class Carrier:
+    """Position in one tensor of the units of an axis: each has the same share of a dimension.
 
     Attributes:
-        axis: 0 for the rows of a linear layer's weight.
+        dim: of the tensor; 0 for the rows of a linear layer's weight.
         blocks: all units occur on it once for each of these, one block after another: three times where query, key
             and value are fused, twice where gate and up are. Each is the width of one unit there as a multiple of the
             others': of several query heads on one key/value head, say.
     """
 
-    axis: int
+    dim: int
     blocks: tuple[int, ...] = (1,)
+
+    def unit(self, size: int, held: int) -> int:
+        """Return the width that `blocks` are multiples of, on a dimension of length `size` with `held` units."""
+        return size // (sum(self.blocks) * held)
+
+    def ranges(self, places: Sequence[int], size: int, held: int) -> tuple[tuple[int, int], ...]:
+        """Index ranges (start, stop) of the units at `places`, block after block."""
+        unit = self.unit(size, held)
+        found, start = [], 0
+        for block in self.blocks:
+            width = block * unit
+            found += [(start + place * width, start + (place + 1) * width) for place in places]
+            start += held * width
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,7 @@ class TensorSpec:
     shape: tuple[str, ...]
     part: Part
     optional: str | None = None
-    units: UnitAxis | None = None
+    units: Carrier | None = None
     first: bool = False
 
 

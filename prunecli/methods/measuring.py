@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from prunecli.architectures.records import Carrier
 from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.evaluation.on_text import RunOptions, runner_and_batches, runner_of
 from prunecli.methods.units import TextRun
-from prunecli.model.axes import Axis, Carrier, Kind, axis_name, module_of
+from prunecli.model.axes import Axis, Kind, axis_name, module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.names import layer_of

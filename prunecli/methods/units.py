@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from prunecli.architectures.records import Carrier
 from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
-from prunecli.model.axes import Axis, Carrier
+from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Origin
 from prunecli.progress import Progress, Say, silent, unsaid

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prunecli.tensors.stream import joined
+from prunecli.architectures.records import Carrier
 
 Kind = Literal["expert", "head", "unit", "layer", "token", "channel"]
 """What the units of an axis are; `unit` is a hidden unit of an FFN, `channel` a position of the residual stream."""
@@ -40,33 +40,6 @@ def renaming(kept: Mapping[str, Sequence[int]]) -> Rename:
         return f"{match[1]}.{numbers.index(number)}{name[match.end() :]}" if number in numbers else None
 
     return rename
-
-
-@dataclass(frozen=True)
-class Carrier:
-    """Position of the units of an axis in one tensor.
-
-    Attributes:
-        dim: of the tensor.
-        blocks: all units occur on it once for each of these: the width of one unit there, relative to the others.
-    """
-
-    dim: int
-    blocks: tuple[int, ...] = (1,)
-
-    def unit(self, size: int, held: int) -> int:
-        """Return the width that `blocks` are multiples of, on a dimension of length `size` with `held` units."""
-        return size // (sum(self.blocks) * held)
-
-    def ranges(self, places: Sequence[int], size: int, held: int) -> tuple[tuple[int, int], ...]:
-        """Index ranges (start, stop) of the units at `places`, ascending; neighbours are joined."""
-        unit = self.unit(size, held)
-        found, start = [], 0
-        for block in self.blocks:
-            width = block * unit
-            found += [(start + place * width, start + (place + 1) * width) for place in places]
-            start += held * width
-        return tuple(joined(found))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from prunecli.architectures.records import Carrier
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
-from prunecli.model.axes import Axis, Carrier, Kind, axis_name
+from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.probe import template_of, unit_owner

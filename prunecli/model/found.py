@@ -18,6 +18,7 @@ from prunecli.architectures.mixtures import experts_alone
 from prunecli.architectures.records import (
     Architecture,
     Attention,
+    Carrier,
     FeedForward,
     Mixture,
     ModelClass,
@@ -25,10 +26,9 @@ from prunecli.architectures.records import (
     Stack,
     TensorSpec,
     TokenEmbedding,
-    UnitAxis,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
-from prunecli.model.axes import Carrier, module_of
+from prunecli.model.axes import module_of
 from prunecli.model.declared import TIE_KEY, value_of, with_keys
 from prunecli.model.depth import DEPTH_ALIAS
 from prunecli.model.found_experts import NotFoundError
@@ -445,9 +445,7 @@ def _removable(trial: Trial, stack: Stack) -> Stack:
         return replace(part, removable=False)
 
     owner = f"{stack.ffn.name}." if stack.ffn.name else ""
-    hidden = {
-        owner + spec.name: Carrier(spec.units.axis) for spec in stack.ffn.tensors if spec.units is not None
-    }
+    hidden = {owner + spec.name: spec.units for spec in stack.ffn.tensors if spec.units is not None}
     attentions = tuple(tried(one, [f"{one.output}.weight"], remove_attention) for one in stack.attentions)
     ffn = tried(stack.ffn, outputs(hidden), remove_ffn)
     own_norms = {*ffn.norms, *(norm for attention in attentions for norm in attention.norms)}
@@ -498,7 +496,7 @@ def _ffn(
 
 
 def _spec(name: str, part: Literal["attention", "ffn"], carrier: Carrier) -> TensorSpec:
-    return TensorSpec(name, (), part, units=UnitAxis(carrier.dim, carrier.blocks))
+    return TensorSpec(name, (), part, units=carrier)
 
 
 def _sparse_ffn(trial: Trial, prefix: str, mixture: Mixture) -> FeedForward:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from prunecli.architectures.records import Attention, FeedForward, Side, Stack, TensorSpec
+from prunecli.architectures.records import Attention, Carrier, FeedForward, Side, Stack, TensorSpec
 from prunecli.errors import CheckpointError
-from prunecli.model.axes import Carrier, module_of
+from prunecli.model.axes import module_of
 from prunecli.model.declared import REMEDY, Sizes, value_of
 from prunecli.model.structure import Structure
 
@@ -192,11 +192,7 @@ def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> 
 
 def _carriers(owner: str, specs: Iterable[TensorSpec]) -> dict[str, Carrier]:
     """Full names of the tensors of `owner` that grow with heads or hidden units, and where these lie."""
-    return {
-        f"{owner}.{spec.name}": Carrier(spec.units.axis, spec.units.blocks)
-        for spec in specs
-        if spec.units is not None
-    }
+    return {f"{owner}.{spec.name}": spec.units for spec in specs if spec.units is not None}
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from prunecli.architectures.records import Attention, FeedForward, Stack
-from prunecli.model.axes import Carrier, module_of
+from prunecli.architectures.records import Attention, Carrier, FeedForward, Stack
+from prunecli.model.axes import module_of
 from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.probe import UnitKeys, common_owner, with_scaled

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product, takewhile
 from typing import Any
 
-from prunecli.model.axes import Carrier, module_of, renaming
+from prunecli.architectures.records import Carrier
+from prunecli.model.axes import module_of, renaming
 from prunecli.model.declared import value_of
 from prunecli.model.names import layer_of
 from prunecli.model.skeleton import Changes, Shape, Skeleton

@@ -17,11 +17,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from prunecli.architectures.records import (
+    Carrier,
     Mixture,
     Stack,
 )
 from prunecli.errors import UnsupportedModelError, kind_and_reason
-from prunecli.model.axes import Carrier, module_of
+from prunecli.model.axes import module_of
 from prunecli.model.found_experts import found_mixture
 from prunecli.model.probe import (
     UNSTATED,

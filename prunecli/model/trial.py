@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from prunecli.model.axes import Carrier, module_of
+from prunecli.architectures.records import Carrier
+from prunecli.model.axes import module_of
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
 from prunecli.model.probe import (

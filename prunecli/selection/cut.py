@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from prunecli.architectures.records import Side
+from prunecli.architectures.records import Carrier, Side
 from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError, located
-from prunecli.model.axes import Axis, Carrier, Kind, Rename, axis_name
+from prunecli.model.axes import Axis, Kind, Rename, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Ranked
 from prunecli.model.declared import Sizes, with_keys
@@ -32,7 +32,7 @@ from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.select import Budget, Kept, Values, held_in
 from prunecli.tensors.json_files import read_json
-from prunecli.tensors.stream import Copy, Output
+from prunecli.tensors.stream import Copy, Output, joined
 from prunecli.text.files import near_names
 
 
@@ -276,7 +276,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         shape = [*info.shape]
         taken = []
         for carrier, own, held in carriers.get(name, ()):
-            ranges = carrier.ranges(own, shape[carrier.dim], held)
+            ranges = tuple(joined(carrier.ranges(own, shape[carrier.dim], held)))
             shape[carrier.dim] = sum(stop - start for start, stop in ranges)
             new = new if ranges else None  # a tensor of no head at all is not stored
             taken.append((carrier.dim, ranges))

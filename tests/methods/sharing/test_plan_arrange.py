@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.architectures import NLLB_MOE
+from prunecli.architectures.records import Carrier
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing.options import (
     CONFIGURATIONS,
@@ -16,7 +17,6 @@ from prunecli.methods.sharing.options import (
     find_configuration,
 )
 from prunecli.methods.sharing.plan import Group, SharePlan, arrange, group_numbers
-from prunecli.model.axes import Carrier
 from prunecli.model.parts import FfnLayer
 from tests.reference import ffn as reference
 
