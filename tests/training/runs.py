@@ -14,7 +14,7 @@ from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
 from prunecli.training.finetune import train as train_
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.parts import outputs_of, stage
+from prunecli.training.parts import trained_outputs
 from prunecli.training.state import WEIGHTS, Start
 from tests.tiny import write_files
 
@@ -86,12 +86,12 @@ def options(**changes):
 
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
-    """A whole run of the library's function: directory of the trained weights (`staged`), and figures (`log`)."""
+    """A whole run of the library's function: the model, figures (`log`), and its weights in float32 (`staged`)."""
     start = Start(checkpoint)
     model, log = train_(start, translation() if data is None else data, made, state, **more)
-    with start.open(state) as source:
-        stage(model, source, state / "result", "float32")
-    return SimpleNamespace(staged=state / "result", log=log)
+    trained = SimpleNamespace(model=model, log=log)
+    trained.staged = written(checkpoint, trained, state / "result", "float32")
+    return trained
 
 
 def dying(start):
@@ -108,11 +108,11 @@ def staged(trained):
     return (trained.staged / "model.safetensors").read_bytes()
 
 
-def written(source, trained, output):
+def written(source, trained, output, dtype=None):
     """The result as the command writes it; returns its path."""
-    with open_model(source) as before, open_model(trained.staged) as weights:
-        outputs = outputs_of(before, weights, None)
-        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
+    with open_model(source) as before:
+        outputs, step = trained_outputs(trained.model, before), {"command": "finetune"}
+        apply(before, rewritten(before, before.structure, outputs, step, dtype=dtype), output, force=True)
     return output
 
 
