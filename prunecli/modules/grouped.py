@@ -102,30 +102,6 @@ def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
     return Dispatch(order // top_k, position.view_as(experts), Groups(counts))
 
 
-def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups) -> Tensor:
-    """`y_r = W_e x_r + b_e` for each row r of expert e, with gradients.
-
-    Args:
-        tokens: `[assignments, in]`, sorted by expert.
-        weight: `[num_experts, out, in]`, of the same dtype.
-        bias: `[num_experts, out]`.
-        groups: rows per expert, summing to `assignments`.
-
-    Returns:
-        `[assignments, out]`.
-    """
-    if has_grouped_kernel(tokens, weight):
-        turned = weight.transpose(1, 2)
-        if turned.requires_grad:
-            # On Blackwell torch leaves what was in memory there (pytorch/pytorch#172439).
-            empty = (groups.counts == 0)[:, None, None]
-            turned.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
-        return grouped_product(tokens, turned, bias, groups.counts)
-    experts = zip(torch.split(tokens, [*groups.sizes]), weight.unbind(), bias.unbind(), strict=True)
-    made = [functional.linear(rows, own, own_bias) for rows, own, own_bias in experts if len(rows)]
-    return torch.cat(made) if made else functional.linear(tokens, weight[0], bias[0])
-
-
 def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
     """torch's own grouped product, where `has_grouped_kernel`: `[assignments, out]`.
 
@@ -135,6 +111,10 @@ def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts:
         bias: `[num_experts, out]`, or None.
         counts: `[num_experts]` int64 rows per expert.
     """
+    if weight.requires_grad:
+        # On Blackwell torch leaves what was in memory there (pytorch/pytorch#172439).
+        empty = (counts == 0)[:, None, None]
+        weight.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
     product: Tensor = functional.grouped_mm(tokens, weight, offs=counts.cumsum(0).to(torch.int32))
     if bias is None:
         return product

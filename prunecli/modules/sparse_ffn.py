@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.grouped import Groups, Weights, are_few, dispatch, grouped_linear, run_few
+from prunecli.modules.grouped import Groups, Weights, are_few, dispatch, run_few
 from prunecli.modules.stock_experts import ExpertWeights, outputs_of
 from prunecli.private import tensor_version
 
@@ -147,7 +147,7 @@ class SparseFFN(nn.Module):
         super().__init__()
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
-        self.act_fn = ACT2FN[activation]
+        self.activation = ACT2FN[activation]
         router = Router(d_model, num_experts, bias=router_bias, dtype=torch.float32)
         self.router = nn.ModuleDict({"classifier": router})  # as the stock class names it
         self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model))
@@ -199,14 +199,15 @@ class SparseFFN(nn.Module):
     def _stacked(self) -> Weights:
         return self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias
 
-    def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
+    def act_fn(self, hidden: Tensor) -> Tensor:
+        """The activation, and the dropout behind it."""
+        activated: Tensor = self.activation(hidden)
+        return functional.dropout(activated, self.activation_dropout, self.training)
+
+    def _outputs(self, rows: Tensor, groups: Groups) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
-        up, down, up_bias, down_bias = (tensor.to(rows.dtype) for tensor in self._stacked())
-        if not needs_graph:
-            return outputs_of(self, rows, groups, ExpertWeights(up, down, up_bias, down_bias))
-        hidden = self.act_fn(grouped_linear(rows, up, up_bias, groups))
-        hidden = functional.dropout(hidden, self.activation_dropout, self.training)
-        return grouped_linear(hidden, down, down_bias, groups)
+        weights = (tensor.to(rows.dtype) for tensor in self._stacked())
+        return outputs_of(self, rows, groups, ExpertWeights(*weights))
 
     def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
@@ -222,10 +223,7 @@ class SparseFFN(nn.Module):
                 return self._combine(outputs, weights, position)
             plan = dispatch(experts, self.num_experts)
             rows = tokens.index_select(0, plan.source)
-            if self.runner is not None:
-                outputs = self.runner(rows, plan.groups)
-            else:
-                outputs = self._outputs(rows, plan.groups, needs_graph)
+            outputs = (self.runner or self._outputs)(rows, plan.groups)
             return self._combine(outputs, weights, plan.position)
 
     def _needs_graph(self, tokens: Tensor) -> bool:

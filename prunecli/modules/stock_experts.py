@@ -86,6 +86,12 @@ class ExpertWeights:
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up[expert], self.down[expert], *biases)
 
+    def unbind(self) -> list[ExpertWeights]:
+        """Return the weights of each expert, as parts of a graph: the gradient of an index is as large as the stack."""
+        stacks = (self.up, self.down, self.up_bias, self.down_bias)
+        parts = (stack.unbind() for stack in stacks if stack is not None)
+        return [ExpertWeights(*own) for own in zip(*parts, strict=True)]
+
 
 def part_names(module: Any) -> tuple[str, ...]:
     """The stacked parameters of a module of experts, in the order of `ExpertWeights`."""
@@ -269,8 +275,10 @@ def outputs_of(
     if watch is None and _has_kernel(rows, held):
         return _grouped(module, rows, held, groups.counts)
 
+    by_number = held.unbind() if torch.is_grad_enabled() else held
+
     def run(span: Span, own: Tensor) -> Tensor:
-        return run_expert(module, own, held[span[0]], None if watch is None else partial(watch, span))
+        return run_expert(module, own, by_number[span[0]], None if watch is None else partial(watch, span))
 
     with dot_products(held.up.dtype, groups.sizes):
         return by_expert(run, rows, groups, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
