@@ -10,7 +10,7 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.forward import LayerwiseRun, PassRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore, Stored, leaves
 from prunecli.running.runner import frozen, ignored
@@ -153,7 +153,7 @@ def test_what_a_layer_hands_on_is_stored_once(models):
     """T5's layers hand on the position bias."""
     with open_model(models["t5"]) as checkpoint:
         skeleton = skeleton_of(checkpoint)
-        outputs = {}
+        one = PassRun(lambda: skeleton.model(**inputs(skeleton.model, BATCHES[0])))
         with (
             Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader,
             StateStore(1 << 16) as states,
@@ -164,12 +164,11 @@ def test_what_a_layer_hands_on_is_stored_once(models):
                 for index in range(2):
                     layers.want(index)
                     with layers.loaded(index):
-                        passes = [lambda: skeleton.model(**inputs(skeleton.model, BATCHES[0]))]
-                        assert list(layers.through(None, passes, [outputs])) == [None]
-            first, second = (leaves(outputs[index], Stored) for index in range(2))
+                        assert list(layers.through(None, [one])) == [one]
+            first, second = (leaves(one.outputs[index], Stored) for index in range(2))
             assert first[1] == second[1]
             assert first[0] != second[0]
-            layers.forget(outputs, 0)
+            layers.forget(one, 0)
             assert states.get(second[1]).abs().sum() > 0
-            layers.forget(outputs, 1)
+            layers.forget(one, 1)
             assert states.free_memory == free
