@@ -24,7 +24,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
 from prunecli.modules.filling import Destination, tensors_of
-from prunecli.modules.grouped import Groups, Span, by_expert, pays
+from prunecli.modules.grouped import Dispatch, Span, by_expert, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.private import cpu_has, int8_linear, int8_packed
 
@@ -85,14 +85,14 @@ class Int8SparseFFN(SparseFFN):
 
     matrices: list[tuple[Int8Matrix, Int8Matrix]]
 
-    def _outputs(self, rows: Tensor, groups: Groups) -> Tensor:
+    def _outputs(self, rows: Tensor, plan: Dispatch) -> Tensor:
         def run(span: Span, own: Tensor) -> Tensor:
             expert = span[0]
             first, second = self.matrices[expert]
             hidden = self.act_fn(int8_product(pad_rows(own), first, self.fc1_bias[expert]))
             return int8_product(hidden, second, self.fc2_bias[expert])[: len(own)]
 
-        return by_expert(run, rows, groups, shared_out=pays(groups.sizes, 2 * self.d_model * self.ffn_dim, 1))
+        return by_expert(run, rows, plan, shared_out=pays(plan.sizes, 2 * self.d_model * self.ffn_dim, 1))
 
 
 def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.grouped import Groups, Weights, are_few, dispatch, run_few
-from prunecli.modules.stock_experts import ExpertWeights, outputs_of
+from prunecli.modules.grouped import Dispatch, Weights, are_few, dispatch, run_few
+from prunecli.modules.stock_experts import ExpertWeights, combine, outputs_of
 from prunecli.private import tensor_version
 
 EXPERT_PARTS = {
@@ -125,7 +125,7 @@ class SparseFFN(nn.Module):
     Attributes:
         observer: called once per forward pass with the gates and the experts of the real tokens, see `route`.
         runner: computes the experts' outputs where their weights are not held here, or None: (rows
-            `[assignments, d_model]` sorted by expert, how many are of each) -> `[assignments, d_model]`.
+            `[assignments, d_model]` sorted by expert, their `Dispatch`) -> `[assignments, d_model]`.
     """
 
     has_gate, has_bias, is_transposed, has_post_expert_norm = False, True, False, False
@@ -155,7 +155,7 @@ class SparseFFN(nn.Module):
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model))
         self.observer: Callable[[Tensor, Tensor], None] | None = None
-        self.runner: Callable[[Tensor, Groups], Tensor] | None = None
+        self.runner: Callable[[Tensor, Dispatch], Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -204,10 +204,10 @@ class SparseFFN(nn.Module):
         activated: Tensor = self.activation(hidden)
         return functional.dropout(activated, self.activation_dropout, self.training)
 
-    def _outputs(self, rows: Tensor, groups: Groups) -> Tensor:
+    def _outputs(self, rows: Tensor, plan: Dispatch) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
         weights = (tensor.to(rows.dtype) for tensor in self._stacked())
-        return outputs_of(self, rows, groups, ExpertWeights(*weights))
+        return outputs_of(self, rows, plan, ExpertWeights(*weights))
 
     def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
@@ -223,7 +223,7 @@ class SparseFFN(nn.Module):
                 return self._combine(outputs, weights, position)
             plan = dispatch(experts, self.num_experts)
             rows = tokens.index_select(0, plan.source)
-            outputs = (self.runner or self._outputs)(rows, plan.groups)
+            outputs = (self.runner or self._outputs)(rows, plan)
             return self._combine(outputs, weights, plan.position)
 
     def _needs_graph(self, tokens: Tensor) -> bool:
@@ -240,8 +240,4 @@ class SparseFFN(nn.Module):
             outputs = functional.dropout(outputs, self.token_dropout)
         elif self.token_dropout:
             weights = weights * (1 - self.token_dropout)
-        mixed = outputs.index_select(0, position[:, 0]).float() * weights[:, :1]
-        for rank in range(1, self.top_k):
-            ranked = outputs.index_select(0, position[:, rank]).float()
-            mixed = mixed.addcmul(ranked, weights[:, rank : rank + 1])
-        return mixed
+        return combine(outputs, weights, position)

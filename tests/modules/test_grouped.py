@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.modules import grouped
-from prunecli.modules.grouped import Groups, has_grouped_kernel, in_threads, pays
+from prunecli.modules.grouped import dispatch, has_grouped_kernel, in_threads, pays
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_experts import ExpertWeights, outputs_of
 
@@ -39,7 +39,8 @@ def test_an_expert_is_independent_of_the_others(shared_out, dtype, counts, sever
     rows, module = torch.randn(sum(counts), D_MODEL).to(dtype), SparseFFN(1, 1, 1, top_k=1)
 
     def outputs(rows, held, counts):
-        return outputs_of(module, rows, Groups(torch.tensor(counts)), held)
+        experts = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        return outputs_of(module, rows, dispatch(experts[:, None], len(counts)), held)
 
     with torch.inference_mode():
         together = outputs(rows, ExpertWeights(*weights), counts)

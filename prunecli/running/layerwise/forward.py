@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
-from prunecli.modules.grouped import Groups, in_threads
+from prunecli.modules.grouped import Dispatch, in_threads
 from prunecli.modules.hooks import replaced
 from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
@@ -337,8 +337,8 @@ class LayerwiseRun:
         """Run a pass up to the experts; `to_come` passes, this one among them, still need memory."""
         attention: dict[int, Any] = {}
 
-        def leave(rows: Tensor, groups: Groups) -> Tensor:
-            raise StopForward((rows, groups.sizes))
+        def leave(rows: Tensor, plan: Dispatch) -> Tensor:
+            raise StopForward((rows, plan.sizes))
 
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             """Store the output of one of the layer's attentions if there is memory for it."""
@@ -380,7 +380,7 @@ class LayerwiseRun:
             swapped(
                 stage.mixture.module,
                 "runner",
-                lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
+                lambda rows, _plan: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
             ),
             replaced(dict(enumerate(stage.attentions)), attend),
         ):
@@ -478,7 +478,7 @@ class LayerwiseRun:
         outputs = self.fetch(routed.rows).requires_grad_()
         stored = []
 
-        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
             stored.append(self.keep(rows.detach().to(mixture.dtype)))
             return outputs
 
@@ -493,7 +493,7 @@ class LayerwiseRun:
     def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
 
-        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
             outputs = self.fetch(sent.routed.rows)
             gradients = self.fetch(sent.gradients).to(rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
