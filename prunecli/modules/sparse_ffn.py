@@ -178,15 +178,12 @@ class SparseFFN(nn.Module):
         """
         batch, seq, d_model = hidden_states.shape
         flat = hidden_states.reshape(-1, d_model)
-        needs_graph = self._needs_graph(flat)
+        learns = flat.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+        needs_graph = learns and torch.is_grad_enabled()
+        is_plain = self.observer is None and self.runner is None and not needs_graph
         # To find the real ones of a step's few tokens would wait for a GPU.
-        computes_padding = flat.is_cuda and self.observer is None and self.runner is None and not needs_graph
-        if padding_mask is not None and seq == 1 and computes_padding:
-            _, experts, weights = route(self.router["classifier"](flat), self.top_k)
-            mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
-            real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
-            return torch.where(real, mixed, torch.zeros_like(mixed)).view(batch, seq, d_model)
-        rows = real_rows(padding_mask, batch, seq)
+        computes_padding = flat.is_cuda and seq == 1 and is_plain
+        rows = None if computes_padding else real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
         gates, experts, weights = route(self.router["classifier"](tokens), self.top_k)
         if self.observer is not None:
@@ -194,6 +191,8 @@ class SparseFFN(nn.Module):
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
+        elif computes_padding and padding_mask is not None:
+            mixed = mixed.where(real_tokens(padding_mask, batch, seq)[:, None], 0)
         return mixed.view(batch, seq, d_model)
 
     def _stacked(self) -> Weights:
@@ -225,14 +224,6 @@ class SparseFFN(nn.Module):
             rows = tokens.index_select(0, plan.source)
             outputs = (self.runner or self._outputs)(rows, plan)
             return self._combine(outputs, weights, plan.position)
-
-    def _needs_graph(self, tokens: Tensor) -> bool:
-        """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""
-        if self.training and self.activation_dropout:
-            return True
-        return torch.is_grad_enabled() and (
-            tokens.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-        )
 
     def _combine(self, outputs: Tensor, weights: Tensor, position: Tensor) -> Tensor:
         """Sum `outputs` `[assignments, d_model]` at each token's `position` `[tokens, top_k]` under its weights."""
