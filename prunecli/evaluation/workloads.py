@@ -218,7 +218,7 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         sentences = text.first(count).sentences[data.pairs[0][0]]
         return decoding(checkpoint, sentences, data.pairs[0], new_tokens)
     # The class is asked about the task.
-    model = assemble(checkpoint, torch.device("meta"), torch.float32)
+    model = assemble(checkpoint, torch.float32)
     tokenizer = load_tokenizer(directory)
     pooled = None
     if data.task == "embedding":

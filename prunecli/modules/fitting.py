@@ -185,7 +185,7 @@ class Need:
             for device, free in zip(self.devices.all, self.free, strict=True)
         }
         checkpoint = self.checkpoint if self.checkpoint.runs_stock else as_run(self.checkpoint, self.dtype)
-        model = assemble(checkpoint, torch.device("meta"), self.dtype)
+        model = assemble(checkpoint, self.dtype)
         return None if spread(model, memory) is None else memory
 
     def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:

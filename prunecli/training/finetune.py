@@ -228,7 +228,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
     trained = weights = weight_bytes(checkpoint, "F32")
     short = 0
     if options.train != "all" or options.lora is not None:
-        model = assemble(checkpoint, torch.device("meta"), torch.float32)
+        model = assemble(checkpoint, torch.float32)
         prepare(model, checkpoint, options)
         trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
         if _is_stored_short(checkpoint, options):
