@@ -1,5 +1,7 @@
 """Small trainings for the tests."""
 
+import os
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from prunecli.training.finetune import train as train_
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import trained_outputs
 from prunecli.training.state import WEIGHTS, Start
+from prunecli.training.trainer import Watch
 from tests.tiny import write_files
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
@@ -92,6 +95,21 @@ def train(checkpoint, state, made=OPTIONS, data=None, **more):
     trained = SimpleNamespace(model=model, log=log)
     trained.staged = written(checkpoint, trained, state / "result", "float32")
     return trained
+
+
+@contextmanager
+def signalled(monkeypatch, number):
+    """Within the block, the signal comes at the third update of each run."""
+    count = Watch.on_step_end
+
+    def stop(self, args, state, control, **more):
+        if state.global_step == 3:
+            os.kill(os.getpid(), number)
+        count(self, args, state, control, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "on_step_end", stop)
+        yield
 
 
 def dying(start):
