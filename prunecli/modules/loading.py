@@ -23,7 +23,6 @@ from prunecli.modules.fitting import fitting_dtype, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,8 +65,7 @@ def load_model(
     devices = device if isinstance(device, Devices) else choose_devices(str(device))
     give_back()  # of a model before this one
     with open_model(path) as stored:
-        named = {origin(stored.path)["path"]: stored}
-        kind = fitting_dtype(named, devices, str(dtype), load=load, only_runs=True)
+        kind = fitting_dtype({"": stored}, devices, str(dtype), load=load, only_runs=True)
         memory = need_of(stored, devices, kind, load).memory()
         # What transformers would not read, or not spread, is read here, where each tensor has its place.
         is_odd = bool(stored.quantised) or (memory is not None and stored.family is None)

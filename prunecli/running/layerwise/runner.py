@@ -29,7 +29,7 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of
+from prunecli.running.layerwise.budget import Demand, Plan, shape_of
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore
@@ -105,7 +105,7 @@ class Room:
         Raises:
             UsageError: the memory is too small; the error names the smallest that works.
         """
-        return plan_memory(self.memory, replace(self.demand, activations=activations))
+        return replace(self.demand, activations=activations).plan(self.memory)
 
     def in_memory(self, plan: Plan) -> int:
         """Bytes of states that may be held in memory."""
