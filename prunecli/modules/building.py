@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
 from prunecli.model.patchwork import has_part, module_name
@@ -272,14 +272,8 @@ def _targets(
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
         own = place(name)
-        if not has_part(model, own):
-            if not checkpoint.runs_stock:
-                layout = checkpoint.layout
-                output = f"{layout.require_tables().output}."
-                # Another class of the family has these.
-                if not (layout.is_extra(name) or name.startswith(output)):
-                    raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}")
-            continue  # what the class does not run, as layers that predict further tokens
+        if not has_part(model, own):  # what the class does not run, as layers that predict further tokens
+            continue
         owner, _, attribute = own.rpartition(".")
         module = model.get_submodule(owner)
         if module is left_out:
