@@ -95,7 +95,7 @@ def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], obje
         _, chosen, _ = route(module.router["classifier"](hidden[0]), 2)
     plan = dispatch(chosen, EXPERTS)
     rows = hidden[0][plan.source]
-    routed = [expert for expert, _, _ in expert_spans(plan.groups.sizes)]
+    routed = [expert for expert, _, _ in expert_spans(plan.sizes)]
     blocks = [tensor[expert].view(-1).view(torch.float32) for tensor in (fc1, fc2) for expert in routed]
     pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=work_alone)
 

@@ -30,9 +30,7 @@ from prunecli.running.layerwise.budget import (
     Demand,
     activation_bytes,
     output_bytes,
-    plan_memory,
     shape_of,
-    smallest_memory,
     state_bytes,
 )
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
@@ -178,10 +176,10 @@ def layers_in(
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
     process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
     demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
-    needed = smallest_memory(demand)
+    needed = demand.smallest
     tokens = None
     if budget >= needed:
-        states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2
+        states = demand.plan(budget).states if device.type == "cpu" else available_memory() // 2
         tokens = states // state
     way = Way(
         device=device.type,

@@ -36,7 +36,7 @@ from prunecli.evaluation.tasks import Classification, Embedding, MaskedLanguageM
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_device
-from prunecli.modules.fitting import COMPUTE, decoding_room
+from prunecli.modules.fitting import COMPUTE
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, sizes
@@ -143,8 +143,8 @@ class TranslationTask(Task):
             if languages(tokenizer):
                 for language in {*chain(*(self.names[name] for name in left))}:
                     language_id(tokenizer, language)  # refused before the model is loaded
-            room = decoding_room(checkpoint, options.decoding.load, COMPUTE[options.dtype])
-            model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype, room=room)
+            device, dtype, load = options.device, options.dtype, options.decoding.load
+            model = load_for_decoding(checkpoint.path, device=device, dtype=dtype, load=load)
             with self.progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
                 for name in left:
                     pair = self.names[name]

@@ -33,7 +33,7 @@ from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_devices, devices_of
-from prunecli.modules.fitting import COMPUTE, decoding_room, dtype_name, fitting_dtype
+from prunecli.modules.fitting import COMPUTE, dtype_name, fitting_dtype
 from prunecli.modules.machine import new_memory
 from prunecli.processes import environment
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -111,10 +111,6 @@ def bench_latency(
             say=say,
         )
         options = options.updated(dtype=dtype_name(dtype))
-        rooms = {
-            label: decoding_room(checkpoint, load, COMPUTE[options.dtype])
-            for label, checkpoint in opened.items()
-        }
         costs: dict[str, Json] = {label: {} for label in opened}
         if options.memory:
             with progress("loading each by itself", len(opened), "checkpoints") as advance:
@@ -126,10 +122,10 @@ def bench_latency(
                         threads=torch.get_num_threads(),
                         work=work[label].part(0, largest),
                         beam=beam,
-                        room=rooms[label],
+                        load=load,
                     )
                     advance(1)
-        seconds, sizes, devices, interleaved = _timed(opened, work, rooms, options, progress)
+        seconds, sizes, devices, interleaved = _timed(opened, work, load, options, progress)
         first = next(iter(opened))
         results = [
             {
@@ -174,14 +170,11 @@ def bench_latency(
 def _timed(
     opened: Mapping[str, Checkpoint],
     workloads: Mapping[str, Workload],
-    rooms: Mapping[str, int],
+    load: Load,
     options: LatencyOptions,
     progress: Progress,
 ) -> tuple[Seconds, dict[str, dict[str, int]], dict[str, list[str]], bool]:
     """Run the checkpoints in turns. All models are held if they fit in memory, else one at a time.
-
-    Args:
-        rooms: label -> bytes that a run holds besides the weights.
 
     Returns:
         The seconds of each run; label -> parameters and bytes of its model; label -> names of the devices of its model;
@@ -205,7 +198,7 @@ def _timed(
                 if not together:
                     models.clear()
                     gc.collect()
-                where = (devices.alone, 0) if side_by_side else (devices, rooms[label])
+                where = (devices.alone, None) if side_by_side else (devices, load)
                 models[label] = work.load(opened[label].path, options.dtype, *where)
                 sizes[label] = model_sizes(models[label])
                 names[label] = [device_name(device) for device in devices_of(models[label])]
@@ -365,18 +358,24 @@ def peak_resident() -> int:
 
 
 def run_task(
-    checkpoint: str, device: str, dtype: str, threads: int, work: Workload, beam: int, room: int = 0
+    checkpoint: str,
+    device: str,
+    dtype: str,
+    threads: int,
+    work: Workload,
+    beam: int,
+    load: Load | None = None,
 ) -> Json:
     """Load a model and run one batch in this process, whose peak counts from its start; see `measure_cost`.
 
     Args:
         work: the batch.
-        room: bytes that the run holds besides the weights.
+        load: what the run decodes.
     """
     torch.set_num_threads(threads)
     before = peak_resident()
     start = time.perf_counter()
-    model = work.load(checkpoint, dtype, device, room)
+    model = work.load(checkpoint, dtype, device, load)
     cards = [device for device in devices_of(model) if device.type == "cuda"]
     for card in cards:
         torch.cuda.synchronize(card)

@@ -166,7 +166,7 @@ def runner_of(
     """
     from prunecli.evaluation.options import labels_for
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.fitting import decoding_room, fitting_dtype
+    from prunecli.modules.fitting import fitting_dtype
     from prunecli.running.layerwise.runner import make_runner
 
     devices, memory = choose_devices(options.device), options.memory
@@ -174,8 +174,8 @@ def runner_of(
     kind = fitting_dtype(
         named, devices, dtype, load=load, gradients=gradients, memory=memory, by_layer=by_layer, say=say
     )
-    room, place = decoding_room(checkpoint, load, kind), options.spill_directory
-    return make_runner(checkpoint, devices, kind, memory, place, report, room=room), kind
+    place = options.spill_directory
+    return make_runner(checkpoint, devices, kind, memory, place, report, load=load), kind
 
 
 def runner_and_batches(

@@ -21,6 +21,7 @@ import torch
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.cost import Load
 from prunecli.modules.building import assemble
 from prunecli.modules.classes import model_class, own_config
 from prunecli.modules.devices import Devices
@@ -75,10 +76,10 @@ class Workload(ABC):
         """Some of the examples."""
         return replace(self, rows=self.rows[start:stop])
 
-    def load(self, path: Path | str, dtype: str, device: Devices | str, room: int) -> Any:
+    def load(self, path: Path | str, dtype: str, device: Devices | str, load: Load | None) -> Any:
         """Load a model for this work; see `load_model`."""
-        load = load_for_decoding if self.decodes else load_model
-        return load(path, device=device, dtype=dtype, room=room)
+        make = load_for_decoding if self.decodes else load_model
+        return make(path, device=device, dtype=dtype, load=load)
 
     @property
     def longest(self) -> int:
@@ -218,7 +219,7 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         sentences = text.first(count).sentences[data.pairs[0][0]]
         return decoding(checkpoint, sentences, data.pairs[0], new_tokens)
     # The class is asked about the task.
-    model = assemble(checkpoint, torch.device("meta"), torch.float32)
+    model = assemble(checkpoint, torch.float32)
     tokenizer = load_tokenizer(directory)
     pooled = None
     if data.task == "embedding":

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
 from prunecli.model.patchwork import has_part, module_name
@@ -110,7 +110,8 @@ def make_model(
     """The model without a single weight, in evaluation mode, its floating tensors to be in `dtype`.
 
     Args:
-        device, dtype, name: as of `assemble`.
+        device: where the model will run.
+        dtype, name: as of `assemble`.
         output: of a model that runs in its stock class, whether its output layer will run.
 
     Raises:
@@ -121,7 +122,9 @@ def make_model(
     if checkpoint.family is None and (refused := refused_by_layer(checkpoint)) is not None:
         raise refused
     checkpoint.check()
-    model = assemble(checkpoint, device, dtype, name)
+    model = assemble(checkpoint, dtype, name)
+    if device.type == "cpu":
+        speed_up_linears(model)
     left_out, implementation = None, ""
     taken: set[str] = set()
     if checkpoint.runs_stock:
@@ -166,13 +169,10 @@ def fill_resident(made: EmptyModel, checkpoint: Checkpoint) -> None:
     complete(made)
 
 
-def assemble(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None
-) -> Any:
+def assemble(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None = None) -> Any:
     """The modules of the model that the checkpoint describes, their parameters on the meta device.
 
     Args:
-        device: where the model will run.
         dtype: of its floating tensors.
         name: of its class; None: see `model_class`, or `fitted_class` of what runs in its stock class.
 
@@ -190,8 +190,6 @@ def assemble(
             if not (alias in stored and name in stored)
         }
         tie_parameters(model)
-        if device.type == "cpu":
-            speed_up_linears(model)
         return model
     layout, stock = checkpoint.layout, model_class(checkpoint, name)
     family, sizes = layout.family, layout.sizes
@@ -228,8 +226,6 @@ def assemble(
     skeleton = Skeleton(type(model), type(model.config), {**model.config.to_dict(), **dense})
     fit_model(model, checkpoint, layout, skeleton, names)
     tie_parameters(model)
-    if device.type == "cpu":
-        speed_up_linears(model)
     return model
 
 
@@ -276,14 +272,8 @@ def _targets(
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
         own = place(name)
-        if not has_part(model, own):
-            if not checkpoint.runs_stock:
-                layout = checkpoint.layout
-                output = f"{layout.require_tables().output}."
-                # Another class of the family has these.
-                if not (layout.is_extra(name) or name.startswith(output)):
-                    raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}")
-            continue  # what the class does not run, as layers that predict further tokens
+        if not has_part(model, own):  # what the class does not run, as layers that predict further tokens
+            continue
         owner, _, attribute = own.rpartition(".")
         module = model.get_submodule(owner)
         if module is left_out:

@@ -109,7 +109,8 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         goes_to_onednn = weight.numel() >= MIN_ONEDNN and has_onednn_linear()
     else:  # where torch's own switch of oneDNN may be off, see `dot_products`
         goes_to_onednn = weight.dtype == torch.bfloat16 and len(rows) > 1 and onednn_bfloat16()
-    if goes_to_onednn and not (rows.requires_grad and torch.is_grad_enabled()):
+    needs_graph = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
+    if goes_to_onednn and not needs_graph:
         return onednn_linear(pad_rows(rows), weight, bias)
     return functional.linear(rows, weight, bias)
 

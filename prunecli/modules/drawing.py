@@ -33,8 +33,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
     Raises:
         CheckpointError: config.json says what cannot be, or a weight that nothing draws.
     """
-    cpu = torch.device("cpu")
-    model = assemble(checkpoint, cpu, torch.float32)
+    model = assemble(checkpoint, torch.float32)
     torch.manual_seed(seed)
     for module in model.modules():
         for name, value in list(module.named_parameters(recurse=False)):
@@ -62,7 +61,7 @@ def random_model(checkpoint: Checkpoint, seed: int) -> Any:
             # adds to that step, the rows only come nearer to the deviation.
             last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
             last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
-    complete(EmptyModel(model, (), (), cpu, ""))
+    complete(EmptyModel(model, (), (), torch.device("cpu"), ""))
     if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
         raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
     return saving_as_stored(model, checkpoint, checkpoint.config)

@@ -139,16 +139,15 @@ def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:
     return True
 
 
-def decoding_room(checkpoint: Checkpoint, load: Load | None, dtype: torch.dtype) -> int:
-    """Bytes of attention cache and activations of a model that decodes `load`; 0 where nothing is known of the family.
-
-    Args:
-        load: what is decoded. If None, nothing.
-    """
-    width = torch.float32 if dtype == torch.int8 else dtype
+def _held(checkpoint: Checkpoint, dtype: torch.dtype, load: Load | None) -> dict[str, int]:
+    """Bytes of the weights, and of attention cache and activations of decoding `load` if the family says them."""
+    held, width = {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype)))}, dtype
+    if dtype == torch.int8:
+        width = torch.float32
     with suppress(UnsupportedModelError):
-        return 0 if load is None else sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))
-    return 0
+        if load is not None:
+            held["decoding"] = sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))
+    return held
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class Need:
             for device, free in zip(self.devices.all, self.free, strict=True)
         }
         checkpoint = self.checkpoint if self.checkpoint.runs_stock else as_run(self.checkpoint, self.dtype)
-        model = assemble(checkpoint, torch.device("meta"), self.dtype)
+        model = assemble(checkpoint, self.dtype)
         return None if spread(model, memory) is None else memory
 
     def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
@@ -252,9 +251,7 @@ def fitting_dtype(
     """
 
     def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
-        room = decoding_room(checkpoint, load, dtype)
-        held = {"decoding": room} if room else {}
-        return {WEIGHTS: _weights(checkpoint, dtype), **held, **beside(checkpoint, dtype)}
+        return {**_held(checkpoint, dtype, load), **beside(checkpoint, dtype)}
 
     tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
     best, place = tried[0], place_name(devices.first)
@@ -304,11 +301,11 @@ def need_of(
     checkpoint: Checkpoint,
     devices: Devices,
     dtype: torch.dtype,
-    beside: Beside = lambda *_: {},
+    load: Load | None = None,
     process_group: ProcessGroup = ALONE,
 ) -> Need:
     """Return the memory that a model needs on the first device; on all of them, if the first does not hold it."""
-    parts = {WEIGHTS: _weights(checkpoint, dtype), **beside(checkpoint, dtype)}
+    parts = _held(checkpoint, dtype, load)
     need = Need(checkpoint, devices.alone, dtype, parts, _free(devices.alone, process_group))
     # The other GPUs are asked only then: to ask one takes some of its memory.
     if devices.others and not need.fits():
@@ -342,7 +339,3 @@ def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> 
     if process_group.world_size == 1:
         return new_memory(device)
     return min(process_group.all_gather(new_memory(device) // neighbours(device.type)))
-
-
-def _weights(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    return weight_bytes(checkpoint, parse_dtype(str(dtype)))

@@ -60,34 +60,23 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """How many rows each expert has.
-
-    Attributes:
-        counts: `[num_experts]` int64, on the rows' device.
-    """
-
-    counts: Tensor
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of each expert, on the host, which waits for a GPU the first time."""
-        return tuple(self.counts.tolist())
-
-
-@dataclass(frozen=True)
 class Dispatch:
     """Which rows go to which expert.
 
     Attributes:
         source: `[assignments]` int64, the token of each row, sorted by expert.
         position: `[tokens, top_k]` int64, the row of each token's ranked choice: the inverse of `source`.
-        groups: rows per expert.
+        counts: `[num_experts]` int64, rows of each expert, on the rows' device.
     """
 
     source: Tensor
     position: Tensor
-    groups: Groups
+    counts: Tensor
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each expert, on the host, which waits for a GPU the first time."""
+        return tuple(self.counts.tolist())
 
 
 def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
@@ -99,31 +88,7 @@ def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
     position[order] = torch.arange(order.numel(), device=order.device)
     # A bincount waits for a GPU, twice.
     counts = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat))
-    return Dispatch(order // top_k, position.view_as(experts), Groups(counts))
-
-
-def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups) -> Tensor:
-    """`y_r = W_e x_r + b_e` for each row r of expert e, with gradients.
-
-    Args:
-        tokens: `[assignments, in]`, sorted by expert.
-        weight: `[num_experts, out, in]`, of the same dtype.
-        bias: `[num_experts, out]`.
-        groups: rows per expert, summing to `assignments`.
-
-    Returns:
-        `[assignments, out]`.
-    """
-    if has_grouped_kernel(tokens, weight):
-        turned = weight.transpose(1, 2)
-        if turned.requires_grad:
-            # On Blackwell torch leaves what was in memory there (pytorch/pytorch#172439).
-            empty = (groups.counts == 0)[:, None, None]
-            turned.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
-        return grouped_product(tokens, turned, bias, groups.counts)
-    experts = zip(torch.split(tokens, [*groups.sizes]), weight.unbind(), bias.unbind(), strict=True)
-    made = [functional.linear(rows, own, own_bias) for rows, own, own_bias in experts if len(rows)]
-    return torch.cat(made) if made else functional.linear(tokens, weight[0], bias[0])
+    return Dispatch(order // top_k, position.view_as(experts), counts)
 
 
 def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
@@ -135,6 +100,10 @@ def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts:
         bias: `[num_experts, out]`, or None.
         counts: `[num_experts]` int64 rows per expert.
     """
+    if weight.requires_grad:
+        # On Blackwell torch leaves what was in memory there (pytorch/pytorch#172439).
+        empty = (counts == 0)[:, None, None]
+        weight.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
     product: Tensor = functional.grouped_mm(tokens, weight, offs=counts.cumsum(0).to(torch.int32))
     if bias is None:
         return product
@@ -165,7 +134,7 @@ def multiplies_groups(device: torch.device) -> bool:
 
 
 def by_expert(
-    run: Callable[[Span, Tensor], Tensor], rows: Tensor, groups: Groups, *, shared_out: bool
+    run: Callable[[Span, Tensor], Tensor], rows: Tensor, plan: Dispatch, *, shared_out: bool
 ) -> Tensor:
     """Return the outputs of `run` for the rows of each expert that has any, `[assignments, width]` as `rows`.
 
@@ -173,7 +142,7 @@ def by_expert(
         shared_out: whether each thread takes the next expert, the largest first; else they come one by one, as where
             gradients are enabled, which threads would not compute.
     """
-    spans = expert_spans(groups.sizes)
+    spans = expert_spans(plan.sizes)
     if torch.is_grad_enabled() and spans:  # the gradient of a slice would be as large as all rows
         parts = torch.split(rows, [end - start for _, start, end in spans])
         return torch.cat([run(span, part) for span, part in zip(spans, parts, strict=True)])

@@ -24,7 +24,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.cpu_linear import InferenceLinear, has_onednn_linear, pad_rows
 from prunecli.modules.filling import Destination, tensors_of
-from prunecli.modules.grouped import Groups, Span, by_expert, pays
+from prunecli.modules.grouped import Dispatch, Span, by_expert, pays
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 from prunecli.private import cpu_has, int8_linear, int8_packed
 
@@ -85,17 +85,14 @@ class Int8SparseFFN(SparseFFN):
 
     matrices: list[tuple[Int8Matrix, Int8Matrix]]
 
-    def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
-        if needs_graph:
-            raise _no_gradients()
-
+    def _outputs(self, rows: Tensor, plan: Dispatch) -> Tensor:
         def run(span: Span, own: Tensor) -> Tensor:
             expert = span[0]
             first, second = self.matrices[expert]
             hidden = self.act_fn(int8_product(pad_rows(own), first, self.fc1_bias[expert]))
             return int8_product(hidden, second, self.fc2_bias[expert])[: len(own)]
 
-        return by_expert(run, rows, groups, shared_out=pays(groups.sizes, 2 * self.d_model * self.ffn_dim, 1))
+        return by_expert(run, rows, plan, shared_out=pays(plan.sizes, 2 * self.d_model * self.ffn_dim, 1))
 
 
 def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tensor:
@@ -113,7 +110,7 @@ def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tenso
         RuntimeError: gradients are wanted.
     """
     if rows.requires_grad and torch.is_grad_enabled():
-        raise _no_gradients()
+        raise RuntimeError("a model in int8 has no gradients: load it in another type")
     if not rows.numel():
         return rows.new_zeros(*rows.shape[:-1], len(matrix.scale))
     # Every step is one that torch vectorises: a norm, fused sums of broadcast rows and a cast of floats to uint8 take 5
@@ -207,10 +204,6 @@ def require_int8(device: torch.device, checkpoints: Iterable[Checkpoint]) -> Non
 def multiplies_bytes() -> bool:
     """Whether this CPU has products of bytes; older processors add up pairs of products in 16 bits, which overflow."""
     return has_onednn_linear() and cpu_has("vnni", "amx_tile")
-
-
-def _no_gradients() -> RuntimeError:
-    return RuntimeError("a model in int8 has no gradients: load it in another type")
 
 
 def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:

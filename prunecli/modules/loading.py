@@ -10,6 +10,7 @@ import torch
 
 from prunecli.errors import CheckpointError, reason_of
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.cost import Load
 from prunecli.model.opening import result_config
 from prunecli.model.skeleton import computed_parameters, quiet
 from prunecli.modules.building import build_model, refused_by_layer
@@ -22,7 +23,6 @@ from prunecli.modules.fitting import fitting_dtype, need_of
 from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,7 @@ def load_model(
     device: str | torch.device | Devices = "auto",
     dtype: str | torch.dtype = "auto",
     model_class: str | None = None,
-    room: int = 0,
+    load: Load | None = None,
 ) -> PreTrainedModel:
     """Open a checkpoint as a model in evaluation mode.
 
@@ -48,7 +48,7 @@ def load_model(
             only runs forward and is not saved; see `prunecli.modules.int8`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.
-        room: bytes that are to stay free beside the weights.
+        load: what it will decode, for which memory is to stay free beside the weights.
 
     Returns:
         A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`; its `save_pretrained` writes
@@ -65,10 +65,8 @@ def load_model(
     devices = device if isinstance(device, Devices) else choose_devices(str(device))
     give_back()  # of a model before this one
     with open_model(path) as stored:
-        named = {origin(stored.path)["path"]: stored}
-        held = {"decoding": room} if room else {}
-        kind = fitting_dtype(named, devices, str(dtype), beside=lambda *_: held, only_runs=True)
-        memory = need_of(stored, devices, kind, lambda *_: held).memory()
+        kind = fitting_dtype({"": stored}, devices, str(dtype), load=load, only_runs=True)
+        memory = need_of(stored, devices, kind, load).memory()
         # What transformers would not read, or not spread, is read here, where each tensor has its place.
         is_odd = bool(stored.quantised) or (memory is not None and stored.family is None)
         is_built = is_odd and model_class is None and refused_by_layer(stored) is None
@@ -99,13 +97,13 @@ def load_for_decoding(
     *,
     device: str | torch.device | Devices = "auto",
     dtype: str | torch.dtype = "auto",
-    room: int = 0,
+    load: Load | None = None,
 ) -> PreTrainedModel:
     """`load_model` for a model that will only decode: on a CPU the weights of its dense layers are packed for speed.
 
     It cannot be trained, copied, moved, cast or saved. Arguments and errors are those of `load_model`.
     """
-    model = load_model(path, device=device, dtype=dtype, room=room)
+    model = load_model(path, device=device, dtype=dtype, load=load)
     pack_linears(model)
     return model
 

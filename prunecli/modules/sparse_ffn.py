@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.grouped import Groups, Weights, are_few, dispatch, grouped_linear, run_few
-from prunecli.modules.stock_experts import ExpertWeights, outputs_of
+from prunecli.modules.grouped import Dispatch, Weights, are_few, dispatch, run_few
+from prunecli.modules.stock_experts import ExpertWeights, combine, outputs_of
 from prunecli.private import tensor_version
 
 EXPERT_PARTS = {
@@ -125,7 +125,7 @@ class SparseFFN(nn.Module):
     Attributes:
         observer: called once per forward pass with the gates and the experts of the real tokens, see `route`.
         runner: computes the experts' outputs where their weights are not held here, or None: (rows
-            `[assignments, d_model]` sorted by expert, how many are of each) -> `[assignments, d_model]`.
+            `[assignments, d_model]` sorted by expert, their `Dispatch`) -> `[assignments, d_model]`.
     """
 
     has_gate, has_bias, is_transposed, has_post_expert_norm = False, True, False, False
@@ -147,7 +147,7 @@ class SparseFFN(nn.Module):
         super().__init__()
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
-        self.act_fn = ACT2FN[activation]
+        self.activation = ACT2FN[activation]
         router = Router(d_model, num_experts, bias=router_bias, dtype=torch.float32)
         self.router = nn.ModuleDict({"classifier": router})  # as the stock class names it
         self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model))
@@ -155,7 +155,7 @@ class SparseFFN(nn.Module):
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim))
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model))
         self.observer: Callable[[Tensor, Tensor], None] | None = None
-        self.runner: Callable[[Tensor, Groups], Tensor] | None = None
+        self.runner: Callable[[Tensor, Dispatch], Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -178,15 +178,12 @@ class SparseFFN(nn.Module):
         """
         batch, seq, d_model = hidden_states.shape
         flat = hidden_states.reshape(-1, d_model)
-        needs_graph = self._needs_graph(flat)
+        learns = flat.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+        needs_graph = learns and torch.is_grad_enabled()
+        is_plain = self.observer is None and self.runner is None and not needs_graph
         # To find the real ones of a step's few tokens would wait for a GPU.
-        computes_padding = flat.is_cuda and self.observer is None and self.runner is None and not needs_graph
-        if padding_mask is not None and seq == 1 and computes_padding:
-            _, experts, weights = route(self.router["classifier"](flat), self.top_k)
-            mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
-            real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
-            return torch.where(real, mixed, torch.zeros_like(mixed)).view(batch, seq, d_model)
-        rows = real_rows(padding_mask, batch, seq)
+        computes_padding = flat.is_cuda and seq == 1 and is_plain
+        rows = None if computes_padding else real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
         gates, experts, weights = route(self.router["classifier"](tokens), self.top_k)
         if self.observer is not None:
@@ -194,19 +191,22 @@ class SparseFFN(nn.Module):
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
+        elif computes_padding and padding_mask is not None:
+            mixed = mixed.where(real_tokens(padding_mask, batch, seq)[:, None], 0)
         return mixed.view(batch, seq, d_model)
 
     def _stacked(self) -> Weights:
         return self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias
 
-    def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
+    def act_fn(self, hidden: Tensor) -> Tensor:
+        """The activation, and the dropout behind it."""
+        activated: Tensor = self.activation(hidden)
+        return functional.dropout(activated, self.activation_dropout, self.training)
+
+    def _outputs(self, rows: Tensor, plan: Dispatch) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
-        up, down, up_bias, down_bias = (tensor.to(rows.dtype) for tensor in self._stacked())
-        if not needs_graph:
-            return outputs_of(self, rows, groups, ExpertWeights(up, down, up_bias, down_bias))
-        hidden = self.act_fn(grouped_linear(rows, up, up_bias, groups))
-        hidden = functional.dropout(hidden, self.activation_dropout, self.training)
-        return grouped_linear(hidden, down, down_bias, groups)
+        weights = (tensor.to(rows.dtype) for tensor in self._stacked())
+        return outputs_of(self, rows, plan, ExpertWeights(*weights))
 
     def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
@@ -222,19 +222,8 @@ class SparseFFN(nn.Module):
                 return self._combine(outputs, weights, position)
             plan = dispatch(experts, self.num_experts)
             rows = tokens.index_select(0, plan.source)
-            if self.runner is not None:
-                outputs = self.runner(rows, plan.groups)
-            else:
-                outputs = self._outputs(rows, plan.groups, needs_graph)
+            outputs = (self.runner or self._outputs)(rows, plan)
             return self._combine(outputs, weights, plan.position)
-
-    def _needs_graph(self, tokens: Tensor) -> bool:
-        """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""
-        if self.training and self.activation_dropout:
-            return True
-        return torch.is_grad_enabled() and (
-            tokens.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-        )
 
     def _combine(self, outputs: Tensor, weights: Tensor, position: Tensor) -> Tensor:
         """Sum `outputs` `[assignments, d_model]` at each token's `position` `[tokens, top_k]` under its weights."""
@@ -242,8 +231,4 @@ class SparseFFN(nn.Module):
             outputs = functional.dropout(outputs, self.token_dropout)
         elif self.token_dropout:
             weights = weights * (1 - self.token_dropout)
-        mixed = outputs.index_select(0, position[:, 0]).float() * weights[:, :1]
-        for rank in range(1, self.top_k):
-            ranked = outputs.index_select(0, position[:, rank]).float()
-            mixed = mixed.addcmul(ranked, weights[:, rank : rank + 1])
-        return mixed
+        return combine(outputs, weights, position)

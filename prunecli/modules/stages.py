@@ -30,7 +30,7 @@ class Mixture:
     Attributes:
         layer: as the checkpoint has it.
         module: a `SparseFFN` or a stock class's module of experts, on the meta device; its attribute `runner`, if not
-            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Groups`.
+            None, computes the experts' outputs `[assignments, d_model]` from their rows and `Dispatch`.
         parts: its stacked parameters, in the order of `ExpertWeights` -> names in the checkpoint whose rows, one after
             another, make up an expert's entry, "{expert}" for its number; or the one name that holds all experts.
     """

@@ -23,7 +23,6 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.modules.cpu_linear import dot_products, linear
 from prunecli.modules.grouped import (
     Dispatch,
-    Groups,
     Span,
     by_expert,
     dispatch,
@@ -86,6 +85,12 @@ class ExpertWeights:
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up[expert], self.down[expert], *biases)
 
+    def unbind(self) -> list[ExpertWeights]:
+        """Return the weights of each expert, as parts of a graph: the gradient of an index is as large as the stack."""
+        stacks = (self.up, self.down, self.up_bias, self.down_bias)
+        parts = (stack.unbind() for stack in stacks if stack is not None)
+        return [ExpertWeights(*own) for own in zip(*parts, strict=True)]
+
 
 def part_names(module: Any) -> tuple[str, ...]:
     """The stacked parameters of a module of experts, in the order of `ExpertWeights`."""
@@ -144,7 +149,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Args:
         module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
             attribute `runner` that is not None computes the experts' outputs where their weights are not held here:
-            (rows `[assignments, width]` sorted by expert, `Groups`) -> `[assignments, width]`.
+            (rows `[assignments, width]` sorted by expert, `Dispatch`) -> `[assignments, width]`.
             An attribute `watcher` that is not None is called for each expert with its number, the activations that
             its output layer reads `[rows, ffn]`, the numbers of their tokens `[rows]`, and their weights `[rows]`.
         hidden_states: `[tokens, width]`.
@@ -158,7 +163,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
-    runner: Callable[[Tensor, Groups], Tensor] | None = getattr(module, "runner", None)
+    runner: Callable[[Tensor, Dispatch], Tensor] | None = getattr(module, "runner", None)
     watcher: Callable[[int, Tensor, Tensor, Tensor], None] | None = getattr(module, "watcher", None)
     watch = None
     if watcher is not None:
@@ -171,11 +176,11 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
 
     if runner is None:
         runner = partial(outputs_of, module, held=held, watch=watch)
-    outputs = runner(rows, plan.groups)
+    outputs = runner(rows, plan)
     if observer is not None:
         norms = norms_of(outputs)[plan.position]
         observer(ExpertUse(experts, weights, norms, sums=partial(sums_of, outputs, plan)))
-    return combine(outputs, weights, plan).to(hidden_states.dtype)
+    return combine(outputs, weights, plan.position).to(hidden_states.dtype)
 
 
 def run_expert(
@@ -218,7 +223,7 @@ def sums_of(outputs: Tensor, plan: Dispatch, counted: Tensor | None) -> Tensor:
     Returns:
         `[experts, width]` float64, on the CPU.
     """
-    sizes = plan.groups.counts.cpu()
+    sizes = plan.counts.cpu()
     numbers = torch.arange(len(sizes)).repeat_interleave(sizes)
     keeps = (
         torch.ones_like(numbers, dtype=torch.bool) if counted is None else counted.cpu()[plan.source.cpu()]
@@ -230,18 +235,19 @@ def sums_of(outputs: Tensor, plan: Dispatch, counted: Tensor | None) -> Tensor:
     return sums
 
 
-def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
+def combine(outputs: Tensor, weights: Tensor, position: Tensor) -> Tensor:
     """Each token's outputs times its weights, added in the order of the experts.
 
     Args:
-        outputs: `[assignments, width]`, sorted by expert.
+        outputs: `[assignments, width]`.
         weights: `[tokens, top_k]`.
+        position: `[tokens, top_k]`, the row of each token's outputs.
 
     Returns:
         `[tokens, width]` float32.
     """
     # Rows are sorted by expert: in the order of its rows, a token's experts ascend.
-    position, order = plan.position.sort(dim=1)
+    position, order = position.sort(dim=1)
     ordered = weights.gather(1, order)
     mixed = outputs.new_zeros(len(position), outputs.shape[1], dtype=torch.float32)
     for place in range(position.shape[1]):
@@ -252,14 +258,14 @@ def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
 
 
 def outputs_of(
-    module: Any, rows: Tensor, groups: Groups, held: ExpertWeights, watch: Watch | None = None
+    module: Any, rows: Tensor, plan: Dispatch, held: ExpertWeights, watch: Watch | None = None
 ) -> Tensor:
     """Return the outputs of each expert for its rows.
 
     Args:
         module: see `run_expert`.
         rows: `[assignments, width]`, sorted by expert.
-        groups: rows of each expert.
+        plan: says which rows are of which expert.
         held: of all experts.
         watch: called with the span of each expert and the activations that its output layer reads.
 
@@ -267,13 +273,15 @@ def outputs_of(
         `[assignments, width]`.
     """
     if watch is None and _has_kernel(rows, held):
-        return _grouped(module, rows, held, groups.counts)
+        return _grouped(module, rows, held, plan.counts)
+
+    by_number = held.unbind() if torch.is_grad_enabled() else held
 
     def run(span: Span, own: Tensor) -> Tensor:
-        return run_expert(module, own, held[span[0]], None if watch is None else partial(watch, span))
+        return run_expert(module, own, by_number[span[0]], None if watch is None else partial(watch, span))
 
-    with dot_products(held.up.dtype, groups.sizes):
-        return by_expert(run, rows, groups, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
+    with dot_products(held.up.dtype, plan.sizes):
+        return by_expert(run, rows, plan, shared_out=not rows.is_cuda and shares_out(held, plan.sizes))
 
 
 def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:

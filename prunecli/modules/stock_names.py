@@ -4,18 +4,15 @@ From the files to the class by transformers' own rules for opening a checkpoint,
 followed that stack experts. Back by its rules for saving one, which are the same turned round.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.patchwork import placed
 from prunecli.model.skeleton import stored_form
 from prunecli.model.sparse_layer import SparseLayer
-from prunecli.modules.filling import tensors_of
 
 REMEDY = "Leave `memory` out on a machine that holds the model."
 
@@ -117,15 +114,3 @@ def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:
             "Open it with transformers and save it once, then train what that wrote.",
         )
     return tuple(name for name in source.tensors if name not in held)
-
-
-def stored_tensors(state: Mapping[str, Tensor], model: Any, source: Checkpoint) -> dict[str, Tensor]:
-    """The tensors of `source` with the values of a state dict of `model`; those that it has no place for as they are.
-
-    Args:
-        model: loaded of `source`, for which `not_run` raises nothing.
-    """
-    held = stored_form(model, state)
-    absent = [name for name in source.tensors if name not in held]
-    held |= zip(absent, tensors_of(source, absent), strict=True)
-    return {name: held[name] for name in source.tensors}

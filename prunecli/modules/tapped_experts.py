@@ -73,12 +73,12 @@ def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         has_post_expert_norm=False,
     )
     observer: Callable[[ExpertUse], None] | None = getattr(block.experts, "observer", None)
-    outputs = outputs_of(described, rows, plan.groups, held)
+    outputs = outputs_of(described, rows, plan, held)
     if observer is not None:
         given, added = weights.float(), norms_of(outputs)[plan.position]
         observer(ExpertUse(experts, weights, torch.where(given > 0, added / given, added)))
     mixed: Tensor = block.shared_expert(hidden)
-    return mixed + combine(outputs, torch.ones_like(weights), plan).to(mixed.dtype), logits
+    return mixed + combine(outputs, torch.ones_like(weights), plan.position).to(mixed.dtype), logits
 
 
 def _gated(activation: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:

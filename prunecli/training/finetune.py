@@ -2,8 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data
 from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.parts import decisive, frozen_weights, outputs_of, prepare, shorten_frozen, stage
+from prunecli.training.parts import decisive, frozen_weights, prepare, shorten_frozen, trained_outputs
 from prunecli.training.state import WEIGHTS as STORED
 from prunecli.training.state import (
     Start,
@@ -163,16 +162,15 @@ def train(
                 learn = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
                 one = 3 * learn  # with Adam's moments
                 saves = -(-left.stop // options.eval_every)
-                result = sum(output.nbytes for output in outputs_of(source, source, dtype))
-                kept = due = 0
+                stored = None if dtype is None else parse_dtype(dtype)
+                result = sum(info.cast(stored).nbytes for info in source.tensors.values())
+                kept = 0
                 if keep is not None:
                     due = sum(keep.is_due(step + 1) for step in left[:COUNTED_STEPS])
                     # Time may end the run early.
                     kept = result * (due if options.minutes is None else min(due, 1))
-                # The Trainer keeps two states, and removes the third once it is written; results are staged.
-                return int(
-                    max(min(saves, 3) * one + bool(due) * result, min(saves, 2) * one + 2 * result) + kept
-                )
+                # The Trainer keeps two states, and removes the third once it is written.
+                return int(max(min(saves, 3) * one, min(saves, 2) * one + result) + kept)
 
             limit = None if options.minutes is None else 60 * options.minutes
             with progress("training", None if steps == NO_END else steps, "steps") as advance:
@@ -230,7 +228,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
     trained = weights = weight_bytes(checkpoint, "F32")
     short = 0
     if options.train != "all" or options.lora is not None:
-        model = assemble(checkpoint, torch.device("meta"), torch.float32)
+        model = assemble(checkpoint, torch.float32)
         prepare(model, checkpoint, options)
         trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
         if _is_stored_short(checkpoint, options):
@@ -420,35 +418,31 @@ def finetune(
         for path in destination.steps.glob("step-*/config.json"):  # of an earlier run
             shutil.rmtree(path.parent)
 
-    @contextmanager
-    def staged(model: Any, log: Json) -> Iterator[tuple[Checkpoint, Checkpoint, Rewrite]]:
-        """The source, the model's weights as a checkpoint, and the rewrite to the result."""
-        with start.open(state) as source:
-            stage(model, source, state / "result", destination.dtype)
-            arguments = {
-                **data.describe(),
-                **given(decisive(options)),
-                "steps": log["steps"],
-            }
-            if log.get("best"):
-                arguments["best"] = log["best"]["step"]
-            if options.teacher is not None:
-                with open_model(options.teacher) as teacher:
-                    arguments["teacher"] = named(teacher)
-                if options.teacher_logits is not None:
-                    arguments["teacher_logits"] = True
-            if start.config is not None:
-                arguments["from_scratch"] = source.model_type
-            step = history_step("finetune", source if start.config is None else None, arguments)
-            with open_model(state / "result") as weights:
-                outputs = outputs_of(source, weights, destination.dtype)
-                yield source, weights, rewritten(weights, source.structure, outputs, step)
+    def result(source: Checkpoint, model: Any, log: Json) -> Rewrite:
+        """The rewrite of the checkpoint that training began with to the weights of the model."""
+        arguments = {
+            **data.describe(),
+            **given(decisive(options)),
+            "steps": log["steps"],
+        }
+        if log.get("best"):
+            arguments["best"] = log["best"]["step"]
+        if options.teacher is not None:
+            with open_model(options.teacher) as teacher:
+                arguments["teacher"] = named(teacher)
+            if options.teacher_logits is not None:
+                arguments["teacher_logits"] = True
+        if start.config is not None:
+            arguments["from_scratch"] = source.model_type
+        step = history_step("finetune", source if start.config is None else None, arguments)
+        outputs = trained_outputs(model, source)
+        return rewritten(source, source.structure, outputs, step, dtype=destination.dtype)
 
     def keep(model: Any, step: int) -> None:
         destination.steps.mkdir(exist_ok=True)
-        with staged(model, {"steps": step}) as (_, weights, rewrite):
-            apply(weights, rewrite, destination.steps / f"step-{step}", force=True)
-        shutil.rmtree(state / "result")
+        with start.open(state) as source:
+            rewrite = result(source, model, {"steps": step})
+            apply(source, rewrite, destination.steps / f"step-{step}", force=True)
 
     with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
         model, log = train(
@@ -465,11 +459,12 @@ def finetune(
         if processes.rank() != 0:
             return None
         try:
-            with staged(model, log) as (source, weights, rewrite):
+            with start.open(state) as source:
+                rewrite = result(source, model, log)
                 left_out = source.side_files.left_out
                 if left_out:
                     say(f"Left out, as no part of the model: {in_one_line(left_out)}")
-                support = stock_support(weights, rewrite.structure)
+                support = stock_support(source, rewrite.structure)
                 training = Training(  # before anything is written: a record refuses figures that cannot be
                     **Training.header([] if start.config is not None else [source], options.seed),
                     left_out=[*left_out],
@@ -478,7 +473,7 @@ def finetune(
                     arguments=rewrite.structure.history[-1]["arguments"],
                     **log,
                 )
-                apply(weights, rewrite, destination.output, force=destination.force)
+                apply(source, rewrite, destination.output, force=destination.force)
             training.write(destination.figures, force=True)
         except (OSError, OutputError) as error:
             # The weights took hours: whatever the disk refused, the next run only has to write them again.

@@ -1,10 +1,8 @@
 """Before training: which parameters learn, and dropouts. After it: the checkpoint's own tensors, for the pipeline."""
 
-import shutil
 import warnings
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,15 +12,13 @@ from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
-from prunecli.modules.filling import DTYPES
+from prunecli.model.skeleton import stored_form
 from prunecli.modules.fitting import COMPUTE
-from prunecli.modules.saving import save_tensors, stock_names
+from prunecli.modules.saving import stock_names
 from prunecli.modules.stock_experts import expert_modules, part_names
-from prunecli.modules.stock_names import StockNames, stored_tensors
+from prunecli.modules.stock_names import StockNames
 from prunecli.results.document import Json
-from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.stream import Copy, Output
-from prunecli.tensors.writer import SINGLE_FILE
+from prunecli.tensors.stream import Copy, Expression, Generated, Output
 from prunecli.training.options import TrainedPart, TrainingOptions
 
 PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
@@ -195,66 +191,32 @@ def merged_state(model: nn.Module) -> Json:
     }
 
 
-class _Cast(NamedTuple):
-    """A tensor that is stored in another type."""
-
-    tensor: torch.Tensor
-    dtype: torch.dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the tensor."""
-        return self.tensor.shape
-
-
-def stage(model: Any, source: Checkpoint, directory: Path, dtype: str | None) -> None:
-    """Write the model's weights under `source`'s tensor names, in the types of the result, with its other files.
-
-    A tensor that the model has no place for (of another class of the family) is left out. One that a type cannot hold
-    stays as it was trained: `outputs_of` then refuses it.
+def trained_outputs(model: Any, source: Checkpoint) -> tuple[Output, ...]:
+    """Every tensor of the result under `source`'s names, with the values of the model; others are copied.
 
     Args:
-        dtype: see `outputs_of`.
+        model: trained from `source`.
     """
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
     state = merged_state(model)
-    if source.runs_stock:  # what the class does not run is as it was
-        trained = stored_tensors(state, model, source)
+    if source.runs_stock:
+        trained = stored_form(model, state)
     else:
         state = stock_names(state, source.mixtures)
         # A tied tensor is held once, under whichever of its names the model has.
         places = {name: name if name in state else module_name(model, name) for name in source.tensors}
         trained = {name: state[place] for name, place in places.items() if place in state}
-    casts = {}
-    for name, tensor in trained.items():
-        wanted = DTYPES[_type_of(source, name, dtype)]
-        fits = bool((tensor.abs() <= torch.finfo(wanted).max).all())
-        casts[name] = _Cast(tensor, wanted if fits else tensor.dtype)
-    # One after another: beside the model there may be no room for all.
-    save_tensors(casts, directory / SINGLE_FILE, lambda one: one.tensor.to(one.dtype))
-    card = source.path / "README.md"
-    for path in (
-        *source.side_files.carried,
-        source.path / "config.json",
-        *([card] if card.is_file() else []),
-    ):
-        place = directory / path.relative_to(source.path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
 
+    def values(name: str, shape: tuple[int, ...]) -> Expression:
+        if name not in trained:
+            return Copy(name)
+        # Cast part by part: beside the model there may be no memory for another.
+        tensor = trained[name].reshape(shape or (1,))
+        return Generated(shape, lambda start, stop: tensor[start:stop].float().cpu().numpy())
 
-def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:
-    """Every tensor of the result, made of `trained`'s, in the type that `source` stores it in, or in `dtype`."""
     return tuple(
-        Output(name, _type_of(source, name, dtype), info.shape, Copy(name))
-        for name, info in trained.tensors.items()
+        Output(name, info.dtype, info.shape, values(name, info.shape))
+        for name, info in source.tensors.items()
     )
-
-
-def _type_of(source: Checkpoint, name: str, dtype: str | None) -> str:
-    """The type of a tensor of the result."""
-    return source.info(name).cast(None if dtype is None else parse_dtype(dtype)).dtype
 
 
 def decisive(options: TrainingOptions) -> Json:

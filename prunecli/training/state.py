@@ -4,7 +4,6 @@ OUTPUT.training/
     run.json        what the result depends on
     initial/        the random weights of a run from scratch
     checkpoint-N/   after N updates: weights, optimizer, schedule, random numbers, the Trainer's state
-    result/         the weights of the result, in float32
 """
 
 import json

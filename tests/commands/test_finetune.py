@@ -26,11 +26,11 @@ from prunecli.errors import (
 from prunecli.model.checkpoint import open_model
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
-from prunecli.training.trainer import Watch, with_dtype
+from prunecli.training.trainer import with_dtype
 from tests.commands.calls import names, raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
-from tests.training.runs import lines, write_parallel
+from tests.training.runs import lines, signalled, write_parallel
 
 SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
 PLAIN = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
@@ -185,15 +185,7 @@ def test_a_classifier(folder):
 
 
 def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
-    count = Watch.on_step_end
-
-    def stop(self, args, state, control, **more):
-        if state.global_step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        count(self, args, state, control, **more)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Watch, "on_step_end", stop)
+    with signalled(monkeypatch, signal.SIGINT):
         result = _run("model", *USUAL)
     assert result.exit_code == 130
     assert "Stopped after step 3" in result.stderr

@@ -138,27 +138,19 @@ def packed_layer(
     return made[0]
 
 
+@pytest.mark.parametrize(("dtype", "atol", "rtol"), [(torch.float32, 2e-5, 0), (torch.bfloat16, 1e-3, 2**-8)])
 @given(rows=st.integers(0, 70), inputs=st.integers(1, 70), outputs=st.integers(1, 70), bias=st.booleans())
-def test_packed_equals_the_product(rows, inputs, outputs, bias):
-    packed = packed_layer(inputs, outputs, bias)
+def test_packed_equals_the_product_rounded_once(dtype, atol, rtol, rows, inputs, outputs, bias):
+    if not can_pack(dtype):
+        pytest.skip("no such products on this CPU")
+    packed = packed_layer(inputs, outputs, bias, dtype)
     assert type(packed) is PackedLinear
-    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     with torch.inference_mode():
         made = packed(x)
     want = x.double() @ packed.weight.to_dense().double().T + (packed.bias.double() if bias else 0)
-    torch.testing.assert_close(made.double(), want.detach(), atol=2e-5, rtol=0)
-
-
-@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
-def test_bfloat16_equals_the_product_rounded_once():
-    packed = packed_layer(64, 48, dtype=torch.bfloat16)
-    assert type(packed) is PackedLinear
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    with torch.inference_mode():
-        made = packed(x)
-    want = x.double() @ packed.weight.to_dense().double().T + packed.bias.double()
-    assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made.double(), want.detach(), atol=1e-3, rtol=2**-8)
+    assert made.dtype == dtype
+    torch.testing.assert_close(made.double(), want.detach(), atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("shape", [(1, 24), (2, 1, 4, 24)])

@@ -27,12 +27,11 @@ CONFIG = {"model_type": "none", "dtype": "float32"}
 DENSE = [*SCHEMES, "mxfp4"]
 
 
-def write(directory: Path, made: Quantised, method: dict[str, Any], name: str = f"{MATRIX}.") -> Path:
-    directory.mkdir(exist_ok=True)
+def write(directory: Path, made: Quantised, method: dict[str, Any], name: str = f"{MATRIX}.") -> Checkpoint:
     tensors = {f"{name}{part}": tensor.contiguous() for part, tensor in made.parts.items()}
     save_file({**tensors, "model.norm.weight": torch.ones(3)}, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": method}))
-    return directory
+    return open_model(directory)
 
 
 def make(scheme: str) -> tuple[Quantised, dict[str, Any], str, str]:
@@ -51,7 +50,7 @@ def values(checkpoint: Checkpoint, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("scheme", DENSE)
 def test_every_scheme(scheme, tmp_path):
     made, method, beginning, name = make(scheme)
-    with open_model(write(tmp_path / "model", made, method, beginning)) as stored:
+    with write(tmp_path, made, method, beginning) as stored:
         run = as_run(stored, torch.float32)
         assert set(run.tensors) == {name, "model.norm.weight"}
         assert run.info(name).shape == tuple(made.values.shape)
@@ -74,7 +73,7 @@ def test_any_range_is_that_of_the_whole(scheme, data):
     stop = data.draw(st.integers(start, whole.numel()))
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_model(write(Path(folder), made, method, beginning)) as stored,
+        write(Path(folder), made, method, beginning) as stored,
     ):
         run = as_run(stored, torch.float32)
         read = run.read_range(name, 4 * start, 4 * stop, bytearray(4 * (stop - start) + 8))
@@ -84,7 +83,7 @@ def test_any_range_is_that_of_the_whole(scheme, data):
 def test_rows_and_columns_that_blocks_do_not_divide(tmp_path):
     made = float8(torch.randn(21, 37, generator=torch.Generator().manual_seed(1)), (8, 16))
     method = {"quant_method": "fp8", "weight_block_size": [8, 16]}
-    with open_model(write(tmp_path / "model", made, method)) as stored:
+    with write(tmp_path, made, method) as stored:
         assert torch.equal(values(as_run(stored, torch.float32), f"{MATRIX}.weight"), made.values)
 
 
@@ -98,7 +97,7 @@ def test_every_float_of_eight_bits(kind, without, tmp_path):
         {"weight": weight, "weight_scale_inv": torch.full((1, 1), 0.75)}, weight.float() * torch.tensor(0.75)
     )
     method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
-    with open_model(write(tmp_path / "model", made, method)) as source:
+    with write(tmp_path, made, method) as source:
         read = values(as_run(source, torch.float32), f"{MATRIX}.weight")
     assert torch.equal(read.isnan(), made.values.isnan())
     assert torch.equal(read.nan_to_num(), made.values.nan_to_num())
@@ -116,10 +115,7 @@ def test_every_float_of_eight_bits(kind, without, tmp_path):
 def test_scales_that_cannot_be(part, value, message, tmp_path):
     made, method, _, name = make("fp8")
     made.parts[part][1, 2] = value
-    with (
-        open_model(write(tmp_path / "model", made, method)) as stored,
-        pytest.raises(CheckpointError, match=message),
-    ):
+    with write(tmp_path, made, method) as stored, pytest.raises(CheckpointError, match=message):
         as_run(stored, torch.float32).read(name)
 
 
@@ -127,7 +123,7 @@ def test_a_column_of_a_group_that_there_is_none_of(tmp_path):
     made = gptq(torch.zeros(8, 64), 16)
     made.parts["g_idx"][5] = 4
     with (
-        open_model(write(tmp_path / "model", made, SCHEMES["gptq"][1])) as stored,
+        write(tmp_path, made, SCHEMES["gptq"][1]) as stored,
         pytest.raises(CheckpointError, match="a column is of group 4, of 4"),
     ):
         as_run(stored, torch.float32).read(f"{MATRIX}.weight")

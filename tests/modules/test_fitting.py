@@ -62,11 +62,6 @@ def test_gradients_are_never_computed_in_float16_unasked(opened, monkeypatch):
     assert candidates("auto", [opened["BF16"]], CUDA, gradients=True) == (BF16,)
 
 
-@pytest.mark.parametrize(("written", "dtype"), [("fp16", F16), ("BF16", BF16), ("float", F32)])
-def test_as_it_is_asked_for(opened, written, dtype):
-    assert candidates(written, [opened["F32"]], CPU) == (dtype,)
-
-
 @pytest.mark.parametrize(
     ("machine", "flags", "onednn", "native"),
     [

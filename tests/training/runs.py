@@ -1,5 +1,7 @@
 """Small trainings for the tests."""
 
+import os
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,9 @@ from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
 from prunecli.training.finetune import train as train_
 from prunecli.training.options import LossOptions, TrainingOptions
-from prunecli.training.parts import outputs_of, stage
+from prunecli.training.parts import trained_outputs
 from prunecli.training.state import WEIGHTS, Start
+from prunecli.training.trainer import Watch
 from tests.tiny import write_files
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
@@ -86,12 +89,27 @@ def options(**changes):
 
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
-    """A whole run of the library's function: directory of the trained weights (`staged`), and figures (`log`)."""
+    """A whole run of the library's function: the model, figures (`log`), and its weights in float32 (`staged`)."""
     start = Start(checkpoint)
     model, log = train_(start, translation() if data is None else data, made, state, **more)
-    with start.open(state) as source:
-        stage(model, source, state / "result", "float32")
-    return SimpleNamespace(staged=state / "result", log=log)
+    trained = SimpleNamespace(model=model, log=log)
+    trained.staged = written(checkpoint, trained, state / "result", "float32")
+    return trained
+
+
+@contextmanager
+def signalled(monkeypatch, number):
+    """Within the block, the signal comes at the third update of each run."""
+    count = Watch.on_step_end
+
+    def stop(self, args, state, control, **more):
+        if state.global_step == 3:
+            os.kill(os.getpid(), number)
+        count(self, args, state, control, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "on_step_end", stop)
+        yield
 
 
 def dying(start):
@@ -108,11 +126,11 @@ def staged(trained):
     return (trained.staged / "model.safetensors").read_bytes()
 
 
-def written(source, trained, output):
+def written(source, trained, output, dtype=None):
     """The result as the command writes it; returns its path."""
-    with open_model(source) as before, open_model(trained.staged) as weights:
-        outputs = outputs_of(before, weights, None)
-        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
+    with open_model(source) as before:
+        outputs, step = trained_outputs(trained.model, before), {"command": "finetune"}
+        apply(before, rewritten(before, before.structure, outputs, step, dtype=dtype), output, force=True)
     return output
 
 

@@ -31,7 +31,7 @@ from prunecli.methods.scoring import CollectOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import Devices, choose_devices
-from prunecli.modules.fitting import decoding_room, dtype_name, fitting_dtype, need_of, say_spread
+from prunecli.modules.fitting import dtype_name, fitting_dtype, need_of, say_spread
 from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -167,7 +167,7 @@ def collect_gates(
             memory,
             spill_directory,
             report,
-            room=decoding_room(checkpoint, load, kind),
+            load=load,
             output=False,
             process_group=process_group,
             snapshots=None if memory is None else partial_run.snapshots(state),

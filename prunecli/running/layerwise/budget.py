@@ -37,6 +37,19 @@ MIN_STATES = 16 << 20
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How a memory is used.
+
+    Attributes:
+        buffers: blocks of weights held at a time.
+        states: bytes left for the batches' states.
+    """
+
+    buffers: int
+    states: int
+
+
+@dataclass(frozen=True)
 class Demand:
     """Bytes that a run needs.
 
@@ -52,18 +65,29 @@ class Demand:
     block: int
     activations: int
 
+    @property
+    def smallest(self) -> int:
+        """Smallest memory that `plan` accepts, in bytes."""
+        fixed = self.process + self.resident + self.activations + WORKSPACE
+        return fixed + MIN_BUFFERS * self.block + MIN_STATES
 
-@dataclass(frozen=True)
-class Plan:
-    """How a memory is used.
+    def plan(self, memory: int) -> Plan:
+        """Use `memory` bytes.
 
-    Attributes:
-        buffers: blocks of weights held at a time.
-        states: bytes left for the batches' states.
-    """
-
-    buffers: int
-    states: int
+        Raises:
+            UsageError: too few; it names the smallest that will do.
+        """
+        for more in range(BUFFERS - MIN_BUFFERS, -1, -1):
+            left = memory - self.smallest - more * self.block
+            if left >= 0:
+                return Plan(MIN_BUFFERS + more, MIN_STATES + left)
+        raise UsageError(
+            f"`memory={size_text(memory)}` is too little: the smallest that works is "
+            f"{size_text(self.smallest + SPREAD)} (process or CUDA context {size_text(self.process)}, "
+            f"weights outside of the layers {size_text(self.resident)}, "
+            f"{MIN_BUFFERS} x {size_text(self.block)} for layers, {size_text(self.activations)} for a batch)",
+            "Give more, or shorter texts in smaller batches, or compute in bfloat16.",
+        )
 
 
 @dataclass(frozen=True)
@@ -85,32 +109,6 @@ class Shape:
     experts: int
     top_k: int
     itemsize: int
-
-
-def smallest_memory(demand: Demand) -> int:
-    """Smallest memory that `plan_memory` accepts, in bytes."""
-    fixed = demand.process + demand.resident + demand.activations + WORKSPACE
-    return fixed + MIN_BUFFERS * demand.block + MIN_STATES
-
-
-def plan_memory(memory: int, demand: Demand) -> Plan:
-    """Use `memory` bytes.
-
-    Raises:
-        UsageError: too few; it names the smallest that will do.
-    """
-    smallest = smallest_memory(demand)
-    for more in range(BUFFERS - MIN_BUFFERS, -1, -1):
-        left = memory - smallest - more * demand.block
-        if left >= 0:
-            return Plan(MIN_BUFFERS + more, MIN_STATES + left)
-    raise UsageError(
-        f"`memory={size_text(memory)}` is too little: the smallest that works is {size_text(smallest + SPREAD)} "
-        f"(process or CUDA context {size_text(demand.process)}, "
-        f"weights outside of the layers {size_text(demand.resident)}, "
-        f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",
-        "Give more, or shorter texts in smaller batches, or compute in bfloat16.",
-    )
 
 
 def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -> Shape:

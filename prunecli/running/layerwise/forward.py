@@ -14,6 +14,7 @@ experts' outputs, which each expert, read again, turns into those of its rows; t
 layer at once.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
-from prunecli.modules.grouped import Groups, in_threads
+from prunecli.modules.grouped import Dispatch, in_threads
 from prunecli.modules.hooks import replaced
 from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
@@ -66,7 +67,7 @@ class Routed:
 
 
 @dataclass
-class _Run:
+class PassRun:
     """One pass on its way.
 
     Attributes:
@@ -168,32 +169,35 @@ class LayerwiseRun:
         if done > indices[-1]:  # the interrupted run was at a later stack
             return
         self._resumed = None
+        runs = [PassRun(*one) for one in zip(passes, outputs, strict=True)]
         ahead = [index for index in indices if index > done]
         with torch.inference_mode(), self.intercepting():
-            if passes and ahead:
+            if runs and ahead:
                 self.want(ahead[0])
             for index, following in zip(ahead, [*ahead[1:], None], strict=False):
                 seen, stack = [], self._stages[index].side
-                if passes:  # a process without any keeps step with the others
+                if runs:  # a process without any keeps step with the others
                     with self.loaded(index):
-                        for own, routed in zip(
-                            outputs, self.through(following, passes, outputs), strict=True
-                        ):
-                            for before in [n for n in own if n != index and self._stages[n].side == stack]:
-                                self.forget(own, before)
-                            if routed is not None:
-                                self.free(routed)
+                        for one in self.through(following, runs):
+                            for before in [
+                                n for n in one.outputs if n != index and self._stages[n].side == stack
+                            ]:
+                                self.forget(one, before)
+                            if index in one.routed:
+                                self.free(one.routed.pop(index))
                             if observer is not None:
                                 seen.append(observer.take())
                 reduce(seen)
                 if self._snapshots and self._group and self._snapshots.due():
                     header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
-                    self._snapshots.write(header, {"outputs": outputs, "kept": keeping()}, self._states)
+                    self._snapshots.write(
+                        header, {"outputs": [one.outputs for one in runs], "kept": keeping()}, self._states
+                    )
             self.current = len(self._stages)
-            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
-                finish(number, self.run_pass(forward, own)[0])
-                for index in list(own):
-                    self.forget(own, index)
+            for number, one in enumerate(runs):
+                finish(number, self.run_pass(one)[0])
+                for index in list(one.outputs):
+                    self.forget(one, index)
 
     def keep(self, tensor: Tensor) -> Stored:
         """See `InMemory`."""
@@ -207,19 +211,16 @@ class LayerwiseRun:
         """Within the block, layers before the current one return their stored outputs."""
         return replaced({n: stage.module for n, stage in enumerate(self._stages)}, self._enter)
 
-    def run_pass(self, forward: Pass, outputs: Outputs) -> tuple[Any, dict[Side, Any]]:
+    def run_pass(self, one: PassRun) -> tuple[Any, dict[Side, Any]]:
         """Run a pass until the current layer returns or raises `StopForward`; if all layers are done, to its end.
-
-        Args:
-            outputs: of the layers before.
 
         Returns:
             The output of the layer, of `StopForward`, or of the pass; by stack, the outputs of layers that it got.
         """
         given: dict[Side, Any] = {}
-        self._stored, self._given = self._inputs(outputs), given
+        self._stored, self._given = self._inputs(one), given
         try:
-            result = forward()
+            result = one.forward()
         except StopForward as stopped:
             return stopped.args[0], given
         finally:
@@ -240,35 +241,32 @@ class LayerwiseRun:
         with self._reader.next_block() as tensors, bound(self._stages[index], tensors):
             yield
 
-    def through(
-        self, following: int | None, passes: Sequence[Pass], outputs: Sequence[Outputs]
-    ) -> Iterator[Routed | None]:
+    def through(self, following: int | None, runs: Sequence[PassRun]) -> Iterator[PassRun]:
         """Send all passes through the current layer, and store what it returns in their `outputs`.
 
         Args:
             following: the layer to ask the reader for, once the experts of this one are asked for.
 
         Yields:
-            After each pass, what it sent to the experts, if there are any; the caller frees it.
+            Each pass, with what it sent to the experts in its `routed`, which the caller frees.
         """
-        stage, routed = self._stages[self.current], list[Routed]()
+        stage = self._stages[self.current]
         if stage.mixture is None:
             self.want(following)
         else:
             wanted: dict[int, None] = {}
-            for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
-                routed.append(self._route(stage, stage.mixture, forward, own, len(passes) - number))
+            for number, one in enumerate(runs):
+                routed = one.routed[self.current] = self._route(stage, stage.mixture, one, len(runs) - number)
                 for expert in range(stage.mixture.layer.num_experts):
-                    if routed[-1].count(expert) and expert not in wanted:
+                    if routed.count(expert) and expert not in wanted:
                         wanted[expert] = None
                         self._reader.want(stage.mixture.block(expert))
             self.want(following)
-            self.run_experts(stage.mixture, wanted, routed)
-        for number, (forward, own) in enumerate(zip(passes, outputs, strict=True)):
-            sent = routed[number] if routed else None
-            with nullcontext() if sent is None else self._answering(stage, sent):
-                self._run_through(forward, own)
-            yield sent
+            self.run_experts(stage.mixture, wanted, [one.routed[self.current] for one in runs])
+        for one in runs:
+            with self._answering(stage, one.routed[self.current]) if stage.mixture else nullcontext():
+                self._run_through(one)
+            yield one
             self._advance(1)
 
     def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
@@ -292,18 +290,18 @@ class LayerwiseRun:
                 if not one.shared_out:
                     run(one)
 
-    def forget(self, outputs: Outputs, index: int) -> None:
+    def forget(self, one: PassRun, index: int) -> None:
         """Free the tensors that the layer alone returned."""
-        for held in {*leaves(outputs.pop(index), Stored)} - {*leaves(outputs, Stored)}:
+        for held in {*leaves(one.outputs.pop(index), Stored)} - {*leaves(one.outputs, Stored)}:
             self._states.drop(held)
 
     def free(self, routed: Routed) -> None:
         """Free rows and attentions of a pass."""
         map_tree((routed.rows, routed.attention), self._states.drop, Stored)
 
-    def _inputs(self, outputs: Outputs) -> dict[Side, Any]:
+    def _inputs(self, one: PassRun) -> dict[Side, Any]:
         """By stack, the output of its last layer before the current one."""
-        return {self._stages[n].side: outputs[n] for n in sorted(outputs) if n < self.current}
+        return {self._stages[n].side: one.outputs[n] for n in sorted(one.outputs) if n < self.current}
 
     def _enter(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if index == self.current:
@@ -322,25 +320,25 @@ class LayerwiseRun:
             Stored,
         )
 
-    def _run_through(self, forward: Pass, outputs: Outputs) -> None:
+    def _run_through(self, one: PassRun) -> None:
         """Run a pass through the current layer and store its output."""
-        output, given = self.run_pass(forward, outputs)
+        output, given = self.run_pass(one)
         known: dict[int, Stored] = {}
         if torch.is_grad_enabled():  # else a layer may change in place what it hands on
-            inputs = self._inputs(outputs)
+            inputs = self._inputs(one)
             for side, tree in given.items():
                 pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
                 known |= {id(tensor): held for tensor, held in pairs}
-        outputs[self.current] = map_tree(
+        one.outputs[self.current] = map_tree(
             output, lambda tensor: known.get(id(tensor)) or self.keep(tensor), Tensor
         )
 
-    def _route(self, stage: Stage, mixture: Mixture, forward: Pass, outputs: Outputs, to_come: int) -> Routed:
+    def _route(self, stage: Stage, mixture: Mixture, one: PassRun, to_come: int) -> Routed:
         """Run a pass up to the experts; `to_come` passes, this one among them, still need memory."""
         attention: dict[int, Any] = {}
 
-        def leave(rows: Tensor, groups: Groups) -> Tensor:
-            raise StopForward((rows, groups.sizes))
+        def leave(rows: Tensor, plan: Dispatch) -> Tensor:
+            raise StopForward((rows, plan.sizes))
 
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             """Store the output of one of the layer's attentions if there is memory for it."""
@@ -363,7 +361,7 @@ class LayerwiseRun:
             replaced(dict(enumerate(attentions)), attend),
             rehearsing(),
         ):
-            (rows, counts), _ = self.run_pass(forward, outputs)
+            (rows, counts), _ = self.run_pass(one)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
         stored = self.keep(rows.detach().to(mixture.dtype))
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
@@ -382,7 +380,7 @@ class LayerwiseRun:
             swapped(
                 stage.mixture.module,
                 "runner",
-                lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
+                lambda rows, _plan: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
             ),
             replaced(dict(enumerate(stage.attentions)), attend),
         ):
@@ -399,14 +397,14 @@ class LayerwiseRun:
             CheckpointError: weights cannot be read.
             OutputError: no room for what is kept.
         """
-        runs, last = [_Run(forward) for forward in passes], len(self._stages) - 1
+        runs, last = [*map(PassRun, passes)], len(self._stages) - 1
         with torch.enable_grad(), self.intercepting():
             self.want(0)
             for index in range(last):
                 with self.loaded(index):
-                    self._forwards(runs)
+                    deque(self.through(index + 1, runs), 0)
             with self.loaded(last):  # read once for both ways
-                self._forwards(runs)
+                deque(self.through(None, runs), 0)
                 self.current = len(self._stages)
                 for number, one in enumerate(runs):
                     self._turn(one, partial(start, number))
@@ -416,16 +414,10 @@ class LayerwiseRun:
                 with self.loaded(index):
                     self._back(runs)
 
-    def _forwards(self, runs: Sequence[_Run]) -> None:
-        passes, outputs = [one.forward for one in runs], [one.outputs for one in runs]
-        for one, routed in zip(runs, self.through(self.current + 1, passes, outputs), strict=True):
-            if routed is not None:
-                one.routed[self.current] = routed
-
-    def _back(self, runs: Sequence[_Run]) -> None:
+    def _back(self, runs: Sequence[PassRun]) -> None:
         stage, sent = self._stages[self.current], list[_Sent]()
         for one in runs:
-            self.forget(one.outputs, self.current)
+            self.forget(one, self.current)
         if stage.mixture is None:
             self.want(self.current - 1)
         else:
@@ -439,15 +431,15 @@ class LayerwiseRun:
                 self._states.drop(sent[number].gradients)
             self._advance(1)
 
-    def _turn(self, one: _Run, start: Callable[[Any], Tensor]) -> None:
+    def _turn(self, one: PassRun, start: Callable[[Any], Tensor]) -> None:
         """Run one pass to its end, and back to the outputs of its layers."""
-        result, given = self.run_pass(one.forward, one.outputs)
+        result, given = self.run_pass(one)
         scalar = start(result)
         if scalar.requires_grad:
             scalar.backward()  # type: ignore[no-untyped-call]
         self._collect(one, given)
 
-    def _differentiate(self, stage: Stage, one: _Run) -> None:
+    def _differentiate(self, stage: Stage, one: PassRun) -> None:
         """From the gradients of the current layer's output to those of its inputs."""
         pairs, given = self._paired(stage, one)
         if pairs:
@@ -458,7 +450,7 @@ class LayerwiseRun:
                 self._states.drop(held)
         self._collect(one, given)
 
-    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[_Run]) -> list[_Sent]:
+    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[PassRun]) -> list[_Sent]:
         """From the gradients of the layer's outputs to those of the experts' rows."""
         routed = [one.routed.pop(self.current) for one in runs]
         numbers = range(mixture.layer.num_experts)
@@ -481,12 +473,12 @@ class LayerwiseRun:
                 self._states.write(one.gradients, start, found)
         return sent
 
-    def _send(self, stage: Stage, mixture: Mixture, one: _Run, routed: Routed) -> _Sent:
+    def _send(self, stage: Stage, mixture: Mixture, one: PassRun, routed: Routed) -> _Sent:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
         outputs = self.fetch(routed.rows).requires_grad_()
         stored = []
 
-        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
             stored.append(self.keep(rows.detach().to(mixture.dtype)))
             return outputs
 
@@ -501,7 +493,7 @@ class LayerwiseRun:
     def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
 
-        def answer(rows: Tensor, _groups: Groups) -> Tensor:
+        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
             outputs = self.fetch(sent.routed.rows)
             gradients = self.fetch(sent.gradients).to(rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
@@ -509,9 +501,9 @@ class LayerwiseRun:
 
         return swapped(mixture.module, "runner", answer)
 
-    def _paired(self, stage: Stage, one: _Run) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
+    def _paired(self, stage: Stage, one: PassRun) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
         """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""
-        output, given = self.run_pass(one.forward, one.outputs)
+        output, given = self.run_pass(one)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [
@@ -521,7 +513,7 @@ class LayerwiseRun:
         ]
         return pairs, given
 
-    def _collect(self, one: _Run, given: Mapping[Side, Any]) -> None:
+    def _collect(self, one: PassRun, given: Mapping[Side, Any]) -> None:
         """Add the gradients of what a pass was given to those that it has."""
         for side, tree in given.items():
             tensors = leaves(tree, Tensor)

@@ -14,6 +14,7 @@ import torch
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.cost import Load
 from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices
@@ -28,7 +29,7 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, plan_memory, shape_of
+from prunecli.running.layerwise.budget import Demand, Plan, shape_of
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore
@@ -104,7 +105,7 @@ class Room:
         Raises:
             UsageError: the memory is too small; the error names the smallest that works.
         """
-        return plan_memory(self.memory, replace(self.demand, activations=activations))
+        return replace(self.demand, activations=activations).plan(self.memory)
 
     def in_memory(self, plan: Plan) -> int:
         """Bytes of states that may be held in memory."""
@@ -298,7 +299,7 @@ def make_runner(
     spill_directory: Path | None = None,
     report: RunReport | None = None,
     *,
-    room: int = 0,
+    load: Load | None = None,
     output: bool = True,
     process_group: ProcessGroup = ALONE,
     snapshots: Snapshots | None = None,
@@ -307,14 +308,14 @@ def make_runner(
 
     Args:
         report: is kept up to date, layer by layer.
-        room: bytes that are needed beside the whole model.
+        load: what the whole model decodes.
         output, process_group, snapshots: as of `Layerwise`.
 
     Raises:
         PruneError: a model that cannot be run so, or does not fit.
     """
     if memory is None:
-        return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, room=room), process_group)
+        return InMemory(load_model(checkpoint.path, device=devices, dtype=dtype, load=load), process_group)
     if isinstance(dtype, str):
         dtype = candidates(dtype, [checkpoint], devices.first)[0]
     return Layerwise(

@@ -2,7 +2,8 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.building import fill_resident, make_model
 from prunecli.modules.stages import EmptyModel
 from prunecli.running.layerwise import runner
+from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.states import StateStore
+from prunecli.running.runner import Pass, ignored
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -74,3 +79,19 @@ def skeleton_of(checkpoint: Checkpoint) -> EmptyModel:
     skeleton = make_model(checkpoint, CPU, torch.float32, output=True)
     fill_resident(skeleton, checkpoint)
     return skeleton
+
+
+def passes(model: Any) -> list[Pass]:
+    """A forward pass of each batch."""
+    return [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
+
+
+@contextmanager
+def started(
+    skeleton: EmptyModel, checkpoint: Checkpoint, memory: int = 1 << 20, advance: Any = ignored
+) -> Iterator[tuple[LayerwiseRun, StateStore]]:
+    """A run of a skeleton, and what stores its states, of which nothing is left in the end."""
+    with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
+        free = states.free_memory
+        yield LayerwiseRun(skeleton, reader, states, advance), states
+        assert states.free_memory == free

@@ -11,15 +11,12 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.forward import LayerwiseRun
-from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore
 from prunecli.selection.cut import cut
 from tests import ffn_layouts
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, write_changed
-from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.running.layerwise.running import passes, skeleton_of, started
 from tests.selections import kept_experts, kept_heads
 from tests.tiny import tiny_nllb_moe
 
@@ -28,16 +25,12 @@ def assert_same(path: Path, memory: int = 1 << 20) -> None:
     """The outputs of the batches, in memory and layer by layer."""
     whole, found = load_model(path, device="cpu", dtype="float32"), dict[int, Any]()
     with torch.inference_mode():
-        wanted = [whole(**inputs(whole, ids))[0] for ids in BATCHES]
+        wanted = [run() for run in passes(whole)]
     with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint)
-        model = skeleton.model
-        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
-            LayerwiseRun(skeleton, reader, states).forward(
-                [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES], finish=found.__setitem__
-            )
-            assert states.free_memory == memory - memory % 64 or memory % 64
-    assert len(found) == len(BATCHES)
+        with started(skeleton, checkpoint, memory) as (layers, _):
+            layers.forward(passes(skeleton.model), finish=found.__setitem__)
+    assert len(found) == len(wanted)
     assert all(torch.equal(found[number], logits) for number, logits in enumerate(wanted))
 
 

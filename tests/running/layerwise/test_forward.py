@@ -13,17 +13,9 @@ from prunecli.modules.filling import Spec, block_bytes
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS
 from prunecli.modules.stages import EmptyModel
-from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore
 from prunecli.running.runner import ignored
-from tests.running.layerwise.running import (
-    BATCHES,
-    CPU,
-    count_reads,
-    inputs,
-    skeleton_of,
-)
+from tests.running.layerwise.running import CPU, count_reads, passes, skeleton_of, started
 from tests.tiny import tiny_nllb_moe
 
 
@@ -35,13 +27,8 @@ class Run:
         self.reads = count_reads(checkpoint)
 
     def run(self, advance: Any = ignored) -> Any:
-        model = self.skeleton.model
-        passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
-        with (
-            Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
-            StateStore(1 << 20) as states,
-        ):
-            LayerwiseRun(self.skeleton, reader, states, advance=advance).forward(passes)
+        with started(self.skeleton, self.checkpoint, advance=advance) as (layers, _):
+            layers.forward(passes(self.skeleton.model))
 
 
 def routed(path: Path) -> dict[str, set[int]]:
@@ -51,8 +38,8 @@ def routed(path: Path) -> dict[str, set[int]]:
     for name, module in sparse_ffns(model).items():
         module.observer = lambda _gates, experts, name=name: found[name].update(experts.unique().tolist())
     with torch.inference_mode():
-        for ids in BATCHES:
-            model(**inputs(model, ids))
+        for run in passes(model):
+            run()
     return found
 
 

@@ -10,19 +10,18 @@ from torch import Tensor
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.running.layerwise.forward import LayerwiseRun
-from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import StateStore, Stored, leaves
+from prunecli.running.layerwise.forward import PassRun
+from prunecli.running.layerwise.states import Stored, leaves
 from prunecli.running.runner import frozen, ignored
 from tests.families import MODEL_TYPES
 from tests.families.records import own_layouts
 from tests.running.layerwise.running import (
     BATCHES,
-    CPU,
     StopError,
     at_step,
-    inputs,
+    passes,
     skeleton_of,
+    started,
     stop,
 )
 from tests.running.layerwise.test_forward import Run as Forward
@@ -65,8 +64,8 @@ def in_memory(path: Path) -> Found:
     model = load_model(path, device="cpu", dtype="float32")
     with open_model(path) as checkpoint, frozen(model):
         watch = Watch(model, checkpoint)
-        for ids in BATCHES:
-            scalar(model(**inputs(model, ids))[0]).backward()
+        for run in passes(model):
+            scalar(run()).backward()
     return watch.found
 
 
@@ -78,17 +77,9 @@ class Run(Forward):
         self.watch = Watch(self.skeleton.model, checkpoint)
 
     def run(self, advance: Any = ignored, memory: int = 1 << 22) -> Found:
-        model = self.skeleton.model
-        passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
-        with (
-            Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
-            StateStore(memory) as states,
-            frozen(model),
-        ):
-            before = states.free_memory
-            layers = LayerwiseRun(self.skeleton, reader, states, advance=advance)
-            layers.backward(passes, lambda _number, result: scalar(result))
-            assert states.free_memory == before
+        run = started(self.skeleton, self.checkpoint, memory, advance)
+        with run as (layers, _), frozen(self.skeleton.model):
+            layers.backward(passes(self.skeleton.model), lambda _number, result: scalar(result))
         return self.watch.found
 
 
@@ -153,23 +144,16 @@ def test_what_a_layer_hands_on_is_stored_once(models):
     """T5's layers hand on the position bias."""
     with open_model(models["t5"]) as checkpoint:
         skeleton = skeleton_of(checkpoint)
-        outputs = {}
-        with (
-            Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader,
-            StateStore(1 << 16) as states,
-            frozen(skeleton.model),
-        ):
-            layers, free = LayerwiseRun(skeleton, reader, states), states.free_memory
+        one = PassRun(passes(skeleton.model)[0])
+        with started(skeleton, checkpoint) as (layers, states), frozen(skeleton.model):
             with layers.intercepting():
                 for index in range(2):
                     layers.want(index)
                     with layers.loaded(index):
-                        passes = [lambda: skeleton.model(**inputs(skeleton.model, BATCHES[0]))]
-                        assert list(layers.through(None, passes, [outputs])) == [None]
-            first, second = (leaves(outputs[index], Stored) for index in range(2))
+                        assert list(layers.through(None, [one])) == [one]
+            first, second = (leaves(one.outputs[index], Stored) for index in range(2))
             assert first[1] == second[1]
             assert first[0] != second[0]
-            layers.forget(outputs, 0)
+            layers.forget(one, 0)
             assert states.get(second[1]).abs().sum() > 0
-            layers.forget(outputs, 1)
-            assert states.free_memory == free
+            layers.forget(one, 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, plan_memory
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.layerwise.states import (
     StateStore,
@@ -215,27 +215,27 @@ DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activation
 
 
 def test_what_is_left_is_for_states():
-    plan = plan_memory(8 * GIB, DEMAND)
+    plan = DEMAND.plan(8 * GIB)
     assert plan.buffers == 3
     assert plan.states == 8 * GIB - (400 + 2048 + 3 * 256 + 300) * MIB - WORKSPACE
 
 
 def test_a_buffer_less_where_three_find_no_room():
     fixed = (400 + 2048 + 300) * MIB + WORKSPACE + MIN_STATES
-    assert plan_memory(fixed + 3 * 256 * MIB, DEMAND).buffers == 3
-    assert plan_memory(fixed + 3 * 256 * MIB - 1, DEMAND).buffers == 2
+    assert DEMAND.plan(fixed + 3 * 256 * MIB).buffers == 3
+    assert DEMAND.plan(fixed + 3 * 256 * MIB - 1).buffers == 2
 
 
 @given(st.tuples(*[st.integers(0, 1 << 38)] * 4))
 def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes):
     demand = Demand(*sizes)
     with pytest.raises(UsageError) as caught:
-        plan_memory(1, demand)
+        demand.plan(1)
     named = re.search(r"smallest that works is (\S+)", caught.value.message)
     smallest = parse_size(named[1])
-    assert plan_memory(smallest, demand).states >= MIN_STATES
+    assert demand.plan(smallest).states >= MIN_STATES
     with pytest.raises(UsageError, match="too little"):
-        plan_memory(int(smallest * 0.98) - 2 * MIB - SPREAD, demand)
+        demand.plan(int(smallest * 0.98) - 2 * MIB - SPREAD)
     assert caught.value.exit_status == 2
 
 
