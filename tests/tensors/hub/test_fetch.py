@@ -195,6 +195,7 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     [
         ({"model.safetensors": b""}, r"holds weights and no config\.json"),
         ({"config.json": b"{}", "model.gguf": b"0"}, "holds weights of llama.cpp, in GGUF"),
+        ({"config.json": b"{}", "adapter_config.json": b"[1]"}, "an adapter"),
         ({"config.json": b"{}", "model.safetensors.index.json": b"{"}, "index.json is not JSON"),
     ],
 )
