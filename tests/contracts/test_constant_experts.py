@@ -1,6 +1,5 @@
 """`prune-experts --constant-experts`: the full model, the outputs of experts that go replaced by their mean."""
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from tests.commands.calls import call, done, refused
 from tests.contracts.test_mixtures import logits, masked_logits, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
-from tests.tiny import config_of
+from tests.tiny import config_of, write_json
 
 FAMILIES = ("mixtral", "deepseek_v3")
 """Experts with other names on disk; correction biases and groups."""
@@ -124,7 +123,7 @@ def test_the_full_model_with_means(model_type, folder):
             torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-5, atol=1e-6)
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
-    (folder / "ids.json").write_text(json.dumps({"kept": kept}))
+    write_json(folder / "ids.json", {"kept": kept})
     done(
         prune_experts, source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out"
     )

@@ -2,13 +2,11 @@
 
 import json
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +21,7 @@ from tests.commands.calls import done
 from tests.families import tiny
 from tests.families.cutting import some_experts, without_experts
 from tests.families.mixtures import EXPERTS
+from tests.quantising import quantise
 from tests.selections import kept_experts
 from tests.stock_mixtures import save_mixture
 from tests.tiny import change_config, config_of
@@ -183,27 +182,10 @@ def test_a_limit_that_is_none_stays_infinity(tmp_path):
     assert load_model(output, device="cpu", dtype="float32").config.time_step_limit[1] == float("inf")
 
 
-def to_float8(directory: Path) -> None:
-    """Experts in blocks of float8 with their scales, as DeepSeek and Qwen publish them."""
-    tensors = load_file(directory / "model.safetensors")
-    for name in [name for name in tensors if ".experts." in name]:
-        scale = tensors[name].abs().max() / 448
-        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
-        tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = config_of(directory)
-    modules = ["lm_head", "self_attn", "gate"]
-    config["quantization_config"] = {
-        "quant_method": "fp8",
-        "weight_block_size": [128, 128],
-        "modules_to_not_convert": modules,
-    }
-    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-
-
 def test_quantised_layers_with_numbers_of_their_own(tmp_path):
-    source, output = save_mixture(tmp_path / "source", "mixtral"), tmp_path / "pruned"
-    to_float8(source)
+    source, output = tmp_path / "stored", tmp_path / "pruned"
+    made = save_mixture(tmp_path / "made", "mixtral")
+    quantise(made, source, tmp_path / "plain", "fp8", lambda name: ".experts." in name)
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["mixtral"], strict=True))
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)

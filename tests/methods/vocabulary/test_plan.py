@@ -151,7 +151,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def apply(source: Path) -> None:
         value = json_of(source / name)
         change(value)
-        (source / name).write_text(json.dumps(value))
+        write_json(source / name, value)
 
     return apply
 
