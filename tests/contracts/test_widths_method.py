@@ -17,7 +17,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     InSteps,
     Method,
     MethodContract,
@@ -28,7 +27,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.contracts.test_ffn_method import put
-from tests.families.records import own_branches, own_layouts
+from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
@@ -59,9 +58,8 @@ def best(values: list[float], count: int) -> set[int]:
 class WidthPruning(Method):
     """40 % of all hidden units, ranked together."""
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        self.case, self.path = case, tiny(directory, case)
-        return self.path
+    def make_source(self) -> Path:
+        return tiny(self.path, self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return made_of(source, NarrowOptions(ratio=0.0, metric="norms", dense_only=True))
@@ -90,17 +88,14 @@ class WidthPruning(Method):
         assert rewrite.structure.widths == widths
 
 
-@pytest.mark.parametrize("case", own_branches(LAYOUTS))
 class TestEveryFamily(WidthPruning, MethodContract):
-    pass
+    cases = own_branches(LAYOUTS)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(WidthPruning, WrittenFiles):
     pass
 
 
-@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
 class TestEveryLayout(WidthPruning, InSteps):
     def test_one_width_is_a_stock_model(self, case, source, tmp_path):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
