@@ -22,16 +22,15 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
-from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.pipeline import apply
+from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
-from prunecli.training.parts import outputs_of
 from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
 from tests.factorised import cached, factorised
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny
 from tests.opening import headed_class
+from tests.training import runs
 from tests.training.runs import language_model, options, train, translation
 
 ORDERS = (
@@ -102,10 +101,7 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
     state = output.with_name(f"{output.name}-state")
     data = language_model() if CASES[case].task == "lm" else translation()
     made = train(source, state, options(steps=2, learning_rate=1e-2), data)
-    with open_model(source) as before, open_model(made.staged) as weights:
-        outputs = outputs_of(before, weights, None)
-        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
-    return output
+    return runs.written(source, made, output)
 
 
 def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
