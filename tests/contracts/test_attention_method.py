@@ -150,12 +150,12 @@ class TestComposition(AttentionSharing, InSteps):
         """Heads, equal for all attentions that share."""
         return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
-    def test_heads_before_and_after_are_the_same(self, source, tmp_path):
-        def share(opened: Checkpoint) -> Rewrite:
-            return made_of(opened, AttentionOptions(**self.one_kind()))
+    def share(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, AttentionOptions(**self.one_kind()))
 
-        one = written(written(source, share, tmp_path / "a"), self.heads, tmp_path / "ab")
-        two = written(written(source, self.heads, tmp_path / "b"), share, tmp_path / "ba")
+    def test_heads_before_and_after_are_the_same(self, source, tmp_path):
+        one = written(written(source, self.share, tmp_path / "a"), self.heads, tmp_path / "ab")
+        two = written(written(source, self.heads, tmp_path / "b"), self.share, tmp_path / "ba")
         assert_same(one, two)
 
     def steps(self) -> tuple[Any, Any, Any]:
@@ -172,10 +172,7 @@ class TestComposition(AttentionSharing, InSteps):
         def shorter(opened: Checkpoint) -> Rewrite:
             return cut(opened, plan_layers(opened, LayerOptions(remove=f"{side}:0")))
 
-        def share(opened: Checkpoint) -> Rewrite:
-            return made_of(opened, AttentionOptions(**self.one_kind()))
-
-        short = written(written(source, share, tmp_path / "shared"), shorter, tmp_path / "short")
+        short = written(written(source, self.share, tmp_path / "shared"), shorter, tmp_path / "short")
         with open_model(short) as opened:
             attentions = [layer for layer in opened.layout.attentions if layer.kind == side]
             assert [layer.is_shared for layer in attentions] == [False, True]

@@ -45,6 +45,7 @@ def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
 class HeadPruning(Method):
     """Uneven layers, one of them without heads."""
 
+    kept = KEPT
     layers: tuple[AttentionLayer, ...] = ()
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
@@ -52,10 +53,9 @@ class HeadPruning(Method):
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
-        kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(KEPT), strict=False)}
+        kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(self.kept), strict=False)}
         made = made_of(source, kept, self.cast)
-        assert () in kept_ids(made.structure, "head").values()
-        assert "auto_map" in made.config  # not a stock model
+        assert (() in self.kept) == ("auto_map" in made.config)  # not a stock model
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
@@ -139,13 +139,12 @@ class TestEven(HeadPruning, WrittenFiles, MethodContract):
     """To the stock layout, with a cast."""
 
     cases = ("llama-tied",)
+    kept = ((1, 3), (0, 1))
 
     cast = "BF16"
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        self.layers = source.layout.attentions
-        kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(((1, 3), (0, 1))), strict=False)}
-        made = made_of(source, kept, self.cast)
+        made = super().reduce(source)
         assert made.config["model_type"] == "llama"
         counts = {key: made.config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         assert counts == {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}

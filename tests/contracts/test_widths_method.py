@@ -37,11 +37,6 @@ def made_of(source: Checkpoint, options: NarrowOptions) -> Rewrite:
     return cut(source, plan_widths(source, options))
 
 
-def worth(unit: reference.Unit) -> float:
-    """||row of W1|| x ||row of V|| x ||column of W2||."""
-    return float(np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]))
-
-
 def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
     """The other units add nothing."""
     units = (
@@ -74,7 +69,7 @@ class WidthPruning(Method):
         ffns = ffns_of(weights(self.path), self.case)
         ranked = []
         for name, ffn in ffns.items():
-            values = [worth(unit) for unit in ffn.units]
+            values = [unit.worth for unit in ffn.units]
             norm = np.linalg.norm(values)
             ranked += [(value / norm, name, number) for number, value in enumerate(values)]
         ranked.sort(key=lambda one: -one[0])
@@ -103,7 +98,7 @@ class TestEveryLayout(WidthPruning, InSteps):
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn.units) * 7 // 10 // 4 * 4
-            kept = best([worth(unit) for unit in ffn.units], width)
+            kept = best([unit.worth for unit in ffn.units], width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
         expected = logits_of(original)
         torch.testing.assert_close(logits(out), expected, rtol=1e-5, atol=1e-5)
