@@ -25,7 +25,10 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     """
     import transformers
 
-    made = transformers.CONFIG_MAPPING[model_type](**{**TINY[model_type], **config})
+    if model_type in TINY:
+        made = transformers.CONFIG_MAPPING[model_type](**{**TINY[model_type], **config})
+    else:
+        made = tiny.tiny_config(model_type)
     model = tiny.auto_class(model_type)(made).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -33,7 +36,8 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
             if "bias" in name and tensor.shape[-1:] == (EXPERTS,):
                 tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.1)
             elif tensor.dim() > 1 and tensor.is_floating_point() and "A_log" not in name:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
+                scale = 1.0 if tensor.shape[:-1] == (EXPERTS,) else 0.05  # routers
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale)
     return model
 
 

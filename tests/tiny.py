@@ -240,9 +240,10 @@ def write_files(folder: Path | str, texts: Mapping[str, str]) -> None:
         Path(folder, name).write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Plain JSON with a newline at its end."""
+def write_json(path: Path, value: Any) -> Path:
+    """Write plain JSON with a newline at its end; return the path."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return path
 
 
 def json_of(path: Path | str) -> Any:

@@ -21,25 +21,30 @@ COLLECT = "Collect the gates of this checkpoint."
 Statistics = TypeVar("Statistics")
 
 
-def read_matching(
-    paths: Sequence[Path],
+def matching(
+    given: Statistics | Sequence[Path],
     read: Callable[[Path], Statistics],
     match: Callable[[Statistics], Statistics],
+    merge: Callable[[Sequence[Statistics], Sequence[str]], Statistics],
     remedy: str,
-) -> list[Statistics]:
-    """Read each file and match its statistics with a checkpoint.
+) -> Statistics:
+    """Statistics, or those of several files merged, that match a checkpoint.
 
     Args:
-        paths: the files.
+        given: the statistics, or their files.
         read: returns the statistics in one file.
         match: `match_scores` or `match_gates`, with the checkpoint bound.
+        merge: merges the statistics of several files.
         remedy: remedy for a missing file.
 
     Raises:
-        StatisticsError: a file is missing, damaged or of another model; the message names the file.
+        StatisticsError: a file is missing, damaged or of another model; the message names the file. Or the files do
+            not go together.
     """
+    if not isinstance(given, Sequence):
+        return match(given)
     parts = []
-    for path in paths:
+    for path in given:
         if not path.exists():
             raise StatisticsError(f"{path}: no such file", remedy)
         statistics = read(path)
@@ -47,7 +52,7 @@ def read_matching(
             parts.append(match(statistics))
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
-    return parts
+    return merge(parts, [str(path) for path in given])
 
 
 def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
@@ -165,8 +170,5 @@ def scores_for(
         StatisticsError: damaged files, of another model, or that do not go together.
     """
     match = partial(match_scores, checkpoint=checkpoint, axes=axes)
-    if isinstance(given, Scores):
-        return match(given)
     remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
-    parts = read_matching(given, partial(read_scores, kind=kind), match, remedy)
-    return merge(parts, [str(path) for path in given])
+    return matching(given, partial(read_scores, kind=kind), match, merge, remedy)

@@ -407,19 +407,18 @@ class Scores(Document):
 
     def _best_blocks(self) -> Blocks:
         """Yield the best single head of each layer; if changes are tested, with a mark for significant ones."""
-        rows = []
-        for best in self._best_rows():
-            mark = "*" if self.few is None and best["p_value"] < LEVEL else ""
-            rows.append(
-                {
-                    "attention": best["attention"],
-                    "head": str(best["head"]),
-                    self.metric_title: f"{best['only']:.4g}",
-                    "change": f"{best['change']:+.4g}{mark}",
-                }
-            )
+        rows = [
+            {**best, "mark": "*" if self.few is None and best["p_value"] < LEVEL else ""}
+            for best in self._best_rows()
+        ]
+        columns = {
+            "attention": "{attention}",
+            "head": "{head}",
+            self.metric_title: "{only:.4g}",
+            "change": "{change:+.4g}{mark}",
+        }
         where = "chosen on other text" if self.reported is not None else "chosen on the same text"
-        yield Shown(f"The best single head of each layer, {where}", rows)
+        yield Shown.of(f"The best single head of each layer, {where}", rows, columns)
         if self.few is None:
             yield f"* differs from the whole model with p < {LEVEL}."
 

@@ -254,12 +254,15 @@ def reading(file: Handle, offset: int, nbytes: int) -> Fill:
         return file.reading(offset, nbytes)
     descriptor = file
 
-    def filled(view: memoryview) -> None:
+    def fill(view: memoryview) -> None:
         nonlocal offset
-        read_into(descriptor, offset, view)
-        offset += len(view)
+        while len(view):
+            count = os.preadv(descriptor, [view], offset)
+            if count == 0:
+                raise EOFError
+            view, offset = view[count:], offset + count
 
-    return filled
+    return fill
 
 
 def bytes_of(file: Handle, offset: int, nbytes: int) -> bytes:
@@ -280,12 +283,4 @@ def read_into(file: Handle, offset: int, view: memoryview) -> None:
         EOFError: the file ends before.
         HubError: they cannot be had.
     """
-    if not isinstance(file, int):
-        file.reading(offset, len(view))(view)
-        return
-    done = 0
-    while done < len(view):
-        count = os.preadv(file, [view[done:]], offset + done)
-        if count == 0:
-            raise EOFError
-        done += count
+    reading(file, offset, len(view))(view)

@@ -221,7 +221,8 @@ def described(names: Collection[str], where: str, read: Callable[[str], Any]) ->
     if not names:
         return "an empty directory", "Copy a model into it: config.json, weights and tokenizer."
     if ADAPTER in names:
-        config = read(ADAPTER) or {}
+        config = read(ADAPTER)
+        config = config if isinstance(config, dict) else {}
         kind, base = str(config.get("peft_type") or "LoRA"), config.get("base_model_name_or_path")
         return (
             f"an adapter ({kind}){f' of {base}' if base else ''}, not a whole model",
@@ -249,26 +250,20 @@ def of_directory(directory: Path) -> tuple[str, str] | None:
     names = [entry.name for entry in directory.iterdir() if entry.is_file()]
     for pattern in ("*/config.json", "*/*.onnx"):
         names += [path.relative_to(directory).as_posix() for path in directory.glob(pattern)]
-    return described(names, str(directory), lambda name: _object(directory / name))
+    return described(names, str(directory), lambda name: lenient(read_json)(directory / name))
 
 
 def of_file(path: Path) -> tuple[str, str]:
     """Say what a file is that was given instead of a directory, and what to do."""
-    is_adapter = path.name.startswith("adapter_model")
-    found = of_directory(path.parent) if is_adapter else described([path.name], str(path.parent), _object)
+    is_adapter = path.name.startswith("adapter_")
+    found = of_directory(path.parent) if is_adapter else described([path.name], "", lambda _: None)
     if (path.parent / "config.json").is_file() and not is_adapter:
         found = "", f"Give the directory that holds it: {path.parent}."
     what, remedy = found or ("", "Give the directory that holds config.json and the weights.")
     return f"a file, not a directory{f' ({what})' if what else ''}", remedy
 
 
-@lenient
-def _object(path: Path | str) -> Any:
-    value = read_json(Path(path))
-    return value if isinstance(value, dict) else None
-
-
 def is_prompt(directory: Path) -> bool:
     """Whether an adapter consists of prompts, which cannot be merged into weights."""
-    kind = str((_object(directory / ADAPTER) or {}).get("peft_type"))
+    kind = str(lenient(lambda: read_json(directory / ADAPTER)["peft_type"])())
     return "PROMPT" in kind or kind in ("P_TUNING", "PREFIX_TUNING")

@@ -11,9 +11,9 @@ from prunecli.model.opening import shim_classes
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.transaction import write_json
 from tests.commands.calls import both, names, refused
-from tests.contracts.test_mixtures import save_tiny
 from tests.gates import random_gates
 from tests.reference import released_statistics, weights
+from tests.stock_mixtures import save_mixture
 from tests.tiny import json_of, tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
@@ -165,7 +165,7 @@ FAMILIES = ("granitemoe", "glm4_moe")
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def text_model(request, shared_path):
-    return save_tiny(shared_path / request.param, request.param)
+    return save_mixture(shared_path / request.param, request.param)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def by_weights(text_model: Path) -> dict[str, list[float]]:
 
 
 def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
-    text_model = save_tiny(tmp_path / "tiny", "glm4_moe")
+    text_model = save_mixture(tmp_path / "tiny", "glm4_moe")
     tensors = load_file(text_model / "model.safetensors")
     last = {name: value for name, value in tensors.items() if name.startswith("model.layers.2.")}
     predicting = {

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from prunecli.results.decisions import FILE
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
+from tests.families.records import CASES, DISTINCT
 from tests.tiny import config_of
 
 Decide = Callable[[Checkpoint], Rewrite]
@@ -30,22 +31,29 @@ class Method:
     """Answers of a method for the contracts below.
 
     Attributes:
+        cases: the tiny checkpoints that the contract is tested with; by default one of each layout of tensors.
         cast: safetensors type that both decisions write, None: as stored. The original is then the rounded one.
         keeps_order: whether the tensors lie in the order of the source.
     """
 
+    cases: Collection[str] = DISTINCT
     cast: str | None = None
     keeps_order: bool = True
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run every test with each of `cases`."""
+        metafunc.parametrize("case", self.cases)
+
     @pytest.fixture(autouse=True)
-    def _hooks(self) -> Any:
-        """`hooks`: what `mask` enters ends with the test."""
+    def _prepare(self, case: str, tmp_path: Path) -> Any:
+        """The case, paths of the source and of a folder; contexts in `hooks` end with the test."""
+        self.case, self.path, self.folder = case, tmp_path / "source", tmp_path / "folder"
         with ExitStack() as self.hooks:
             yield
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        """Write a tiny checkpoint that the method can reduce."""
-        return tiny_family(directory, case)
+    def make_source(self) -> Path:
+        """Write a tiny checkpoint that the method can reduce to `path`."""
+        return tiny_family(self.path, self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         """The decision that removes nothing."""
@@ -79,8 +87,8 @@ class Method:
         return model
 
     @pytest.fixture
-    def source(self, case: str, tmp_path: Path) -> Path:
-        return self.make_source(tmp_path / "source", case)
+    def source(self) -> Path:
+        return self.make_source()
 
 
 class MethodContract(Method):
@@ -103,6 +111,8 @@ class MethodContract(Method):
 
 class CachedGeneration(Method):
     """Step by step too, with a cache, it is the masked original."""
+
+    cases = tuple(case for case in DISTINCT if CASES[case].task != "mlm")
 
     def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
         written(source, self.reduce, tmp_path / "out")
@@ -130,12 +140,13 @@ class InSteps(Method):
         assert_same(two, one)
 
 
-WRITTEN = ("nllb-moe", "t5", "phi3")
-"""The cases whose files are looked at: experts and two tied tables, another order of layers, fused tensors."""
-
-
 class WrittenFiles(Method):
-    """Contracts that do not depend on a family's names: once for each layout of tensors."""
+    """Contracts that do not depend on a family's names.
+
+    Cases: experts and two tied tables, another order of layers, fused tensors.
+    """
+
+    cases = ("nllb-moe", "t5", "phi3")
 
     def test_keeping_everything_is_bit_identical(self, source: Path, tmp_path: Path) -> None:
         written(source, self.keep_everything, tmp_path / "out")

@@ -1,8 +1,6 @@
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from prunecli.methods.plans import LayerOptions, plan_layers
@@ -12,7 +10,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     CachedGeneration,
     InSteps,
     Method,
@@ -25,13 +22,10 @@ from tests.contracts.method_contract import (
     logits_of,
     written,
 )
-from tests.families import tiny_family
-from tests.families.records import BRANCHES, CASES, own_layouts
+from tests.families.records import BRANCHES, CASES
 from tests.ffn_layouts import weights, write_copy
 from tests.reference import attention as reference
 from tests.selections import kept_heads
-
-CONTRACTED = (*(name for name in BRANCHES if name != "bert-untied"), "qwen3", "smollm3")
 
 
 def made_of(source: Checkpoint, options: AttentionOptions) -> Rewrite:
@@ -42,10 +36,6 @@ def options_of(case: str) -> AttentionOptions:
     if CASES[case].task == "translation":
         return AttentionOptions(encoder="share", decoder="drop", cross="share")
     return AttentionOptions(preset="Shared")
-
-
-def layout_of(case: str) -> str:
-    return CASES[case].layout_of or case
 
 
 def sides(layers: list[str]) -> list[list[str]]:
@@ -67,15 +57,9 @@ def windows(model: Any, layers: list[str]) -> list[list[str]]:
 class AttentionSharing(Method):
     """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
 
-    @pytest.fixture(autouse=True)
-    def _case(self, case):
-        self.case, self.names = case, reference.names_of(layout_of(case))
-        before = CASES[case].config.get("do_layer_norm_before", True)
-        self.post_norm = CASES[case].ffns.post_norm or not before
-
-    def make_source(self, directory: Path, case: str) -> Path:
-        self.path = tiny_family(directory, case)
-        return self.path
+    @property
+    def names(self) -> tuple[reference.AttentionNames, ...]:
+        return reference.names_of(CASES[self.case].layout_of or self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return made_of(source, AttentionOptions(decoder="keep"))
@@ -103,15 +87,15 @@ class AttentionSharing(Method):
                 model.get_parameter(name).data.copy_(torch.tensor(value))
 
     def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
-        self.hooks.enter_context(reference.without(model, layers, attention, post_norm=self.post_norm))
+        case = CASES[self.case]
+        post_norm = case.ffns.post_norm or not case.config.get("do_layer_norm_before", True)
+        self.hooks.enter_context(reference.without(model, layers, attention, post_norm=post_norm))
 
 
-@pytest.mark.parametrize("case", CONTRACTED)
 class TestEveryFamily(AttentionSharing, MethodContract):
-    pass
+    cases = (*(name for name in BRANCHES if name != "bert-untied"), "qwen3", "smollm3")
 
 
-@pytest.mark.parametrize("case", own_layouts(case for case in CONTRACTED if CASES[case].task != "mlm"))
 class TestEveryDecoder(AttentionSharing, CachedGeneration):
     def test_beams_do_not_depend_on_the_cache(self, source, tmp_path):
         model = load(written(source, self.reduce, tmp_path / "out"))
@@ -121,12 +105,10 @@ class TestEveryDecoder(AttentionSharing, CachedGeneration):
         assert torch.equal(cached, anew)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(AttentionSharing, WrittenFiles):
     pass
 
 
-@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
 class TestEveryLayout(AttentionSharing):
     def test_a_shared_attention_is_stored_and_held_once(self, source, tmp_path):
         out = written(source, self.reduce, tmp_path / "out")
@@ -158,8 +140,9 @@ class TestEveryLayout(AttentionSharing):
             torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "phi3", "qwen3", "bert"])
 class TestComposition(AttentionSharing, InSteps):
+    cases = ("m2m_100", "t5", "gpt2", "phi3", "qwen3", "bert")
+
     def one_kind(self) -> dict[str, Any]:
         return {"decoder" if CASES[self.case].task == "lm" else "encoder": "share"}
 
@@ -167,12 +150,12 @@ class TestComposition(AttentionSharing, InSteps):
         """Heads, equal for all attentions that share."""
         return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
-    def test_heads_before_and_after_are_the_same(self, source, tmp_path):
-        def share(opened: Checkpoint) -> Rewrite:
-            return made_of(opened, AttentionOptions(**self.one_kind()))
+    def share(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, AttentionOptions(**self.one_kind()))
 
-        one = written(written(source, share, tmp_path / "a"), self.heads, tmp_path / "ab")
-        two = written(written(source, self.heads, tmp_path / "b"), share, tmp_path / "ba")
+    def test_heads_before_and_after_are_the_same(self, source, tmp_path):
+        one = written(written(source, self.share, tmp_path / "a"), self.heads, tmp_path / "ab")
+        two = written(written(source, self.heads, tmp_path / "b"), self.share, tmp_path / "ba")
         assert_same(one, two)
 
     def steps(self) -> tuple[Any, Any, Any]:
@@ -189,10 +172,7 @@ class TestComposition(AttentionSharing, InSteps):
         def shorter(opened: Checkpoint) -> Rewrite:
             return cut(opened, plan_layers(opened, LayerOptions(remove=f"{side}:0")))
 
-        def share(opened: Checkpoint) -> Rewrite:
-            return made_of(opened, AttentionOptions(**self.one_kind()))
-
-        short = written(written(source, share, tmp_path / "shared"), shorter, tmp_path / "short")
+        short = written(written(source, self.share, tmp_path / "shared"), shorter, tmp_path / "short")
         with open_model(short) as opened:
             attentions = [layer for layer in opened.layout.attentions if layer.kind == side]
             assert [layer.is_shared for layer in attentions] == [False, True]

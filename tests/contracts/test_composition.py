@@ -30,8 +30,8 @@ from tests.factorised import cached, factorised
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny
 from tests.opening import headed_class
+from tests.training import runs
 from tests.training.runs import language_model, options, train, translation
-from tests.training.runs import written as with_weights
 
 ORDERS = (
     ("experts", "heads", "ffns", "embeddings", "vocabulary"),
@@ -100,7 +100,8 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
     """Trained for two updates, and written as the command does."""
     state = output.with_name(f"{output.name}-state")
     data = language_model() if CASES[case].task == "lm" else translation()
-    return with_weights(source, train(source, state, options(steps=2, learning_rate=1e-2), data), output)
+    made = train(source, state, options(steps=2, learning_rate=1e-2), data)
+    return runs.written(source, made, output)
 
 
 def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:

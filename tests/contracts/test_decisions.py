@@ -33,7 +33,7 @@ from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.gates import random_gates
 from tests.reference import ranking
-from tests.scores import scores_by_hand
+from tests.scores import scores_by_hand, scores_of_all
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
 
@@ -44,14 +44,8 @@ PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-f
 def heads(source: Checkpoint) -> Scores:
     generator = np.random.default_rng(4)
     layers = source.layout.own_attentions
-    return scores_by_hand(
-        {layer.name: generator.integers(1, 5, len(layer.heads)).astype(float) for layer in layers},
-        ids={layer.name: layer.heads for layer in layers},
-        fingerprint=source.fingerprint,
-        model_type=source.model_type,
-        task="translation",
-        examples=10,
-    )
+    values = {layer.name: generator.integers(1, 5, len(layer.heads)).astype(float) for layer in layers}
+    return scores_of_all(source, "head", generator, values, task="translation", examples=10)
 
 
 def measured(source: Checkpoint) -> Scores:

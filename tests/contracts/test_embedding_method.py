@@ -19,7 +19,6 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     Method,
     MethodContract,
     WrittenFiles,
@@ -88,10 +87,6 @@ class Factorising(Method):
 
     keeps_order = False
 
-    @pytest.fixture(autouse=True)
-    def _case(self, family, tmp_path):
-        self.family, self.path, self.folder = family, tmp_path / "source", tmp_path / "factors"
-
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         """The tables as they are, factorised or not."""
         tables = source.layout.require_tables()
@@ -118,15 +113,13 @@ class Factorising(Method):
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         with open_model(self.path) as source:
             apply(source, rewrite, self.folder)
-        replaced(model, self.family, self.folder)
+        replaced(model, CASES[self.case], self.folder)
 
 
-@pytest.mark.parametrize("case", own_branches(CASES))
 class TestEveryFamily(Factorising, MethodContract):
-    pass
+    cases = own_branches(CASES)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(Factorising, WrittenFiles):
     pass
 

@@ -16,9 +16,10 @@ from prunecli.model.find_axes import axes_of
 from prunecli.modules.loading import load_model
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
-from tests.contracts.test_mixtures import save_tiny, stock_class
+from tests.contracts.test_mixtures import stock_class
 from tests.reference.expert_units import squared_activations
-from tests.tiny import config_of, write_plain_tokenizer
+from tests.stock_mixtures import save_mixture
+from tests.tiny import config_of
 
 SHARED = {"deepseek_v3": {"n_shared_experts": 2}, "qwen2_moe": {"shared_expert_intermediate_size": 40}}
 
@@ -28,7 +29,7 @@ def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
 
 
 def test_norms_are_those_of_each_expert(tmp_path):
-    source = save_tiny(tmp_path / "source", "qwen3_moe")
+    source = save_mixture(tmp_path / "source", "qwen3_moe")
     with open_model(source) as checkpoint:
         plan = plan_widths(checkpoint, NarrowOptions(metric="norms", experts=True, width=8))
         axes = expert_axes(checkpoint)
@@ -44,7 +45,7 @@ def test_norms_are_those_of_each_expert(tmp_path):
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "qwen2_moe"])
 def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
-    source = save_tiny(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
+    source = save_mixture(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
     model = load_model(source, device="cpu", dtype="float32")
@@ -63,7 +64,7 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
 
 
 def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
-    source = save_tiny(tmp_path / "source", "deepseek_v3", **SHARED["deepseek_v3"])
+    source = save_mixture(tmp_path / "source", "deepseek_v3", **SHARED["deepseek_v3"])
     model, ids, seen = load_model(source, device="cpu", dtype="float32"), torch.tensor([[5, 9, 12]]), {}
     with open_model(source) as checkpoint:
         axes = expert_axes(checkpoint)
@@ -85,7 +86,7 @@ def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
 
 
 def test_one_number_for_all(tmp_path):
-    with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
+    with open_model(save_mixture(tmp_path / "source", "qwen3_moe")) as checkpoint:
         axis = expert_axes(checkpoint)[0]
         with pytest.raises(UsageError, match=r"config\.json has one number for both"):
             cut(checkpoint, Selection({axis.name: (0, 1)}))
@@ -102,8 +103,7 @@ def test_a_dense_model_has_none(models):
 
 
 def test_the_command(tmp_path):
-    source = save_tiny(tmp_path / "source", "qwen3_moe")
-    write_plain_tokenizer(source)
+    source = save_mixture(tmp_path / "source", "qwen3_moe")
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f g h\n" * 40)
     found = done(prune_ffn, source, "--experts", "--text", text, "--ratio", "0.5", "-o", tmp_path / "out")
@@ -117,7 +117,7 @@ def test_the_command(tmp_path):
 def test_widths_are_those_that_transformers_runs(tmp_path):
     """8 or 16 of 24 units can stay, unless asked otherwise."""
     options = NarrowOptions(experts=True, metric="norms", width=12)
-    with open_model(save_tiny(tmp_path / "source", "qwen3_moe")) as checkpoint:
+    with open_model(save_mixture(tmp_path / "source", "qwen3_moe")) as checkpoint:
         with pytest.raises(UsageError, match="`width=12` is no multiple of 8"):
             plan_widths(checkpoint, options)
         kept = plan_widths(checkpoint, options.model_copy(update={"multiple_of": 1})).kept

@@ -2,8 +2,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import Checkpoint
@@ -24,12 +22,10 @@ def pruned(source: Checkpoint, options: ExpertOptions) -> Rewrite:
 class TestExpertPruning(MethodContract, WrittenFiles):
     """From two shards to a layout that no stock model has."""
 
-    @pytest.fixture
-    def case(self) -> str:
-        return "nllb-moe"
+    cases = ("nllb-moe",)
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
+    def make_source(self) -> Path:
+        return tiny_nllb_moe(self.path, experts=8, layers=4, router_bias=True, shards=2)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return pruned(source, ExpertOptions(metric="random", ratio=0.0, dtype=self.cast))
@@ -53,8 +49,8 @@ class TestExpertPruning(MethodContract, WrittenFiles):
 class TestEvenExpertPruning(TestExpertPruning):
     """From one file to as many experts in every layer."""
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny_nllb_moe(directory, experts=8, layers=4)
+    def make_source(self) -> Path:
+        return tiny_nllb_moe(self.path, experts=8, layers=4)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = pruned(source, ExpertOptions(metric="random", experts_per_layer=3, dtype=self.cast))
@@ -68,5 +64,5 @@ class TestEvenExpertPruningToBfloat16(TestEvenExpertPruning):
 
     cast = "BF16"
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny_nllb_moe(directory, experts=8, layers=4, pickled=True)
+    def make_source(self) -> Path:
+        return tiny_nllb_moe(self.path, experts=8, layers=4, pickled=True)

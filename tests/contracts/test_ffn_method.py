@@ -16,7 +16,6 @@ from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     CachedGeneration,
     InSteps,
     Method,
@@ -93,19 +92,14 @@ def sharing_of(case: str) -> Sharing:
 class FfnSharing(Method):
     """Sharing as `sharing_of` the case says."""
 
-    @pytest.fixture(autouse=True)
-    def _case(self, case):
-        self.case, self.sharing = case, sharing_of(case)
-
-    def make_source(self, directory: Path, case: str) -> Path:
-        self.path = tiny(directory, case)
-        return self.path
+    def make_source(self) -> Path:
+        return tiny(self.path, self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return made_of(source, FfnOptions(encoder="keep"))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        made = made_of(source, self.sharing.options)
+        made = made_of(source, sharing_of(self.case).options)
         assert "auto_map" in made.config  # not a stock model
         return made
 
@@ -121,7 +115,7 @@ class FfnSharing(Method):
             groups.setdefault(owner, {owner}).add(name)
         for members in groups.values():
             own = [name for name in layout.names if name in members]
-            merged = self.sharing.merged([ffns[name] for name in own])
+            merged = sharing_of(self.case).merged([ffns[name] for name in own])
             for name in own:
                 put(model, name, reference.write(merged, layout.tensors))
         self.hooks.enter_context(without_ffn(model, layout, gone))
@@ -142,16 +136,14 @@ def inputs_of(model: Any) -> dict[str, Any]:
     return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
 
 
-@pytest.mark.parametrize("case", own_branches(LAYOUTS))
 class TestEveryFamily(FfnSharing, MethodContract):
-    pass
+    cases = own_branches(LAYOUTS)
 
 
 def of_task(*tasks: str) -> list[str]:
     return [case for case in LAYOUTS if CASES[case].task in tasks]
 
 
-@pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
 class TestEveryDecoder(FfnSharing, CachedGeneration):
     pass
 
@@ -166,9 +158,10 @@ STEPS = {
 """First, second, and both at once."""
 
 
-@pytest.mark.parametrize("case", own_layouts(of_task("translation")))
 @pytest.mark.parametrize("chosen", STEPS.values(), ids=STEPS)
 class TestTwoStacks(FfnSharing, InSteps):
+    cases = own_layouts(of_task("translation"))
+
     @pytest.fixture(autouse=True)
     def _chosen(self, chosen):
         self.chosen = chosen
@@ -177,8 +170,9 @@ class TestTwoStacks(FfnSharing, InSteps):
         return (partial(made_of, options=FfnOptions(**own, dense_only=True)) for own in self.chosen)
 
 
-@pytest.mark.parametrize("case", own_layouts(of_task("mlm", "lm")))
 class TestOneStack(FfnSharing):
+    cases = own_layouts(of_task("mlm", "lm"))
+
     def test_dropping_all(self, source, tmp_path):
         out = written(source, lambda opened: made_of(opened, FfnOptions(preset="No")), tmp_path / "out")
         original = self.original(source)
@@ -186,12 +180,10 @@ class TestOneStack(FfnSharing):
             torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(FfnSharing, WrittenFiles):
     pass
 
 
-@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
 class TestEveryLayout(FfnSharing):
     def test_widening_keeps_what_is_computed(self, source, tmp_path):
         """And gives the new units a gradient."""
@@ -209,8 +201,8 @@ class TestEveryLayout(FfnSharing):
         assert new.abs().amax(1).gt(0).float().mean() > 0.5
 
 
-@pytest.mark.parametrize("case", ["llama"])
 class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
+    cases = ("llama",)
     cast = "BF16"
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:

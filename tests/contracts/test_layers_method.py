@@ -22,7 +22,6 @@ from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     CachedGeneration,
     InSteps,
     Method,
@@ -36,7 +35,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.families import tiny_family
-from tests.families.records import BRANCHES, CASES, own_layouts
+from tests.families.records import BRANCHES, CASES
 from tests.gates import gate_statistics
 from tests.scores import scores_by_hand
 
@@ -53,8 +52,6 @@ CHANGES = {
     "gemma3_text": {"layer_types": None, "sliding_window_pattern": 2},
 }
 """What config.json may say of layers by their numbers."""
-
-CONTRACTED = dict.fromkeys((*(name for name in BRANCHES if name != "bert-untied"), *CHANGES, "smollm3"))
 
 
 def stacks_of(case: str) -> tuple[str, ...]:
@@ -85,9 +82,9 @@ def without(model: Any, names: list[str]) -> Any:
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        self.stacks = stacks_of(case)
-        return tiny_family(directory, case, **CHANGES.get(case, {}))
+    def make_source(self) -> Path:
+        self.stacks = stacks_of(self.case)
+        return tiny_family(self.path, self.case, **CHANGES.get(self.case, {}))
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return made_of(source, LayerOptions(count=0, metric="last", dtype=self.cast))
@@ -103,22 +100,18 @@ class LayerPruning(Method):
         self.hooks.enter_context(without(model, [f"{stack}.0" for stack in self.stacks]))
 
 
-@pytest.mark.parametrize("case", CONTRACTED)
 class TestEveryFamily(LayerPruning, MethodContract):
-    pass
+    cases = dict.fromkeys((*(name for name in BRANCHES if name != "bert-untied"), *CHANGES, "smollm3"))
 
 
-@pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
 class TestEveryDecoder(LayerPruning, CachedGeneration):
     pass
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(LayerPruning, WrittenFiles):
     pass
 
 
-@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
 class TestEveryLayout(LayerPruning, InSteps):
     def test_it_is_a_stock_model(self, case, source, tmp_path):
         out = written(source, self.reduce, tmp_path / "out")
@@ -160,8 +153,8 @@ class TestEveryLayout(LayerPruning, InSteps):
             assert_same(tmp_path / "both", tmp_path / "swapped")
 
 
-@pytest.mark.parametrize("case", ["llama"])
 class TestToBFloat16(LayerPruning, WrittenFiles, MethodContract):
+    cases = ("llama",)
     cast = "BF16"
 
 

@@ -1,15 +1,14 @@
 """Expert pruning of mixture-of-experts language models: the stock class opens the result, which is the masked model."""
 
 import json
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts
@@ -21,30 +20,15 @@ from prunecli.selection.cut import cut
 from tests.commands.calls import done
 from tests.families import tiny
 from tests.families.cutting import some_experts, without_experts
-from tests.families.mixtures import EXPERTS, TINY
+from tests.families.mixtures import EXPERTS
+from tests.quantising import quantise
 from tests.selections import kept_experts
-from tests.tiny import change_config, config_of, write_plain_tokenizer
+from tests.stock_mixtures import save_mixture
+from tests.tiny import change_config, config_of
 
 
 def stock_class(model_type: str) -> Any:
     return tiny.auto_class(model_type)
-
-
-def save_tiny(directory: Path, model_type: str, **changes: Any) -> Path:
-    """A tiny model of the stock class with random weights, biases of its routers too."""
-    torch.manual_seed(7)
-    if model_type in TINY:
-        config = CONFIG_MAPPING[model_type](**{**TINY[model_type], **changes})
-    else:
-        config = tiny.tiny_config(model_type)
-    model = stock_class(model_type)(config).eval()
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if "bias" in name and value.shape[-1:] == (EXPERTS,):
-            value.data.uniform_(-0.1, 0.1)
-        elif value.dim() == 2 and len(value) == EXPERTS:
-            value.data.normal_()  # routers that tell tokens apart
-    model.save_pretrained(directory)
-    return directory
 
 
 def logits(model: Any, model_type: str) -> Tensor:
@@ -53,6 +37,15 @@ def logits(model: Any, model_type: str) -> Tensor:
     extra = {"decoder_input_ids": ids.flip(1)} if model_type == "switch_transformers" else {}
     with torch.no_grad():
         return model(input_ids=ids, **extra).logits
+
+
+def masked_logits(model: Any, model_type: str, mask: AbstractContextManager[Any]) -> Tensor:
+    """Logits of the model within `mask`, which are others than those before."""
+    before = logits(model, model_type)
+    with mask:
+        masked = logits(model, model_type)
+    assert not torch.equal(masked, before)
+    return masked
 
 
 FOUND = (
@@ -76,7 +69,7 @@ FOUND = (
 
 @pytest.mark.parametrize("model_type", FOUND)
 def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
-    source, output = save_tiny(tmp_path / "source", model_type), tmp_path / "pruned"
+    source, output = save_mixture(tmp_path / "source", model_type), tmp_path / "pruned"
     with open_model(source) as checkpoint:
         kept = some_experts(checkpoint)
         assert kept
@@ -85,12 +78,8 @@ def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
         model, info = stock_class(model_type).from_pretrained(output, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         full = stock_class(model_type).from_pretrained(source).eval()
-        before = logits(full, model_type)
-        with without_experts(full, checkpoint, kept):
-            expected = logits(full, model_type)
-    pruned = logits(model.eval(), model_type)
-    assert not torch.equal(pruned, before)
-    torch.testing.assert_close(pruned, expected, rtol=0, atol=3e-6)
+        expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
+    torch.testing.assert_close(logits(model.eval(), model_type), expected, rtol=0, atol=3e-6)
 
 
 def test_as_many_experts_stay_as_the_attention_beside_them_has_heads(tmp_path):
@@ -119,7 +108,7 @@ UNEVEN = {
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
 def test_layers_with_numbers_of_their_own(model_type, tmp_path):
     source, output, again = (
-        save_tiny(tmp_path / "source", model_type),
+        save_mixture(tmp_path / "source", model_type),
         tmp_path / "pruned",
         tmp_path / "again",
     )
@@ -127,13 +116,10 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN[model_type], strict=True))
         applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = stock_class(model_type).from_pretrained(source).eval()
-        before = logits(full, model_type)
-        with without_experts(full, checkpoint, kept):
-            expected = logits(full, model_type)
+        expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load_model(output, device="cpu", dtype="float32")
     assert isinstance(pruned, stock_class(model_type))
-    assert not torch.equal(logits(pruned, model_type), before)
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(again)
     for path in (output, again):
@@ -148,8 +134,7 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
 
 def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     """In memory and layer by layer; what then has one number for all layers is a stock model again."""
-    source, output = save_tiny(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
-    write_plain_tokenizer(source)
+    source, output = save_mixture(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["qwen3_moe"], strict=True))
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
@@ -175,7 +160,7 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     [("switch_transformers", {}), ("kimi_linear", {"quantization_config": {"quant_method": "fp8"}})],
 )
 def test_where_layers_must_be_alike(model_type, config, tmp_path):
-    source = save_tiny(tmp_path / "source", model_type)
+    source = save_mixture(tmp_path / "source", model_type)
     change_config(source, **config)
     with open_model(source) as checkpoint:
         widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
@@ -186,7 +171,7 @@ def test_where_layers_must_be_alike(model_type, config, tmp_path):
 
 def test_a_limit_that_is_none_stays_infinity(tmp_path):
     """Nemotron-H's published configs have such a limit; transformers 5 writes it in a form of its own."""
-    source, output = save_tiny(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
+    source, output = save_mixture(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))
     with open_model(source) as checkpoint:
@@ -197,36 +182,16 @@ def test_a_limit_that_is_none_stays_infinity(tmp_path):
     assert load_model(output, device="cpu", dtype="float32").config.time_step_limit[1] == float("inf")
 
 
-def to_float8(directory: Path) -> None:
-    """Experts in blocks of float8 with their scales, as DeepSeek and Qwen publish them."""
-    tensors = load_file(directory / "model.safetensors")
-    for name in [name for name in tensors if ".experts." in name]:
-        scale = tensors[name].abs().max() / 448
-        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
-        tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = config_of(directory)
-    modules = ["lm_head", "self_attn", "gate"]
-    config["quantization_config"] = {
-        "quant_method": "fp8",
-        "weight_block_size": [128, 128],
-        "modules_to_not_convert": modules,
-    }
-    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-
-
 def test_quantised_layers_with_numbers_of_their_own(tmp_path):
-    source, output = save_tiny(tmp_path / "source", "mixtral"), tmp_path / "pruned"
-    to_float8(source)
+    source, output = tmp_path / "stored", tmp_path / "pruned"
+    made = save_mixture(tmp_path / "made", "mixtral")
+    quantise(made, source, tmp_path / "plain", "fp8", lambda name: ".experts." in name)
     with open_model(source) as checkpoint:
         kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["mixtral"], strict=True))
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = load_model(source, device="cpu", dtype="float32")
-        before = logits(full, "mixtral")
-        with without_experts(full, checkpoint, kept):
-            expected = logits(full, "mixtral")
+        expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
     pruned = load_model(output, device="cpu", dtype="float32")
-    assert not torch.equal(expected, before)
     torch.testing.assert_close(logits(pruned, "mixtral"), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(tmp_path / "decoded")
     again = load_model(tmp_path / "decoded", device="cpu", dtype="float32")

@@ -1,7 +1,6 @@
 """Results through transformers: each Auto class gives the class that the tensors allow, or refuses and says why."""
 
 import builtins
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from prunecli.selection.cut import cut
 from tests.contracts.method_contract import load, logits_of, written
 from tests.families import tiny_family
 from tests.selections import kept_heads
-from tests.tiny import config_of, tiny_nllb_moe, write_json, write_weights
+from tests.tiny import change_json, config_of, tiny_nllb_moe, write_json, write_weights
 
 CLASSIFIED = {"num_labels": 3}
 
@@ -128,9 +127,8 @@ def test_every_class_of_a_result(tmp_path, family, name, changes, opens):
 @pytest.mark.usefixtures("nobody_answers")
 def test_a_tokenizer_whose_files_name_no_class(tmp_path, family, tokenizer_class):
     source = tiny(tmp_path / "in", family)
-    path = source / "tokenizer_config.json"
-    values = {**json.loads(path.read_text()), "tokenizer_class": tokenizer_class}
-    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
+    change_json(source / "tokenizer_config.json", "tokenizer_class", **named)
     out = written(source, uneven, tmp_path / "out")
     one, two = (transformers.AutoTokenizer.from_pretrained(path) for path in (source, out))
     assert type(one) is type(two)
@@ -201,7 +199,7 @@ def as_0_1_0_wrote(out: Path) -> Path:
         "AutoConfig": "modeling_prunecli.PrunecliConfig",
     }
     config |= {"architectures": names, "model_type": f"prunecli-{config['model_type']}", "auto_map": auto_map}
-    (out / "config.json").write_text(json.dumps(config))
+    write_json(out / "config.json", config)
     (out / "modeling_prunecli.py").write_text("raise SystemExit('old code')\n")
     return out
 

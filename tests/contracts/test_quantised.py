@@ -1,6 +1,5 @@
 """Quantised checkpoints: moved without being decoded, measured as what they stand for, else refused."""
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -157,9 +156,8 @@ def test_layers_go_and_tokens_go(scheme, tmp_path):
 
 def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path):
     stored, _ = dense(tmp_path, "fp8")
-    config = config_of(stored)
-    config["quantization_config"]["ignore"] = ["re:.*layers\\.([12])\\..*gate"]
-    (stored / "config.json").write_text(json.dumps(config))
+    ignored = {**settings_of(stored), "ignore": ["re:.*layers\\.([12])\\..*gate"]}
+    change_config(stored, quantization_config=ignored)
     result = call(prune_layers, stored, "--remove", "decoder:1", "--output", tmp_path / "out")
     assert result.status == 1
     assert "the quantisation settings name layers by number" in result.err

@@ -17,7 +17,6 @@ from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import (
-    WRITTEN,
     InSteps,
     Method,
     MethodContract,
@@ -36,12 +35,6 @@ ROLES = ("system", "user", "assistant", "user")
 LINES = ("the tin hat", "a hen on the tin", "then on")
 
 
-TRIMMED = (
-    *(case for case in BRANCHES if case != "opt-narrow"),
-    "gemma3_text",
-    "llama-tied",
-    "bert-classifier",
-)
 once_a_layout = pytest.mark.parametrize("case", ["nllb-moe", "t5", "bert", "gpt2", "llama"])
 
 
@@ -50,11 +43,6 @@ def tiny(directory: Path, case: str) -> Path:
     if case == "nllb-moe":
         return tiny_nllb_moe(directory, shards=2, pickled=True, vocab=90)
     return tiny_family(directory, case)
-
-
-@pytest.fixture(params=TRIMMED)
-def case(request):
-    return str(request.param)
 
 
 @pytest.fixture
@@ -95,12 +83,8 @@ def to_lines(source: Checkpoint, lines: tuple[str, ...] = LINES, **options: Any)
 class Trimming(Method):
     """To the tokens of `LINES`."""
 
-    @pytest.fixture(autouse=True)
-    def _case(self, tmp_path: Path) -> None:
-        self.path, self.folder = tmp_path / "source", tmp_path / "trimmed"
-
-    def make_source(self, directory: Path, case: str) -> Path:
-        return tiny(directory, case)
+    def make_source(self) -> Path:
+        return tiny(self.path, self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return cut(source, Selection({"tokens": range(source.config["vocab_size"])}))
@@ -124,15 +108,16 @@ class Trimming(Method):
 
 
 class TestEveryFamily(Trimming, MethodContract):
-    pass
+    cases = (
+        *(case for case in BRANCHES if case != "opt-narrow"),
+        *("gemma3_text", "llama-tied", "bert-classifier"),
+    )
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(Trimming, WrittenFiles):
     pass
 
 
-@once_a_layout
 class TestEveryLayout(Trimming, InSteps):
     def steps(self) -> tuple[Any, Any, Any]:
         fewer = partial(to_lines, lines=LINES[:1])

@@ -10,18 +10,16 @@ from prunecli.methods.plans import HeadOptions, plan_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from tests.commands.calls import done
-from tests.contracts.test_mixtures import save_tiny
 from tests.contracts.test_vocabulary_method import LINES, same_logits, to_lines
 from tests.families import cutting
-from tests.tiny import config_of, write_plain_tokenizer
+from tests.stock_mixtures import save_mixture
+from tests.tiny import config_of
 
 
 @pytest.fixture
 def source(tmp_path):
     # Tokens are told from positions by their number.
-    path = save_tiny(tmp_path / "source", "qwen3_moe", max_position_embeddings=72)
-    write_plain_tokenizer(path)
-    return path
+    return save_mixture(tmp_path / "source", "qwen3_moe", max_position_embeddings=72)
 
 
 def test_with_fewer_tokens(source, tmp_path):

@@ -17,7 +17,6 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
-    WRITTEN,
     InSteps,
     Method,
     MethodContract,
@@ -28,7 +27,7 @@ from tests.contracts.method_contract import (
     written,
 )
 from tests.contracts.test_ffn_method import put
-from tests.families.records import own_branches, own_layouts
+from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
@@ -36,11 +35,6 @@ from tests.scores import scores_by_hand
 
 def made_of(source: Checkpoint, options: NarrowOptions) -> Rewrite:
     return cut(source, plan_widths(source, options))
-
-
-def worth(unit: reference.Unit) -> float:
-    """||row of W1|| x ||row of V|| x ||column of W2||."""
-    return float(np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]))
 
 
 def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
@@ -59,9 +53,8 @@ def best(values: list[float], count: int) -> set[int]:
 class WidthPruning(Method):
     """40 % of all hidden units, ranked together."""
 
-    def make_source(self, directory: Path, case: str) -> Path:
-        self.case, self.path = case, tiny(directory, case)
-        return self.path
+    def make_source(self) -> Path:
+        return tiny(self.path, self.case)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         return made_of(source, NarrowOptions(ratio=0.0, metric="norms", dense_only=True))
@@ -76,7 +69,7 @@ class WidthPruning(Method):
         ffns = ffns_of(weights(self.path), self.case)
         ranked = []
         for name, ffn in ffns.items():
-            values = [worth(unit) for unit in ffn.units]
+            values = [unit.worth for unit in ffn.units]
             norm = np.linalg.norm(values)
             ranked += [(value / norm, name, number) for number, value in enumerate(values)]
         ranked.sort(key=lambda one: -one[0])
@@ -90,17 +83,14 @@ class WidthPruning(Method):
         assert rewrite.structure.widths == widths
 
 
-@pytest.mark.parametrize("case", own_branches(LAYOUTS))
 class TestEveryFamily(WidthPruning, MethodContract):
-    pass
+    cases = own_branches(LAYOUTS)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
 class TestFiles(WidthPruning, WrittenFiles):
     pass
 
 
-@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
 class TestEveryLayout(WidthPruning, InSteps):
     def test_one_width_is_a_stock_model(self, case, source, tmp_path):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
@@ -108,7 +98,7 @@ class TestEveryLayout(WidthPruning, InSteps):
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn.units) * 7 // 10 // 4 * 4
-            kept = best([worth(unit) for unit in ffn.units], width)
+            kept = best([unit.worth for unit in ffn.units], width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
         expected = logits_of(original)
         torch.testing.assert_close(logits(out), expected, rtol=1e-5, atol=1e-5)

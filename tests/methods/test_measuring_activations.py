@@ -50,6 +50,13 @@ def batch_of(rows: tuple[int, ...], both: bool) -> Batch:
     return Batch(inputs, ids, rows)
 
 
+def run_singly(model: Any) -> None:
+    """Run the model on one sentence at a time."""
+    for row in range(len(SENTENCES)):
+        with torch.no_grad():
+            model(**batch_of((row,), model.config.is_encoder_decoder).inputs)
+
+
 def measured(runner: Any, opened: Checkpoint, batches: list[Batch]) -> tuple[dict[str, Any], dict[str, int]]:
     """FFN's name -> root mean squares of its units, tokens."""
     observer = UnitObserver(opened.layout.ffns)
@@ -71,9 +78,7 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
                 inputs[0].reshape(-1, inputs[0].shape[-1])
             )
         )
-    for row in range(len(SENTENCES)):
-        with torch.no_grad():
-            model(**batch_of((row,), model.config.is_encoder_decoder).inputs)
+    run_singly(model)
     found = {}
     for name in layout.names:
         x, values = torch.cat(entering[name]), []
@@ -142,14 +147,12 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
     options = FfnOptions(preset="SharedEncDec", init="first")
     shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
     model = load(shared)
-    sums, tokens = [], 0
+    sums = []
     model.get_submodule("model.encoder.layers.0.fc2").register_forward_pre_hook(
         lambda _module, inputs: sums.append(inputs[0].square().double().sum(dim=(0, 1)))
     )
-    for row in range(3):
-        with torch.no_grad():
-            model(**batch_of((row,), both=True).inputs)
-        tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
+    run_singly(model)
+    tokens = 3 * sum(map(len, SENTENCES)) + 2 * sum(map(len, TARGETS))
     with open_model(shared) as opened:
         found, counts = measured(InMemory(load(shared)), opened, [batch_of((0, 1, 2), both=True)])
     assert counts == {"model.encoder.layers.0": tokens}

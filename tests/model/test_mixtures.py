@@ -18,8 +18,8 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.contracts.test_mixtures import save_tiny
 from tests.selections import kept_experts
+from tests.stock_mixtures import save_mixture
 from tests.tiny import config_of, write_json
 
 Tensors = dict[str, Tensor]
@@ -33,7 +33,7 @@ def saved(shared_path):
 
     def of(model_type):
         if model_type not in made:
-            made[model_type] = save_tiny(shared_path / model_type, model_type)
+            made[model_type] = save_mixture(shared_path / model_type, model_type)
         return made[model_type]
 
     return of

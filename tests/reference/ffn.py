@@ -17,6 +17,11 @@ class Unit:
     biases: tuple[float, ...]
     output: np.ndarray
 
+    @property
+    def worth(self) -> float:
+        """||row of W1|| x ||row of V|| x ||column of W2||."""
+        return float(np.prod([np.linalg.norm(vector) for vector in (*self.inputs, self.output)]))
+
 
 @dataclass(frozen=True)
 class Ffn:
@@ -107,11 +112,7 @@ def scaled(ffn: Ffn, factor: float) -> Ffn:
 
 def narrowed(ffn: Ffn, width: int) -> Ffn:
     """The units of the largest products of norms, in their order."""
-    norms = [
-        float(np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]))
-        for unit in ffn.units
-    ]
-    best = sorted(range(len(norms)), key=lambda number: -norms[number])[:width]
+    best = sorted(range(len(ffn.units)), key=lambda number: -ffn.units[number].worth)[:width]
     return Ffn(tuple(ffn.units[number] for number in sorted(best)), ffn.bias)
 
 

@@ -139,8 +139,7 @@ def test_the_file_is_a_table_of_components(tmp_path):
     place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
     origin = Origin((("gates.json", "12ab"),), ("code",))
     decision = Decision("expert", (place,), "reap", origin=origin, step=1, command="prune-experts")
-    made = document({1: decision})
-    (tmp_path / FILE).write_text(json.dumps(made.to_json()))
+    document({1: decision}).write(tmp_path / FILE, force=False)
     frame = results.read(tmp_path / FILE).frame("decisions")
     assert frame["expert"].tolist() == [0, 2, 5]
     assert frame["rank"].tolist() == [3, 1, 2]

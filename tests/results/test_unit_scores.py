@@ -14,11 +14,10 @@ from prunecli.pipeline import apply
 from prunecli.results.matching import match_scores, scores_for
 from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
 from prunecli.selection.cut import cut
-from prunecli.tensors.transaction import write_json
 from tests.results.tables import setting
 from tests.scores import scores_by_hand, scores_of_all
 from tests.selections import kept_heads
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import tiny_nllb_moe, write_json
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
 AT, BT, CT = (f"{name}.heads" for name in (A, B, C))
@@ -37,7 +36,7 @@ def scores(method: Method = "gradient", **changes: Any) -> Scores:
 
 
 def written(path: Path, made: Scores) -> Path:
-    write_json(path, made.to_json(), force=True)
+    made.write(path, force=True)
     return path
 
 
@@ -75,9 +74,7 @@ OLD |= {"heads": {A: [0, 1], B: [0, 2, 3], C: []}, "sum": VALUES}
 
 
 def old(tmp_path: Path, **changes: Any) -> Scores:
-    path = tmp_path / "heads.json"
-    path.write_text(json.dumps({**OLD, **changes}))
-    return read_scores(path)
+    return read_scores(write_json(tmp_path / "heads.json", {**OLD, **changes}))
 
 
 def test_files_of_0_2_0_are_read(tmp_path):
@@ -182,13 +179,12 @@ DAMAGES = {
     ("kind", "spoil", "message"), [(kind, *damage) for kind, own in DAMAGES.items() for damage in own]
 )
 def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
-    path = tmp_path / "heads.json"
     payload = {**OLD} if kind == "0.2.0" else {"distances": {}, **scores(kind).to_json()}
     payload = json.loads(json.dumps(payload))
     if kind == "0.2.0":
         del payload["models"]
     spoil(payload)
-    path.write_text(json.dumps(payload))
+    path = write_json(tmp_path / "heads.json", payload)
     with pytest.raises(StatisticsError, match=message) as caught:
         read_scores(path)
     assert str(path) in caught.value.message
@@ -238,8 +234,7 @@ def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):
     made = scored(source)
     with pytest.raises(StatisticsError, match=f"lack head 1 of {A}"):
         check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
-    path = tmp_path / "heads.json"
-    path.write_text(json.dumps(made.to_json()))
+    path = written(tmp_path / "heads.json", made)
     with open_model(tiny_nllb_moe(tmp_path / "larger", layers=3)) as checkpoint:
         with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
             scores_for(checkpoint, (path,), "head")

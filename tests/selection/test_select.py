@@ -221,6 +221,12 @@ def test_side_counts_follow_the_balance_of_layers():
     assert side_counts(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
 
 
+def metric_of(values: Sequence[Sequence[float]]) -> tuple[list[Axis], dict[str, np.ndarray]]:
+    """Layers with these values."""
+    layers = [experts(f"l{n}", "encoder", range(len(row))) for n, row in enumerate(values)]
+    return layers, {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+
+
 whole_values = st.lists(
     st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(any), min_size=1, max_size=4
 )
@@ -228,9 +234,8 @@ whole_values = st.lists(
 
 @given(whole_values, st.data(), st.sampled_from([1, 2, 4]))
 def test_threshold_solves_equation_5_with_the_exact_count(values, data, minimum):
-    layers = [experts(f"l{n}", "encoder", range(5)) for n in range(len(values))]
+    layers, metric = metric_of(values)
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
-    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
     kept = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
     assert sum(map(len, kept.values())) == count
     below, above = expert_selection.global_threshold(values, count, minimum)
@@ -251,11 +256,10 @@ def phi_of(axes: list[Axis], values: dict[str, np.ndarray]) -> dict[str, np.ndar
 def test_the_released_threshold_is_that_of_a_slow_restatement(values, data):
     # Sums of 256 make shares and their sums exact in floating point.
     values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
-    layers = [experts(f"l{n}", "encoder", range(6)) for n in range(len(values))]
     minimum = data.draw(st.integers(1, 6))
     count = data.draw(st.integers(minimum * len(values), 6 * len(values)))
     values = [row if sum(row) == 256 else [256, 0, 0, 0, 0, 0] for row in values]
-    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+    layers, metric = metric_of(values)
     found, theta = released_threshold(layers, phi_of(layers, metric), count, minimum)
     counts, wanted = released_statistics.threshold_counts(values, count, minimum)
     assert list(found.values()) == counts
@@ -283,8 +287,7 @@ def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_e
 )
 def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
-    layers = [experts(f"model.layers.{n}.mlp.experts", "decoder", range(12)) for n in range(len(metric))]
-    values = {layer.name: np.asarray(own) for layer, own in zip(layers, metric, strict=True)}
+    layers, values = metric_of(metric)
     width = 12 // groups
     ranked = [np.sort(np.reshape(own, (groups, width)))[:, ::-1] for own in metric]
     together = [own.sum(axis=0).tolist() for own in ranked]

@@ -139,7 +139,7 @@ CASES = {
         "not a directory (an adapter (LORA) of org/base",
         "Give a directory here with its adapter_config.json",
     ),
-    "prompts": ({"adapter_config.json": PROMPTS}, "an adapter (PROMPT_TUNING), not", "or its base model if"),
+    "adapter_config.json": ({"adapter_config.json": PROMPTS}, "an adapter (PROMPT_TUNING)", "or its base"),
     "several of gguf": (
         {"a.Q4.gguf": "", "b.gguf": ""},
         "in GGUF (a.Q4.gguf)",

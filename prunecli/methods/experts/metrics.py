@@ -40,7 +40,7 @@ from prunecli.results.gates import (
     side_of,
     split_pair,
 )
-from prunecli.results.matching import match_gates, read_matching
+from prunecli.results.matching import match_gates, matching
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import REMOTE_ELEMENTS
@@ -315,16 +315,14 @@ def read_all(
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    if isinstance(gates, GateStatistics):
-        return match_gates(gates, checkpoint)
     experts = max(layer.original_experts for layer in layers)
-    parts = read_matching(
+    return matching(
         gates,
         lambda path: read_gates(path, [layer.name for layer in layers], experts),
         lambda statistics: match_gates(statistics, checkpoint),
+        merge,
         "Collect it first: prunecli collect-gates.",
     )
-    return merge(parts, [str(path) for path in gates])
 
 
 def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:

@@ -19,8 +19,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.batching import marks_of, masked
 from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
-from tests.methods.experts import test_layerwise
-from tests.methods.experts.test_layerwise import assert_same
+from tests.methods.experts.test_layerwise import assert_same, by_layer, in_memory
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
 from tests.running.layerwise.running import CPU
@@ -32,6 +31,7 @@ TEXTS = (
     Corpus("code", (Path("b"),), ("if x: return y, else no", "x - 1")),
 )
 OPTIONS = CollectOptions(batch_tokens=24, context=8)
+MATERIAL = Texts(TEXTS, OPTIONS)
 
 
 class Subject:
@@ -42,8 +42,8 @@ class Subject:
         self.model.save_pretrained(folder)
         self.checkpoint = open_model(folder)
 
-    def collect(self, options: CollectOptions = OPTIONS) -> GateStatistics:
-        return score(InMemory(self.model), self.checkpoint, self.tokenizer, Texts(TEXTS, options))
+    def collect(self, material: Texts = MATERIAL) -> GateStatistics:
+        return score(InMemory(self.model), self.checkpoint, self.tokenizer, material)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,7 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
     """Experts overflow."""
     write_sentinels(tmp_path)
     restoring = Subject(tmp_path, "switch_transformers", vocab_size=80, expert_capacity=2)
-    options = CollectOptions(batch_tokens=40, context=16)
-    found = restoring.collect(options)
+    found = restoring.collect(Texts(TEXTS, CollectOptions(batch_tokens=40, context=16)))
     assert (found.mode, found.top_k) == ("text", 1)
     assert [name.split(".")[0] for name in found.layers] == ["encoder", "encoder", "decoder", "decoder"]
     model, marks = restoring.model, marks_of(restoring.tokenizer)
@@ -111,37 +110,17 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
 def test_a_model_that_is_no_language_model_is_refused(subject):
     held = InMemory(subject.model.base_model)
     with pytest.raises(UnsupportedModelError, match="no head"):
-        score(held, subject.checkpoint, subject.tokenizer, Texts(TEXTS))
+        score(held, subject.checkpoint, subject.tokenizer, MATERIAL)
 
 
 def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
     renamed = (Corpus("other", (), TEXTS[0].documents), TEXTS[1])
-    made = [Texts(TEXTS), Texts(TEXTS[:1]), Texts(renamed), Texts(TEXTS, OPTIONS)]
+    made = [Texts(TEXTS), Texts(TEXTS[:1]), Texts(renamed), MATERIAL]
     made.append(Texts(TEXTS, CollectOptions(max_tokens=9)))
     assert len({str(one.key) for one in made}) == len(made)
 
 
 # Gate statistics of language models whose layers and experts stay on disk: those of a run in memory.
-
-
-@pytest.fixture(scope="module")
-def path(shared_path):
-    return save_mixture(shared_path / "model", "qwen3_moe")
-
-
-def texts(options: CollectOptions) -> Texts:
-    return Texts(TEXTS, options)
-
-
-def in_memory(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
-    return test_layerwise.in_memory(path, options, dtype, texts)
-
-
-def by_layer(
-    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", **more: Any
-) -> GateStatistics:
-    kind = getattr(torch, dtype)
-    return test_layerwise.by_layer(path, options, material=texts, dtype=kind, **more)
 
 
 @pytest.mark.parametrize(
@@ -152,17 +131,17 @@ def test_every_family(model_type, tmp_path):
     # Where a class keeps some of its weights in float32, another type than that of the files tells; but of weights
     # that lie the other way around, products in bfloat16 depend on where in memory they are.
     dtype = "float32" if model_type == "gpt_oss" else "bfloat16"
-    assert_same(by_layer(tmp_path, dtype=dtype), in_memory(tmp_path, dtype=dtype))
+    assert_same(by_layer(tmp_path, MATERIAL, dtype), in_memory(tmp_path, MATERIAL, dtype))
 
 
 def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
     source = save_mixture(tmp_path, "deepseek_v3")
-    expected = in_memory(source)
+    expected = in_memory(source, MATERIAL)
     tensors = load_file(source / "model.safetensors")
     last = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.2.")}
     more = {name.replace("layers.2", "layers.3"): tensor + 1 for name, tensor in last.items()}
     save_file({**tensors, **more}, source / "model.safetensors", {"format": "pt"})
-    assert by_layer(source).to_json()["entries"] == expected.to_json()["entries"]
+    assert by_layer(source, MATERIAL).to_json()["entries"] == expected.to_json()["entries"]
 
 
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):

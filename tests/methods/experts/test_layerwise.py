@@ -3,6 +3,7 @@
 import errno
 import functools
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.layerwise.states import Snapshots
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.methods.experts.test_collect import PAIRS, TEXT
+from tests.methods.experts.test_collect import MODES, PAIRS, TEXT
 from tests.process_groups import at_once
 from tests.running.layerwise.running import StopError, no_room
 from tests.tiny import tiny_nllb_moe
 
-OPTIONS = CollectOptions(mode="forced", batch_tokens=40)
-BEAM = CollectOptions(mode="beam", beam=2, batch_tokens=40)
+FORCED = Translation(TEXT, PAIRS, MODES[0])
+BEAM = Translation(TEXT, PAIRS[:1], CollectOptions(mode="beam", beam=2, batch_tokens=40))  # takes seconds
 PLENTY = 64 << 30
 
 
@@ -40,35 +41,22 @@ def path(shared_path):
     return tiny_nllb_moe(shared_path / "tiny", experts=16, config=few)
 
 
-def translated(options: CollectOptions) -> Translation:
-    pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # searches take seconds
-    return Translation(TEXT, pairs, options)
-
-
 def in_memory(
-    path: Path,
-    options: CollectOptions = OPTIONS,
-    dtype: str = "float32",
-    material: Any = translated,
-    group: ProcessGroup = ALONE,
-    **more: Any,
+    path: Path, material: Any = FORCED, dtype: str = "float32", group: ProcessGroup = ALONE, **more: Any
 ) -> GateStatistics:
     with open_model(path) as checkpoint:
         held = InMemory(load_model(path, device="cpu", dtype=dtype), group)
-        return score(held, checkpoint, load_tokenizer(path), material(options), **more)
+        return score(held, checkpoint, load_tokenizer(path), material, **more)
 
 
 whole = functools.cache(in_memory)
 
 
-def by_layer(
-    path: Path, options: CollectOptions = OPTIONS, material: Any = translated, **more: Any
-) -> GateStatistics:
-    place = torch.device("cpu"), more.pop("dtype", torch.float32), PLENTY
-    own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
+def by_layer(path: Path, material: Any = FORCED, dtype: str = "float32", **more: Any) -> GateStatistics:
+    own = {name: more.pop(name) for name in ("report", "snapshots", "process_group") if name in more}
     with open_model(path) as checkpoint:
-        layers = Layerwise(checkpoint, *place, report=more.pop("report", None), **own)
-        return score(layers, checkpoint, load_tokenizer(path), material(options), **more)
+        layers = Layerwise(checkpoint, torch.device("cpu"), getattr(torch, dtype), PLENTY, **own)
+        return score(layers, checkpoint, load_tokenizer(path), material, **more)
 
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
@@ -82,9 +70,9 @@ def assert_all_same(found: list[Any], whole: GateStatistics) -> None:
 
 
 def test_the_same_statistics(path):
-    options = CollectOptions(mode="forced", batch_tokens=20)
+    smaller = replace(FORCED, options=MODES[0].updated(batch_tokens=20))
     report = RunReport()
-    assert_same(by_layer(path, options, report=report), whole(path, options))
+    assert_same(by_layer(path, smaller, report=report), in_memory(path, smaller))
     assert report.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
     with open_model(path) as checkpoint:
         assert 0 < report.bytes_read <= checkpoint.total_bytes
@@ -96,7 +84,7 @@ def test_experts_shared_out_to_threads(path, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert_same(by_layer(path, dtype=torch.bfloat16), whole(path, dtype="bfloat16"))
+        assert_same(by_layer(path, dtype="bfloat16"), in_memory(path, dtype="bfloat16"))
     finally:
         torch.set_num_threads(before)
 
@@ -173,11 +161,11 @@ def test_states_of_another_run_are_not_used(path, tmp_path):
 # By several processes: whatever their number, however often begun.
 
 
-@pytest.mark.parametrize(("options", "count", "apart"), [(OPTIONS, 9, 4), (BEAM, 2, 2)])
-def test_several_in_memory(path, options, count, apart, monkeypatch):
+@pytest.mark.parametrize(("material", "count", "apart"), [(FORCED, 9, 4), (BEAM, 2, 2)])
+def test_several_in_memory(path, material, count, apart, monkeypatch):
     monkeypatch.setattr(runner, "BATCHES_APART", apart)
     assert_all_same(
-        at_once(count, lambda group: in_memory(path, options, group=group)), in_memory(path, options)
+        at_once(count, lambda group: in_memory(path, material, group=group)), in_memory(path, material)
     )
 
 

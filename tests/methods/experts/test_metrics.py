@@ -22,7 +22,7 @@ from prunecli.methods.experts.metrics import (
     parts_of_expert,
 )
 from prunecli.model.axes import Axis
-from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.tensors.directory import find_weights
 from prunecli.tensors.reader import TensorReader
 from tests.gates import changed, gate_statistics
@@ -37,10 +37,13 @@ def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:
     return (gates / gates.sum(axis=1, keepdims=True)).tolist()
 
 
+def gate_sums(layers: tuple[list, ...], counted: list[dict[str, list[float]]]) -> GateSums:
+    arrays = {name: np.array([own[name] for own in counted]) for name in counted[0]}
+    return GateSums(tokens=np.array([*map(len, layers)]), **arrays)
+
+
 def sums_of(*layers: list[list[float]]) -> GateSums:
-    counted = [expert_metrics.sums(gates) for gates in layers]
-    arrays = {name: np.array([c[name] for c in counted]) for name in SUMS[1:]}
-    return GateSums(tokens=np.array([len(gates) for gates in layers]), **arrays)
+    return gate_sums(layers, [*map(expert_metrics.sums, layers)])
 
 
 def tokens_of(seed: int, tokens: int, experts: int) -> list[routed_outputs.Token]:
@@ -55,9 +58,7 @@ def tokens_of(seed: int, tokens: int, experts: int) -> list[routed_outputs.Token
 
 
 def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
-    counted = [routed_outputs.sums(tokens, experts) for tokens in layers]
-    arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
-    return GateSums(tokens=np.array([len(tokens) for tokens in layers]), **arrays)
+    return gate_sums(layers, [routed_outputs.sums(tokens, experts) for tokens in layers])
 
 
 def statistics_of(sums: GateSums) -> GateStatistics:

@@ -1,10 +1,8 @@
 """The decision of a plan for several languages says what a plan for one of them alone keeps."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +19,8 @@ from prunecli.model.sparse_layer import Groups
 from prunecli.selection.cut import Selection
 from prunecli.selection.select import Budget
 from tests.gates import random_gates
-from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
+from tests.selection.test_select import experts
+from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe, write_json
 
 PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
 
@@ -60,11 +59,10 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
 
 
 def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
-    (tmp_path / "ids.json").write_text(
-        json.dumps({"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]})
-    )
+    named = {"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]}
+    path = write_json(tmp_path / "ids.json", named)
     with open_model(model) as opened:
-        options = ExpertOptions(keep=tmp_path / "ids.json", sources=("eng", "deu"), targets=("fra",))
+        options = ExpertOptions(keep=path, sources=("eng", "deu"), targets=("fra",))
         plan = plan_experts(opened, options)
     first = plan.decision.places[0]
     assert first.values is None
@@ -86,11 +84,6 @@ def axes_with(encoder: Sequence[int], decoder: Sequence[int]) -> list[Axis]:
 AXES = axes_with(range(4), range(4))
 
 
-def save(path: Path, content: Any) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
 @pytest.mark.parametrize(
     ("content", "sources", "targets", "encoder", "decoder"),
     [
@@ -107,16 +100,16 @@ def save(path: Path, content: Any) -> Path:
     ],
 )
 def test_expert_ids(content, sources, targets, encoder, decoder, tmp_path):
-    kept = read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
+    kept = read_experts(write_json(tmp_path / "experts.json", content), AXES, sources, targets)
     assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
 
 def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
     axes = axes_with((1, 3), (0, 2))
-    path = save(tmp_path / "experts.json", [1, 3, 4, 6])
+    path = write_json(tmp_path / "experts.json", [1, 3, 4, 6])
     assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
     with pytest.raises(StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.* does not hold"):
-        read_experts(save(path, [0, 1, 4, 6]), axes)
+        read_experts(write_json(path, [0, 1, 4, 6]), axes)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +123,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
 )
 def test_a_selection_that_does_not_fit_is_refused(kept, message, tmp_path):
     with pytest.raises(StatisticsError, match=message):
-        read_experts(save(tmp_path / "experts.json", {"kept": kept}), AXES)
+        read_experts(write_json(tmp_path / "experts.json", {"kept": kept}), AXES)
 
 
 LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
@@ -154,12 +147,7 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
 )
 def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message, tmp_path):
     with pytest.raises(kind, match=message):
-        read_experts(save(tmp_path / "experts.json", content), AXES, sources, targets)
-
-
-def experts(name: str, side: str, ids: Iterable[int]) -> Axis:
-    held = tuple(ids)
-    return Axis(name, "expert", held, len(held), side)
+        read_experts(write_json(tmp_path / "experts.json", content), AXES, sources, targets)
 
 
 @pytest.mark.parametrize("text", ["0:1", "1:0", "nan:1"])

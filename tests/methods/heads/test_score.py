@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY
 from tests.reference import head_importance as reference
 from tests.reference.losses import causal_nll, masked_loss, translation_loss
@@ -53,12 +55,8 @@ from tests.running.layerwise.running import no_room
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
 
-LINES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
-TEXT = ParallelText(
-    "val",
-    {"eng_Latn": LINES, "fra_Latn": ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain")},
-)
-PAIR = ("eng_Latn", "fra_Latn")
+PAIR = PAIRS[0]
+LINES = TEXT.sentences[PAIR[0]]
 HeadSums = dict[str, np.ndarray]
 
 
@@ -124,19 +122,25 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
     return [lambda row=row: masked_loss(model, *row) for row in rows]
 
 
+def assert_slopes(found: np.ndarray, model: Any, slopes: Callable[[float], Any]) -> None:
+    """`slopes` are those by differences of the losses, whose step depends on the types that the model computes in."""
+    exact = not CASES[model.config.model_type].float32_parts
+    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
+    np.testing.assert_allclose(found, slopes(step), rtol=10 * tolerance, atol=tolerance)
+    assert found.dtype == np.float64
+    assert (found > 0).all()
+
+
 @torch.no_grad()
 def test_it_is_the_derivative_by_the_mask(subject):
     found, model = subject.score(), copy.deepcopy(subject.model).double()
-    losses, exact = losses_of(subject, model), not CASES[model.config.model_type].float32_parts
-    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
+    losses = losses_of(subject, model)
     assert list(found) == [layer.name for layer in subject.layers]
     for name, projection in list(output_projections(model, subject.layers).items())[::2]:
         heads = len(found[name])
         axis = 0 if type(projection).__name__ == "Conv1D" else 1
-        want = reference.importance(losses, projection.weight, heads, axis, step)
-        np.testing.assert_allclose(found[name], want, rtol=10 * tolerance, atol=tolerance)
-        assert found[name].dtype == np.float64
-        assert (found[name] > 0).all()
+        slopes = partial(reference.importance, losses, projection.weight, heads, axis)
+        assert_slopes(found[name], model, slopes)
 
 
 @pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
@@ -146,8 +150,6 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
     batch = sorted(subject.batches(1), key=lambda batch: batch.inputs["input_ids"].numel())[1]
     found = subject.importance(InMemory(subject.model), {"val": [batch]}, per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
-    exact = not CASES[model.config.model_type].float32_parts
-    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
     projections, seen = output_projections(model, subject.layers), set()
     for layer in subject.layers:
         if layer.kind in seen:
@@ -156,9 +158,8 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
         side = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
         positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
         heads = len(found[layer.name])
-        want = reference.token_importance([(loss, positions)], projections[layer.name], heads, step)
-        np.testing.assert_allclose(found[layer.name], want, rtol=10 * tolerance, atol=tolerance)
-        assert found[layer.name].dtype == np.float64
+        slopes = partial(reference.token_importance, [(loss, positions)], projections[layer.name], heads)
+        assert_slopes(found[layer.name], model, slopes)
 
 
 def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):

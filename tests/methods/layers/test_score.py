@@ -21,7 +21,7 @@ from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
 from tests.families import cutting
-from tests.methods.test_measuring_activations import SENTENCES, batch_of
+from tests.methods.test_measuring_activations import SENTENCES, batch_of, run_singly
 from tests.reference import similarity as reference
 from tests.sentence_model import sentence_model
 
@@ -54,9 +54,7 @@ def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
                 lambda _, __, output, keep=keep, depth=len(layers): keep(depth, output)  # noqa: B008
             )
         )
-        for row in range(len(SENTENCES)):
-            with torch.no_grad():
-                model(**batch_of((row,), model.config.is_encoder_decoder).inputs)
+        run_singly(model)
         for hook in hooks:
             hook.remove()
         found[side] = [rows[number] for number in range(len(layers) + 1)]

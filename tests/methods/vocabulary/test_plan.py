@@ -97,12 +97,16 @@ def test_rare_tokens_fall_into_smaller_ones(kind, sources):
             assert new.decode(new(line)["input_ids"]) == old.decode(old(line)["input_ids"])
 
 
+def config_after(source: Path, **changes: Any) -> tuple[Selection, dict[str, Any]]:
+    with open_model(source) as opened:
+        opened.config |= changes
+        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
+        return made, cut(opened, made).config
+
+
 def test_ids_of_the_config_move_with_their_tokens(sources):
     source = sources["byte_bpe"]
-    with open_model(source) as opened:
-        opened.config |= {"pad_token_id": 5, "eos_token_id": -1}
-        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
-        config = cut(opened, made).config
+    made, config = config_after(source, pad_token_id=5, eos_token_id=-1)
     assert config["vocab_size"] == len(made.kept["tokens"])
     assert made.kept["tokens"][config["pad_token_id"]] == 5
     assert config["eos_token_id"] == -1
@@ -114,9 +118,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(sources, monkeypa
     source = sources["byte_bpe"]
     end = load_tokenizer(source).convert_tokens_to_ids(END)
     monkeypatch.setattr(plan_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
-    with open_model(source) as opened:
-        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
-        config = cut(opened, made).config
+    made, config = config_after(source)
     assert config["sep_token_id"] == len(made.kept["tokens"]) - 1
     assert "unk_token_id" not in config
 
@@ -151,7 +153,7 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
     def apply(source: Path) -> None:
         value = json_of(source / name)
         change(value)
-        (source / name).write_text(json.dumps(value))
+        write_json(source / name, value)
 
     return apply
 

@@ -159,27 +159,14 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
         (503, "", "answers with an error", "HF_HUB_OFFLINE=1"),
     ],
 )
-def test_refusals_of_a_model(model, hub, status, code, message, remedy):
-    hub.refused["org/tiny"] = status, code
+@pytest.mark.parametrize("what", ["refused", "refused_files"])
+def test_refusals_of_a_model_or_its_files(model, hub, what, status, code, message, remedy):
+    """A model behind a gate is described to everyone."""
+    getattr(hub, what)["org/tiny"] = status, code
     with pytest.raises(HubError, match=f"^org/tiny: .*{message}") as caught:
         _directory("org/tiny")
     assert remedy in caught.value.remedy
     assert len(str(caught.value).splitlines()) == 2
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "message"),
-    [
-        (403, "GatedRepo", "give access on request"),
-        (403, "", "gives no permission"),
-        (500, "", "answers with"),
-    ],
-)
-def test_refusals_of_its_files(model, hub, status, code, message):
-    """A model behind a gate is described to everyone."""
-    hub.refused_files["org/tiny"] = status, code
-    with pytest.raises(HubError, match=f"^org/tiny: .*{message}"):
-        _directory("org/tiny")
 
 
 def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
@@ -195,6 +182,7 @@ def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
     [
         ({"model.safetensors": b""}, r"holds weights and no config\.json"),
         ({"config.json": b"{}", "model.gguf": b"0"}, "holds weights of llama.cpp, in GGUF"),
+        ({"config.json": b"{}", "adapter_config.json": b"[1]"}, "an adapter"),
         ({"config.json": b"{}", "model.safetensors.index.json": b"{"}, "index.json is not JSON"),
     ],
 )
