@@ -8,7 +8,6 @@ outputs of the pruned checkpoint (tests/contracts holds the two equal) without w
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics as stats
 import time
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
@@ -82,9 +82,7 @@ def main() -> None:
 
 
 def parse() -> Any:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--gates", type=Path, default=Path("gates.json"))
