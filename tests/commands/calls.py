@@ -22,7 +22,9 @@ class Result:
 
 def call(command: Callable[..., None], *arguments: object) -> Result:
     """Failures are described as the command line does."""
-    result = _invoked(command, arguments)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is None or isinstance(result.exception, SystemExit):
         return Result(result.exit_code, result.stdout, result.stderr)
     text, status = describe(result.exception)
@@ -36,23 +38,11 @@ def done(command: Callable[..., None], *arguments: object) -> Result:
     return result
 
 
-def both(command: Callable[..., None]) -> tuple[Callable[..., Result], Callable[..., Result]]:
-    """`call` and `done` of one command."""
-    return partial(call, command), partial(done, command)
-
-
-def raising(command: Callable[..., None], *arguments: object) -> Any:
-    """The test runner's own result; failures are raised."""
-    result = _invoked(command, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def _invoked(command: Callable[..., None], arguments: tuple[object, ...]) -> Any:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def both(
+    command: Callable[..., None], *arguments: object
+) -> tuple[Callable[..., Result], Callable[..., Result]]:
+    """`call` and `done` of one command, with arguments of all calls."""
+    return partial(call, command, *arguments), partial(done, command, *arguments)
 
 
 def refused(result: Result, message: str, status: int) -> None:
