@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -45,12 +46,25 @@ def both(
     return partial(call, command, *arguments), partial(done, command, *arguments)
 
 
-def refused(result: Result, message: str, status: int) -> None:
+def refused(result: Result, message: str, status: int = 2) -> None:
     assert result.status == status, result.err
     assert message in result.err
     assert "Traceback" not in result.err
     if "Error: " in result.err:
         assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
+
+
+def refusals(*cases: tuple[Any, ...]) -> Any:
+    """Cases of calls that are refused: the arguments, the message, and the status if it is not 2.
+
+    The test gets `refusal`, which calls a command with arguments before those of the case.
+    """
+
+    def check(case: tuple[Any, ...]) -> Callable[..., None]:
+        arguments, *said = case
+        return lambda command, *before: refused(command(*before, *arguments), *said)
+
+    return pytest.mark.parametrize("refusal", map(check, cases), ids=[case[1] for case in cases])
 
 
 def content(path: Path | str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from prunecli.analysis.language_comparison import compare_by_language
 from prunecli.commands.compare import compare_heads, compare_languages, compare_models
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import both, names, refused
+from tests.commands.calls import both, names, refusals, refused
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -57,16 +57,13 @@ def test_scores_of_two_models_are_said_to_be(files):
     assert "left out: 12" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("a.json", "./a.json"), 2, "given twice"),
-        (("a.json", "c.json"), 1, "no such file"),
-        (("a.json", "b.json", "--plot", "points.jpg"), 2, "unknown kind of file"),
-    ],
+@refusals(
+    (("a.json", "./a.json"), "given twice"),
+    (("a.json", "c.json"), "no such file", 1),
+    (("a.json", "b.json", "--plot", "points.jpg"), "unknown kind of file"),
 )
-def test_head_scores_that_are_refused(files, arguments, status, message):
-    refused(run(*arguments), message, status)
+def test_head_scores_that_are_refused(refusal, files):
+    refusal(run)
     assert not (files / "head-comparison.json").exists()
 
 
@@ -309,19 +306,16 @@ def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     assert json_of("similarity.json")["checkpoints"][0] == "demo"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("full", "twin", *PAIR, "--max-sentences", "19"), 1, "19 sentences are too few"),
-        (("full", "twin", *PAIR, "--neighbours", "0.01"), 2, "0 neighbours"),
-        (("full", "full", *PAIR), 2, "full is given twice"),
-        (("full", "--random-baseline", "1", *PAIR), 2, "--random-baseline goes with two models"),
-        (("full", "twin", *PAIR, "--text", "text.txt"), 2, "--text goes with models"),
-        (("full", "lm-full", *PAIR), 2, "lm-full: a model with one stack"),
-    ],
+@refusals(
+    (("full", "twin", *PAIR, "--max-sentences", "19"), "19 sentences are too few", 1),
+    (("full", "twin", *PAIR, "--neighbours", "0.01"), "0 neighbours"),
+    (("full", "full", *PAIR), "full is given twice"),
+    (("full", "--random-baseline", "1", *PAIR), "--random-baseline goes with two models"),
+    (("full", "twin", *PAIR, "--text", "text.txt"), "--text goes with models"),
+    (("full", "lm-full", *PAIR), "lm-full: a model with one stack"),
 )
-def test_models_that_are_refused(folder, arguments, status, message):
-    refused(run_models(*arguments), message, status)
+def test_models_that_are_refused(refusal, folder):
+    refusal(run_models)
     assert not (folder / "similarity.json").exists()
     assert not list((folder / "scratch").glob("prunecli-*"))
 

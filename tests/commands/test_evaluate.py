@@ -8,7 +8,7 @@ from transformers import PhiConfig, PhiForCausalLM
 from prunecli.commands.evaluate import evaluate
 from prunecli.evaluation import evaluate as module
 from prunecli.results import read
-from tests.commands.calls import both, names, refused
+from tests.commands.calls import both, names, refusals, refused
 from tests.families import tiny_family
 from tests.pictures import drawn, pixels
 from tests.reference.scoring import differences_of
@@ -60,20 +60,17 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
     assert names(folder) == ["data", "evaluation.json", "full", "pruned"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("full", "--data", "data", "--memory", "8GiB"), "--memory goes with --task mlm or lm"),
-        (("full", "--task", "lm", "--text", "data/test.eng_Latn", "--beam", "2"), "--beam goes with "),
-        (("full", "--source-file", "data/test.eng_Latn"), "go together"),
-        (("full", "--data", "data", "--seed", "0"), "seed 0"),
-        (("full", "--data", "data", "--min-ratio", "0.9"), "one was given"),
-        (("full", "--data", "data", "--max", "perplexity=9"), "no score of translation"),
-        (("full", "--data", "data", "--compute-dtype", "int4"), "Choose auto, int8, float32"),
-    ],
+@refusals(
+    (("full", "--data", "data", "--memory", "8GiB"), "--memory goes with --task mlm or lm"),
+    (("full", "--task", "lm", "--text", "data/test.eng_Latn", "--beam", "2"), "--beam goes with "),
+    (("full", "--source-file", "data/test.eng_Latn"), "go together"),
+    (("full", "--data", "data", "--seed", "0"), "seed 0"),
+    (("full", "--data", "data", "--min-ratio", "0.9"), "one was given"),
+    (("full", "--data", "data", "--max", "perplexity=9"), "no score of translation"),
+    (("full", "--data", "data", "--compute-dtype", "int4"), "Choose auto, int8, float32"),
 )
-def test_refused(folder, arguments, message):
-    refused(run(*arguments), message, 2)
+def test_refused(refusal, folder):
+    refusal(run)
     assert not (folder / "evaluation.json").exists()
 
 
@@ -146,7 +143,7 @@ def test_the_level_of_significance(folder):
     below = [pruned["pairs"][pair]["chrf++"] - full["pairs"][pair]["chrf++"] for pair in differ]
     counts = {"worse": sum(one < 0 for one in below), "better": sum(one > 0 for one in below)}
     assert pruned["mean"]["significant"]["chrf++"] == counts
-    refused(run(*arguments, "--force", "--significance", "1"), "--significance 1: must be less than 1", 2)
+    refused(run(*arguments, "--force", "--significance", "1"), "--significance 1: must be less than 1")
 
 
 def test_the_table_has_the_json_s_values(folder):
@@ -170,21 +167,18 @@ def test_the_table_has_the_json_s_values(folder):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("--table", "t.txt"), 2, "written as CSV, Markdown or LaTeX"),
-        (("--table", "old.csv"), 1, "old.csv: exists already"),
-        (("--table", "t.csv", "--output", "t.csv"), 2, "the result is written there"),
-        (("--plot", "a.pdf"), 2, "unknown kind of file"),
-        (("--groups", "few.tsv"), 1, "few.tsv: no group for deu_Latn, fra_Latn"),
-    ],
+@refusals(
+    (("--table", "t.txt"), "written as CSV, Markdown or LaTeX"),
+    (("--table", "old.csv"), "old.csv: exists already", 1),
+    (("--table", "t.csv", "--output", "t.csv"), "the result is written there"),
+    (("--plot", "a.pdf"), "unknown kind of file"),
+    (("--groups", "few.tsv"), "few.tsv: no group for deu_Latn, fra_Latn", 1),
 )
-def test_tables_and_groups_are_refused_before_the_work(folder, monkeypatch, arguments, status, message):
+def test_tables_and_groups_are_refused_before_the_work(refusal, folder, monkeypatch):
     (folder / "old.csv").write_text("mine")
     (folder / "few.tsv").write_text("eng_Latn\thigh\n")
     monkeypatch.setattr("prunecli.evaluation.evaluate.translate", None)
-    refused(run("full", *ALL, *arguments, *QUICK), message, status)
+    refusal(run, "full", *ALL, *QUICK)
     assert (folder / "old.csv").read_text() == "mine"
     assert not (folder / "evaluation.json").exists()
 
@@ -323,25 +317,22 @@ def test_steps_of_a_training_are_drawn_against_updates(task_folder, monkeypatch)
     assert [row["x"] for row in drawn(chart, "line")] == [10, 20, 10, 20]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("full", "--task", "lm"), 2, "task lm needs text"),
-        (("c-full", "--text", "a.txt"), 2, "embedding, not classification"),
-        (("full", "c-full", "--text", "a.txt"), 2, "full is for lm, c-full for classification"),
-        (("full", "--text", "a.txt", "--context", "65"), 2, "--context 65: the model has 64 pos"),
-        (("bare", "--task", "mlm", "--text", "a.txt"), 1, "BertModel, which has no head"),
-        (("full", "--text", "a,b=a.txt"), 2, "--text a,b=a.txt: a comma in the name"),
-        (("full", "--text", "a.txt", "--continuations", "3"), 2, "compares checkpoints"),
-        (("full", "--text", "cut.txt.gz"), 1, "cut.txt.gz: not a whole gzip file"),
-        (("full", "--task", "mlm", "--text", "a.txt"), 1, "It can do: lm"),
-    ],
+@refusals(
+    (("full", "--task", "lm"), "task lm needs text"),
+    (("c-full", "--text", "a.txt"), "embedding, not classification"),
+    (("full", "c-full", "--text", "a.txt"), "full is for lm, c-full for classification"),
+    (("full", "--text", "a.txt", "--context", "65"), "--context 65: the model has 64 pos"),
+    (("bare", "--task", "mlm", "--text", "a.txt"), "BertModel, which has no head", 1),
+    (("full", "--text", "a,b=a.txt"), "--text a,b=a.txt: a comma in the name"),
+    (("full", "--text", "a.txt", "--continuations", "3"), "compares checkpoints"),
+    (("full", "--text", "cut.txt.gz"), "cut.txt.gz: not a whole gzip file", 1),
+    (("full", "--task", "mlm", "--text", "a.txt"), "It can do: lm", 1),
 )
-def test_tasks_are_refused(task_folder, arguments, status, message):
+def test_tasks_are_refused(refusal, task_folder):
     (task_folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
     tiny_family("bare", "bert", architectures=["BertModel"])
     before = {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()}
-    refused(run(*arguments), message, status)
+    refusal(run)
     assert {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()} == before
 
 

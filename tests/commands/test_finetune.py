@@ -20,7 +20,7 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.state import sole_writer
 from prunecli.training.trainer import Watch, with_dtype
 from tests.commands import calls
-from tests.commands.calls import both, names, refused
+from tests.commands.calls import both, names, refusals, refused
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
 from tests.training.runs import lines, write_parallel
@@ -207,41 +207,38 @@ def test_a_second_run_of_an_output_is_told_of_the_first(folder):
 def test_another_checkpoint_and_other_files_are_named(folder):
     tiny_family("other", "m2m_100", dtype="F16", seed=7)
     done("model", *USUAL, "--keep-state")
-    refused(run("other", *USUAL, "--force"), "the checkpoint was model, now it is other", 2)
+    refused(run("other", *USUAL, "--force"), "the checkpoint was model, now it is other")
     (folder / "moved").mkdir()
     for path in (folder / "data").iterdir():
         path.rename(folder / "moved" / path.name.replace("train", "more"))
     moved = run("model", *USUAL, "--data", "moved", "--split", "more", "--max-sentences", 39, "--force")
-    refused(moved, "was train.eng_Latn, train.fra_Latn, now it is more", 2)
+    refused(moved, "was train.eng_Latn, train.fra_Latn, now it is more")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("model", *PAIR, "--steps", 1, "--epochs", 1), 2, "--steps and --epochs"),
-        (("model", *PAIR, "--temperature", "nan"), 2, "--temperature nan: must be a finite number"),
-        (("model", *PAIR, "--distill", 0.5), 2, "--teacher"),
-        (("model", "--from-scratch", "model", *PAIR), 2, "both given"),
-        (("model", "--text", "data/train.eng_Latn"), 2, "feature-extraction, not translation"),
-        (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), 2, "--measure chrf++"),
-        (("gpt2", *PAIR, "--task", "translation"), 1, "no head for it"),
-        (("model", *PAIR, "--split", "dev"), 1, "no split 'dev'"),
-        (("model", *PAIR, "--batch-tokens", 9999), 1, "less than one update"),
-        (("model", *PAIR, "-o", "model"), 1, "overlaps"),
-        (("model", *PAIR, "-o", "figures"), 1, "figures.finetune.json: exists"),
-        (("--from-scratch", "odd.json", *PAIR), 1, '"odd" is not supported'),
-        (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), 2, "vocab_size is 5"),
-        (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), 1, "cannot make"),
-        (
-            ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
-            1,
-            '8, no multiple of "num_key_value_heads", 255',
-        ),
-        (("--from-scratch", "plain", *PAIR), 1, "Name one with --tokenizer"),
-        (("--from-scratch", "torn", *PAIR), 1, "torn: no tokenizer could be loaded"),
-    ],
+@refusals(
+    (("model", *PAIR, "--steps", 1, "--epochs", 1), "--steps and --epochs"),
+    (("model", *PAIR, "--temperature", "nan"), "--temperature nan: must be a finite number"),
+    (("model", *PAIR, "--distill", 0.5), "--teacher"),
+    (("model", "--from-scratch", "model", *PAIR), "both given"),
+    (("model", "--text", "data/train.eng_Latn"), "feature-extraction, not translation"),
+    (("gpt2", "--text", "data/train.eng_Latn", "--measure", "chrf++"), "--measure chrf++"),
+    (("gpt2", *PAIR, "--task", "translation"), "no head for it", 1),
+    (("model", *PAIR, "--split", "dev"), "no split 'dev'", 1),
+    (("model", *PAIR, "--batch-tokens", 9999), "less than one update", 1),
+    (("model", *PAIR, "-o", "model"), "overlaps", 1),
+    (("model", *PAIR, "-o", "figures"), "figures.finetune.json: exists", 1),
+    (("--from-scratch", "odd.json", *PAIR), '"odd" is not supported', 1),
+    (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), "vocab_size is 5"),
+    (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), "cannot make", 1),
+    (
+        ("--from-scratch", "shared.json", "--tokenizer", "gpt2", *PLAIN),
+        '8, no multiple of "num_key_value_heads", 255',
+        1,
+    ),
+    (("--from-scratch", "plain", *PAIR), "Name one with --tokenizer", 1),
+    (("--from-scratch", "torn", *PAIR), "torn: no tokenizer could be loaded", 1),
 )
-def test_refused(folder, arguments, status, message):
+def test_refused(refusal, folder):
     tiny_family("gpt2", "gpt2", vocab_size=90)
     (folder / "figures.finetune.json").write_text("{}")
     config = tiny_config_of("m2m_100", vocab_size=80)
@@ -256,7 +253,7 @@ def test_refused(folder, arguments, status, message):
         write_json(folder / name / "config.json", config)
     (folder / "torn" / "tokenizer.json").write_text("{")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    refused(run("--device", "cpu", "-o", "out", *arguments), message, status)
+    refusal(run, "--device", "cpu", "-o", "out")
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "out.training").exists()
 

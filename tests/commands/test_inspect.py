@@ -7,7 +7,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from prunecli.commands.inspect import inspect
 from prunecli.model.structure import Structure
-from tests.commands.calls import both, refused
+from tests.commands.calls import both, refusals, refused
 from tests.families.cutting import saved
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
@@ -126,16 +126,13 @@ def test_a_found_family_is_counted_by_part(tmp_path):
     assert len(held["attentions"]) == len(held["ffns"]) == held["stacks"][0]["original_layers"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--fit", "much"], "--fit much: not a size"),
-        (["--fit", "1GiB", "--dtype", "float17"], "unknown type"),
-        (["--dtype", "float16"], "--dtype goes with --fit"),
-    ],
+@refusals(
+    (("--fit", "much"), "--fit much: not a size"),
+    (("--fit", "1GiB", "--dtype", "float17"), "unknown type"),
+    (("--dtype", "float16"), "--dtype goes with --fit"),
 )
-def test_bad_options(tiny, arguments, says):
-    refused(run(tiny, *arguments), says, 2)
+def test_bad_options(refusal, tiny):
+    refusal(run, tiny)
 
 
 def test_the_table_has_the_json_s_values(tiny, tmp_path):

@@ -9,7 +9,7 @@ from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
 from prunecli.tensors.transaction import write_json
-from tests.commands.calls import call, done, names
+from tests.commands.calls import call, done, names, refusals
 from tests.commands.heads import done as prune_heads
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -65,20 +65,14 @@ def test_the_layers_that_were_named_have_no_table(folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("bart", "head 1"), "prunecli did not write"),
-        (("pruned-layers", "head 1"), "chose among heads"),
-        (("pruned-layers", "layer 99"), "nothing tells of layer 99"),
-        (("pruned-layers", "house 1"), "no part of a model"),
-    ],
+@refusals(
+    (("bart", "head 1"), "prunecli did not write", 1),
+    (("pruned-layers", "head 1"), "chose among heads", 1),
+    (("pruned-layers", "layer 99"), "nothing tells of layer 99", 1),
+    (("pruned-layers", "house 1"), "no part of a model"),
 )
-def test_refusals_are_two_lines(arguments, said, folder):
+def test_refusals_are_two_lines(refusal, folder):
     done(prune_layers, "bart", "--remove", "encoder:0")
-    result = ask(*arguments)
-    assert result.status in (1, 2)
-    assert said in result.err
-    assert len(result.err.strip().splitlines()) == 2
+    refusal(ask)
     (folder / "pruned-layers" / FILE).write_text("{")
     assert "cut short" in ask("pruned-layers", "layer 1").err

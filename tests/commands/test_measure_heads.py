@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from prunecli.commands.measure import score_heads
 from prunecli.model.axes import module_of
-from tests.commands.calls import call, done, refused
+from tests.commands.calls import call, done, refusals
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
@@ -145,19 +145,15 @@ ALONE = ("--metric", "all-but-one", "--measure", "loss")
 FILES = ("--source-file", "text.txt", "--target-file", "text.tsv")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--measure", "loss"), "--measure goes with --metric ablation"),
-        (("--metric", "ablation", "--importance", "token"), "--importance goes with --metric"),
-        (("--data", "data", *PAIRS, *ALONE[:3], "accuracy"), "not one of translation"),
-        (("--data", "data", *PAIRS, "--compute-dtype", "float16"), "small gradients vanish"),
-        ((*ALONE, *FILES, *PAIRS, "--select-split", "b"), "--select-split: the text has no splits"),
-        ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt"),
-        (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
-    ],
+@refusals(
+    (("--measure", "loss"), "--measure goes with --metric ablation"),
+    (("--metric", "ablation", "--importance", "token"), "--importance goes with --metric"),
+    (("--data", "data", *PAIRS, *ALONE[:3], "accuracy"), "not one of translation"),
+    (("--data", "data", *PAIRS, "--compute-dtype", "float16"), "small gradients vanish"),
+    ((*ALONE, *FILES, *PAIRS, "--select-split", "b"), "--select-split: the text has no splits"),
+    ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt", 1),
+    (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
 )
-def test_refusals(folder, arguments, message):
-    status = 1 if message == "nothing.txt" else 2
-    refused(call(score_heads, "m", *arguments), message, status)
+def test_refusals(refusal, folder):
+    refusal(call, score_heads, "m")
     assert not Path("heads.json").exists()

@@ -10,7 +10,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.transaction import write_json
-from tests.commands.calls import both, names, refused
+from tests.commands.calls import both, names, refusals, refused
 from tests.contracts.test_mixtures import save_tiny
 from tests.gates import random_gates
 from tests.reference import released_statistics, weights
@@ -126,29 +126,24 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
 
 
 GRANULAR = ("--granularity",)
-REFUSALS = {
-    "below top-k": (("--ratio", 0.9), "would be kept", 2),
-    "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
-    "same language": ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran", 2),
-    "global by language": ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source", 2),
-    "language without names": ((*GRANULAR, "language"), "needs --source or --target", 2),
-    "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
-    "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
-    "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
-    "rounded threshold": (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number", 2),
-    "rounded too far": (("--multiple-of", 32), "no multiple of 32", 2),
-    "choice of ids": (
-        ("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4),
-        "or --multiple-of",
-        2,
-    ),
-    "statistics as ids": (("--keep", "gates.json"), "go with --gates", 1),
-}
 
 
-@pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
-    refused(run(model, *arguments), message, status)
+@refusals(
+    (("--ratio", 0.9), "would be kept"),
+    (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
+    ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran"),
+    ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source"),
+    ((*GRANULAR, "language"), "needs --source or --target"),
+    (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of"),
+    (("--fit", "1KiB"), "No ratio fits"),
+    (("--fit-beam", "1"), "--fit-beam goes with --fit"),
+    (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number"),
+    (("--multiple-of", 32), "no multiple of 32"),
+    (("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4), "or --multiple-of"),
+    (("--keep", "gates.json"), "go with --gates", 1),
+)
+def test_bad_usage_ends_in_two_lines(refusal, model, folder):
+    refusal(run, model)
     assert names(folder) == ["gates.json"]
 
 
@@ -265,15 +260,12 @@ def test_by_weights_alone(text_model, text_folder):
     assert kept(text_folder / "out") == best(text_model, by_weights(text_model), 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "status"),
-    [
-        (("--for", "cod"), "Did you mean code?", 1),
-        (("--source", "eng_Latn"), "Choose the statistics that count with --for", 2),
-        (("--strategy", "side-threshold"), "is for encoders and decoders", 2),
-        (("--experts-per-layer", "6,4"), "Give one number", 2),
-    ],
+@refusals(
+    (("--for", "cod"), "Did you mean code?", 1),
+    (("--source", "eng_Latn"), "Choose the statistics that count with --for"),
+    (("--strategy", "side-threshold"), "is for encoders and decoders"),
+    (("--experts-per-layer", "6,4"), "Give one number"),
 )
-def test_bad_usage(arguments, message, status, text_model, text_folder):
-    refused(run(text_model, *arguments, "-o", "out"), message, status)
+def test_bad_usage(refusal, text_model, text_folder):
+    refusal(run, text_model, "-o", "out")
     assert not (text_folder / "out").exists()

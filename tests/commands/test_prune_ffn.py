@@ -8,7 +8,7 @@ import pytest
 from prunecli.commands.prune import prune_ffn
 from prunecli.methods.options import UnitMetric
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import both, refused
+from tests.commands.calls import both, refusals, refused
 from tests.tiny import write_files
 
 run, done = both(prune_ffn)
@@ -55,20 +55,17 @@ def test_dense_ffns_between_experts(models):
         assert {layer.count for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--width", 64, "--metric", "norms"), "an FFN has 48 hidden units"),
-        ((), "--metric activation-norm needs text"),
-        (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
-        (("--data", "."), "--data goes with models that translate"),
-        (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
-        (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
-        (("--count", 3, "--width", 4), "Give one of --count and --width"),
-    ],
+@refusals(
+    (("--width", 64, "--metric", "norms"), "an FFN has 48 hidden units"),
+    ((), "--metric activation-norm needs text"),
+    (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
+    (("--data", "."), "--data goes with models that translate"),
+    (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
+    (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
+    (("--count", 3, "--width", 4), "Give one of --count and --width"),
 )
-def test_refusals(models, arguments, message):
-    refused(run(models["llama"], *arguments), message, 2)
+def test_refusals(refusal, models):
+    refusal(run, models["llama"])
     assert not Path("pruned-ffn").exists()
 
 
@@ -108,9 +105,7 @@ def test_a_saved_selection_names_the_units_that_stay(models):
     Path("choice.json").write_text(shown)
     assert kept_of(done(models["llama"], "--keep", "choice.json", *DRY).out) == kept_of(shown)
     refused(run(models["m2m_100"], "--keep", "choice.json"), "a selection for another model", 1)
-    refused(
-        run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep does not go with --ratio", 2
-    )
+    refused(run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep does not go with --ratio")
 
 
 def test_a_number_of_units_goes(models):
@@ -118,5 +113,5 @@ def test_a_number_of_units_goes(models):
     assert [len(ids) for ids in kept_of(even).values()] == [38] * 3
     uneven = done(models["llama"], "--metric", "norms", "--count", 31, "--uneven", *DRY).out
     assert sum(map(len, kept_of(uneven).values())) == 3 * 48 - 31
-    refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many", 2)
-    refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can", 2)
+    refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many")
+    refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can")

@@ -11,7 +11,7 @@ from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.transaction import write_json
-from tests.commands.calls import names, refused
+from tests.commands.calls import names, refusals, refused
 from tests.commands.heads import done, kept, run, scored
 from tests.tiny import json_of
 
@@ -78,26 +78,23 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 
-REFUSALS = {
-    "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
-    "too many": (("--count", 29), "at most 28 can", 2),
-    "below the minimum": (("--ratio", 0.9, "--min", 1), "at most 21 can", 2),
-    "odd kind": (("--attention", "self"), "no such choice", 2),
-    "ids and scores": (("--keep", "a.json", "--scores", "b.json"), "--keep does not go with --scores", 2),
-    "scores as ids": (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
-    "uniform": (("--uniform",), "a config of type m2m_100 cannot say how many heads are left", 2),
-    "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
-}
-
-
-@pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_bad_usage_ends_in_two_lines(arguments, message, status, model, folder):
-    refused(run(model, *arguments), message, status)
+@refusals(
+    (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count"),
+    (("--count", 29), "at most 28 can"),
+    (("--ratio", 0.9, "--min", 1), "at most 21 can"),
+    (("--attention", "self"), "no such choice"),
+    (("--keep", "a.json", "--scores", "b.json"), "--keep does not go with --scores"),
+    (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
+    (("--uniform",), "a config of type m2m_100 cannot say how many heads are left"),
+    (("--scores", "none.json"), "prunecli score-heads", 1),
+)
+def test_bad_usage_ends_in_two_lines(refusal, model, folder):
+    refusal(run, model)
     assert names(folder) == ["heads.json"]
 
 
 def test_attentions_that_the_model_lacks_are_refused(models):
-    refused(run(models["bert"], "--metric", "random", "--attention", "cross"), "It has encoder.", 2)
+    refused(run(models["bert"], "--metric", "random", "--attention", "cross"), "It has encoder.")
 
 
 @pytest.mark.parametrize(

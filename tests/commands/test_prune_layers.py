@@ -10,7 +10,7 @@ from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from tests.commands.calls import both, refused
+from tests.commands.calls import both, refusals, refused
 from tests.structures import kept_ids
 from tests.tiny import write_files
 
@@ -57,9 +57,9 @@ def test_removed_layers_leave_linear_maps(models):
         assert "replace" not in plain.structure.history[-1]["arguments"]
     assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["text.txt"])
     needs = run(models["gpt2"], "--remove", "1", "--replace", "linear", "-o", "other")
-    refused(needs, "--replace linear needs text", 2)
+    refused(needs, "--replace linear needs text")
     streamed = run(models["gpt2"], "--remove", "1", *text, "--stream", "-o", "other")
-    refused(streamed, "--replace linear runs the model, which needs all of its weights", 2)
+    refused(streamed, "--replace linear runs the model, which needs all of its weights")
 
 
 def test_a_saved_selection_names_the_layers_that_stay(models):
@@ -102,20 +102,17 @@ def test_without_an_amount_the_default_is_said(models):
     assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
 
 
-@pytest.mark.parametrize(
-    ("case", "arguments", "message", "status"),
-    [
-        ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
-        ("gpt2", ("--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores", 2),
-        ("gpt2", ("--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka", 2),
-        ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would be left", 2),
-        ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one stack", 2),
-        ("m2m_100", ("--remove", "1"), "--remove 1: no layer of this model", 2),
-        ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given", 2),
-    ],
+@refusals(
+    (("gpt2", "--count", 1), "--metric cosine needs text"),
+    (("gpt2", "--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores"),
+    (("gpt2", "--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka"),
+    (("gpt2", "--remove", "0-2"), "decoder.layers: no layer would be left"),
+    (("m2m_100", "--text", "text.txt"), "--text goes with models that have one stack"),
+    (("m2m_100", "--remove", "1"), "--remove 1: no layer of this model"),
+    (("m2m_100", "--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given"),
 )
-def test_refusals(models, case, arguments, message, status):
-    refused(run(models[case], *arguments), message, status)
+def test_refusals(refusal, models):
+    refusal(lambda case, *arguments: run(models[case], *arguments))
     assert not Path("pruned-layers").exists()
 
 
@@ -141,14 +138,11 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
         assert json.loads(twice.out)["kept"] == found["kept"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "status"),
-    [
-        (("--metric", "last"), "--metric last reads no --scores", 2),
-        (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
-        (("--save-scores", "other.json"), "nothing is measured on text here", 2),
-    ],
+@refusals(
+    (("--metric", "last"), "--metric last reads no --scores"),
+    (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
+    (("--save-scores", "other.json"), "nothing is measured on text here"),
 )
-def test_saved_scores_that_do_not_fit_are_refused(models, arguments, message, status):
+def test_saved_scores_that_do_not_fit_are_refused(refusal, models):
     done(models["gpt2"], "--metric", "cka", "--text", "text.txt", "--save-scores", "layers.json", *DRY)
-    refused(run(models["gpt2"], "--scores", "layers.json", "--count", 1, *arguments), message, status)
+    refusal(run, models["gpt2"], "--scores", "layers.json", "--count", 1)

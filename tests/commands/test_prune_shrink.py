@@ -16,7 +16,7 @@ from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls
-from tests.commands.calls import call, names, refused
+from tests.commands.calls import call, names, refusals, refused
 from tests.families import tiny_family
 
 run = partial(call, shrink)
@@ -168,22 +168,19 @@ def test_bytes_are_a_target(model):
         assert opened.total_bytes <= size
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "status"),
-    [
-        (("--params", "0.5", "--size", "1MiB"), "--params does not go with --size", 2),
-        (("--params", "1"), "is outside", 2),
-        (("--heal", "soon"), "not a duration", 2),
-        (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps", 2),
-        (("--memory", "8GiB", "--heal", "1m"), "--heal does not go with --memory", 2),
-        (("--memory", "8GiB", "--only", "channels"), "With --memory, channels are not scored", 2),
-        (("--only", "experts"), "has no experts", 1),
-        (("--only", "heads", "--params", "0.01"), "smallest mixture", 2),
-    ],
+@refusals(
+    (("--params", "0.5", "--size", "1MiB"), "--params does not go with --size"),
+    (("--params", "1"), "is outside"),
+    (("--heal", "soon"), "not a duration"),
+    (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps"),
+    (("--memory", "8GiB", "--heal", "1m"), "--heal does not go with --memory"),
+    (("--memory", "8GiB", "--only", "channels"), "With --memory, channels are not scored"),
+    (("--only", "experts"), "has no experts", 1),
+    (("--only", "heads", "--params", "0.01"), "smallest mixture"),
 )
-def test_refusals(model, options, message, status):
-    refused(run(model, "--text", "text.txt", *options, *QUICK), message, status)
+def test_refusals(refusal, model):
+    refusal(run, model, "--text", "text.txt", *QUICK)
 
 
 def test_text_is_needed(model):
-    refused(run(model), "task lm needs text", 2)
+    refused(run(model), "task lm needs text")

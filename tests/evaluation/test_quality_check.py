@@ -14,7 +14,7 @@ from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.commands.calls import call, done, refused
+from tests.commands.calls import call, done, refusals
 from tests.evaluation.losses import TextLosses, lm_losses
 from tests.families import tiny, tiny_family
 from tests.tiny import write_files, write_plain_tokenizer
@@ -89,17 +89,13 @@ def test_lines_are_texts_of_found_encoders_too(folder):
     assert line in done(prune_layers, model, "--remove", 1, "--check", "text.txt").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
-        (("--config-only",), "with --config-only one of them is missing"),
-        (("--check", "absent"), "absent"),
-    ],
+@refusals(
+    (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
+    (("--config-only",), "with --config-only one of them is missing"),
+    (("--check", "absent"), "absent", 1),
 )
-def test_refusals(models, arguments, message):
-    result = call(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt", *arguments)
-    refused(result, message, 1 if "absent" in arguments else 2)
+def test_refusals(refusal, models):
+    refusal(call, prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
     assert not Path("pruned-heads").exists()
 
 
