@@ -1,5 +1,6 @@
 """Calls of one command: what it printed, and how it ended."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,13 @@ from tests.tiny import json_of
 
 @dataclass(frozen=True)
 class Result:
-    status: int
+    status: int | None
     out: str
     err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
 
 def call(command: Callable[..., None], *arguments: object) -> Result:

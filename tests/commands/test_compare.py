@@ -42,7 +42,7 @@ def test_table_picture_and_file(files):
     comparison = results.read(files / "head-comparison.json")
     assert len(comparison.frame("heads")) == 48
     assert (files / "table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
-    assert json.loads(run("a.json", "b.json", "--json", "--force").out)["first"]["file"] == "a.json"
+    assert run("a.json", "b.json", "--json", "--force").json["first"]["file"] == "a.json"
     assert run("a.json", "b.json").status == 1  # the result exists
 
 
@@ -168,10 +168,10 @@ def test_texts_select_the_experts_known_beforehand(tmp_path):
 
 def test_texts_can_be_chosen(tmp_path):
     write_text_gates(tmp_path / "gates.json")
-    found = json.loads(compared("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").out)
+    found = compared("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").json
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
-    one = json.loads(compared("--for", "novel", "--json", "-o", "one.json").out)
+    one = compared("--for", "novel", "--json", "-o", "one.json").json
     assert one["similarity"] == [[1]]
     assert one["layers"][0]["common"] == [8, 9, 10, 11]
     assert one["layers"][0]["own"] == {"novel": []}
@@ -265,7 +265,7 @@ def test_two_models(folder):
 def test_benchmarks_and_random_weights(folder):
     bounds = ("--benchmarks", "third", "--random-baseline", "2")
     result = models("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
-    payload = json.loads(result.out)
+    payload = result.json
     assert payload == json_of(folder / "similarity.json")
     assert payload["benchmarks"] == ["third"]
     assert list(payload["matrices"]) == ["cka"]

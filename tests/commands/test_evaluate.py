@@ -1,5 +1,4 @@
 import gzip
-import json
 from unittest.mock import Mock
 
 import pytest
@@ -148,7 +147,7 @@ def test_the_level_of_significance(folder):
 
 def test_the_table_has_the_json_s_values(folder):
     result = done("full", "pruned", *ALL, "--table", "t.csv", "--json", *QUICK)
-    payload = json.loads(result.out)
+    payload = result.json
     assert "groups" not in payload
     pairs = {(row["checkpoint"], f"{row['source']}-{row['target']}"): row for row in rows("t.csv", "pairs")}
     for made in payload["results"]:

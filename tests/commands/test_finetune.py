@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import shutil
@@ -77,7 +76,7 @@ def test_a_checkpoint_is_trained(folder):
 
 def test_json_is_the_file(folder):
     result = done("model", *USUAL, "--json", "--quiet", "--dtype", "float32")
-    assert json.loads(result.out) == json_of(folder / "out.finetune.json")
+    assert result.json == json_of(folder / "out.finetune.json")
     assert result.err == ""
     with open_model("out") as made:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}

@@ -1,6 +1,5 @@
 """Models of the hub as CHECKPOINT of the commands and of recipes."""
 
-import json
 import os
 import re
 import subprocess
@@ -111,7 +110,7 @@ def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
     assert found.out.startswith("org/tiny@1a2b3c4: nllb-moe, float32, model.safetensors")
     assert "disk" not in found.out
     found = call(inspect, "org/tiny", "--json")
-    assert json.loads(found.out)["models"][0]["revision"] == MAIN_COMMIT
+    assert found.json["models"][0]["revision"] == MAIN_COMMIT
     assert hub.fetched().count("model.safetensors") == 2  # its header, each time
 
 
@@ -286,7 +285,7 @@ def test_modules_go_along(sentences, command, options):
     assert "# org/tiny-sentences, pruned\n" in card
     assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
     dry = done(command, SOURCE, *options, "--dry-run", "--json")
-    assert json.loads(dry.out)["left_out"] == ["onnx/", "tf_model.h5"]
+    assert dry.json["left_out"] == ["onnx/", "tf_model.h5"]
     assert "onnx/, tf_model.h5" in dry.err
     assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
 

@@ -1,4 +1,3 @@
-import json
 import re
 from typing import Any
 
@@ -25,7 +24,7 @@ run, done = both(inspect)
 
 
 def as_json(*arguments: Any) -> dict[str, Any]:
-    return json.loads(done(*arguments, "--json").out)
+    return done(*arguments, "--json").json
 
 
 def test_the_table_counts_every_part(tiny):

@@ -1,4 +1,3 @@
-import json
 from functools import partial
 
 import pytest
@@ -27,7 +26,7 @@ def folder(tmp_path):
 def test_a_question_and_the_overview(folder):
     made = prune_heads("bart", "--count", 3, "--json")
     (folder / "heads.json").unlink()  # the result is enough
-    decision = json.loads(made.out)["decision"]
+    decision = made.json["decision"]
     place = next(one for one in decision["places"] if one["attention"] == "cross")
     asked = ("head", "1", "of", "decoder", "cross-attention", "layer", place["layer"])
     answer = done(explain, "pruned-heads", *asked)
@@ -38,12 +37,12 @@ def test_a_question_and_the_overview(folder):
     assert f" {value:.4g} is rank {rank} of " in answer.out
     assert "8 sentences" in answer.out
     assert "split dev, in heads.json (sha256 " in answer.out
-    answers = json.loads(ask("pruned-heads", "head 1 of cross-attention", "--json").out)["answers"]
+    answers = ask("pruned-heads", "head 1 of cross-attention", "--json").json["answers"]
     assert answers[0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = json.loads(ask("pruned-heads", "--json").out)
+    whole = ask("pruned-heads", "--json").json
     assert whole["decisions"][0]["places"] == decision["places"]
 
 

@@ -79,7 +79,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
     done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
     result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
-    assert sum(json.loads(result.out)["held"].values()) == 32
+    assert sum(result.json["held"].values()) == 32
     done(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct")
     assert kept(folder / "quarter") == kept(folder / "direct")
     with open_model(folder / "quarter") as quarter:
@@ -241,7 +241,7 @@ def test_by_text_and_by_default_a_quarter_goes(text_model, text_folder):
 
 def test_experts_that_saw_little_are_told_of(text_model, text_folder):
     result = done(text_model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
-    found = json.loads(result.out)
+    found = result.json
     layers = [name.removesuffix(".experts") for name in found["kept"]]
     assert found["details"]["few_tokens"] == {name: [3] for name in layers}
     assert found["arguments"]["min_tokens"] == 100
@@ -249,7 +249,7 @@ def test_experts_that_saw_little_are_told_of(text_model, text_folder):
     assert f"{len(layers)} of {held} experts received fewer than 100 tokens of this text" in result.err
     assert f"; the result lacks {len(layers)} of them." in result.err
     quiet = run(text_model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
-    assert json.loads(quiet.out)["details"] == {}
+    assert quiet.json["details"] == {}
     assert "saw fewer" not in quiet.err
     assert "saw fewer" not in run(text_model, "--dry-run").err  # with the tokens of both texts
 

@@ -38,9 +38,7 @@ def test_json_of_a_dry_run(score, per_layer, models):
         return
     text = () if score in ("norms", "random") else ("--text", "text.txt")
     more = (*text, *(("--uneven",) if per_layer else ()))
-    shown = json.loads(
-        done(models["llama"], "--metric", score, "--ratio", "50%", *more, "--dry-run", "--json").out
-    )
+    shown = done(models["llama"], "--metric", score, "--ratio", "50%", *more, "--dry-run", "--json").json
     assert [*shown["held"].values()] == [48] * 3
     assert sum(map(len, shown["kept"].values())) == 72
     assert shown["stock"]["is_stock"] != per_layer
@@ -85,9 +83,9 @@ def test_scores_that_were_saved_take_the_place_of_text(models, metric):
     assert kept_of(result.out) == kept_of(from_text.out)
     assert "Hidden units of each FFN by activation" in result.err
     assert "from units.json" in result.err
-    origin = json.loads(result.out)["decision"]["origin"]
+    origin = result.json["decision"]["origin"]
     assert (origin["texts"], origin["files"][0][0]) == (["text.txt"], "units.json")
-    assert json.loads(result.out)["decision"]["places"][0]["tokens"] > 0
+    assert result.json["decision"]["places"][0]["tokens"] > 0
     uneven = done(models["llama"], "--scores", "units.json", "--uneven", "--ratio", 0.9, "--min", 4, *DRY)
     widths = [len(ids) for ids in kept_of(uneven.out).values()]
     assert min(widths) >= 4

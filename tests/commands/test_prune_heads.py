@@ -1,5 +1,4 @@
 import itertools
-import json
 from typing import get_args
 
 import numpy as np
@@ -58,7 +57,7 @@ def test_prunes_the_least_important_heads(model, folder):
 def test_json_of_a_dry_run(metric, normalize, model, folder):
     options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
     result = done(model, *options)
-    summary = json.loads(result.out)
+    summary = result.json
     assert sum(summary["held"].values()) == 28
     assert sum(map(len, summary["kept"].values())) == 18
     # A head of width 8: 3 x (8 x 32 + 8) of the inputs, 32 x 8 of the output.

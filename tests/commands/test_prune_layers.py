@@ -73,9 +73,7 @@ def test_a_saved_selection_names_the_layers_that_stay(models):
 @pytest.mark.parametrize("metric", get_args(LayerMetric))
 def test_json_of_a_dry_run(metric, models):
     text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity", "embedding") else ()
-    shown = json.loads(
-        done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
-    )
+    shown = done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").json
     assert shown["held"] == {"decoder.layers": 3}
     (place,) = shown["decision"]["places"]
     scores = place.get("values", [2, 1, 0])  # last has none
@@ -122,9 +120,9 @@ DRY = ("--dry-run", "--json")
 @pytest.mark.parametrize("metric", ["cka", "perplexity"])
 def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     options = ("--metric", metric, "--text", "text.txt", "--save-scores", "layers.json")
-    from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
+    from_text = done(models["gpt2"], *options, "--count", 1, *DRY).json
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
-    found = json.loads(result.out)
+    found = result.json
     assert f"Layers by {metric}, from layers.json: the lowest of all layers are removed." in result.err
     assert found["kept"] == from_text["kept"]
     values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
@@ -135,7 +133,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     if metric == "cka":
         refused(twice, "scores of the method cka are no sums", 1)
     else:
-        assert json.loads(twice.out)["kept"] == found["kept"]
+        assert twice.json["kept"] == found["kept"]
 
 
 @refusals(

@@ -1,4 +1,3 @@
-import json
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -148,7 +147,7 @@ def test_a_healed_model_learns_from_the_original(model):
 
 def test_a_dry_run_writes_nothing(model):
     result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
-    assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
+    assert result.json["shares"] == {"layers": pytest.approx(0.3333)}
     assert names(Path()) == ["text.txt"]
 
 

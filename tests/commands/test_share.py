@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_without_options_the_choices_for_attentions_are_said(model):
 
 def test_json_of_a_dry_run(model, tmp_path):
     result = done(model, "--preset", "OneWide", "--dry-run", "--json")
-    summary = json.loads(result.out)
+    summary = result.json
     assert list(tmp_path.iterdir()) == []
     (group,) = summary["groups"]
     assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
@@ -89,7 +88,7 @@ def test_json_of_a_dry_run(model, tmp_path):
 def test_json_of_a_dry_run_for_attentions(model, tmp_path):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
     options = ("--encoder", "share", "--decoder", "drop", "--init", "last")
-    summary = json.loads(shared(model, *options, "--dry-run", "--json").out)
+    summary = shared(model, *options, "--dry-run", "--json").json
     assert list(tmp_path.iterdir()) == []
     members = [f"{ENCODER}.self_attn".format(n) for n in range(3)]
     made = {"init": "last", "heads": [0, 1, 2, 3], "parameters": 4 * 32 * 32 + 4 * 32}

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -44,7 +42,7 @@ def test_the_demo_model_without_any_option(folder):
 def test_shared_blocks_and_no_reduction(model):
     small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
     result = done(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
-    found = json.loads(result.out)
+    found = result.json
     rows, width = weights(model)["transformer.wte.weight"].shape
     unit = found["embedding"]["input"]
     assert (unit["expand_dim"], unit["shared_blocks"], unit["reduction"]) == (width, True, False)
@@ -80,7 +78,7 @@ def test_a_dry_run_fits_and_writes_nothing(model, folder):
     assert "Dry run: nothing is fitted or written." in result.out
     assert "explained variance" not in result.out
     assert sorted(folder.iterdir()) == before
-    written, planned = (json.loads(run(model, *SMALL, *more, "--json").out) for more in ((), ("--dry-run",)))
+    written, planned = (run(model, *SMALL, *more, "--json").json for more in ((), ("--dry-run",)))
     assert written["parameters_after"] == planned["parameters_after"]
     assert written["bytes_after"] == planned["bytes_after"]
 
@@ -89,7 +87,7 @@ def test_a_dry_run_fits_and_writes_nothing(model, folder):
 def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options):
     """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
     result = done(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
-    after = json.loads(result.out)["embedding_parameters_after"]
+    after = result.json["embedding_parameters_after"]
     grown = f"51,648 -> {after:,} parameters ({after / 51_648:.1%})"
     assert f"Warning: the embeddings grow, {grown}." in result.err
     assert len(result.err.splitlines()) == 2

@@ -1,6 +1,5 @@
 """What fits of mixture-of-experts language models: against the files that prune-experts writes."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def test_what_is_quantised_and_how_far(tmp_path):
     plain = tiny_family(tmp_path / "plain", "llama")
     source = tmp_path / "stored"
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: ".mlp." in name)
-    found = json.loads(call(inspect, source, "--json").out)
+    found = call(inspect, source, "--json").json
     weights = 3 * 3  # of each layer
     assert found["quantisation"]["method"] == "fp8"
     assert found["quantisation"]["schemes"] == {"scaled, 8 bits, blocks of 16 x 16": weights}
@@ -114,7 +113,7 @@ def test_what_is_quantised_and_how_far(tmp_path):
     assert found["total"]["parameters"] == values
     assert found["quantisation"]["bits_per_parameter"] == pytest.approx(8 * tensor_bytes(source) / values)
     assert "Quantised: fp8: 9 matrices scaled, 8 bits" in call(inspect, source).out
-    assert json.loads(call(inspect, plain, "--json").out)["quantisation"] is None
+    assert call(inspect, plain, "--json").json["quantisation"] is None
 
 
 def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_path, monkeypatch):

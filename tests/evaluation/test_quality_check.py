@@ -36,7 +36,7 @@ def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
 
 
 def quality(command: Callable[..., None], *arguments: object) -> dict:
-    return json.loads(done(command, *arguments, "--json").out)["quality"]
+    return done(command, *arguments, "--json").json["quality"]
 
 
 def test_losses_are_those_of_the_models(models):
