@@ -42,14 +42,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = parse_pairs(options.pairs, None, text.languages)
-    with open_model(options.model) as checkpoint:
-        runner, tokenizer = InMemory(load_model(options.model)), load_tokenizer(options.model)
+    checkpoint = open_model(options.model)
+    runner, tokenizer = InMemory(load_model(options.model)), load_tokenizer(options.model)
 
-        def observed() -> None:
-            score(runner, checkpoint, tokenizer, Translation(text, pairs))
+    def observed() -> None:
+        score(runner, checkpoint, tokenizer, Translation(text, pairs))
 
-        plain = patch.object(GateObserver, "watching", unobserved)(observed)
-        turns = runs.in_turns({"without": plain, "with": observed}, options.rounds)
+    plain = patch.object(GateObserver, "watching", unobserved)(observed)
+    turns = runs.in_turns({"without": plain, "with": observed}, options.rounds)
     medians = {name: runs.median(own) for name, own in turns.items()}
     print(
         f"{len(text)} sentences, {len(pairs)} pairs, {options.threads} threads, median of {options.rounds} rounds"

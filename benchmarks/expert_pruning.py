@@ -40,8 +40,7 @@ from prunecli.text.tokens import load_tokenizer
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    with open_model(options.model) as checkpoint:
-        axes = axes_of(checkpoint, "expert")
+    axes = axes_of(open_model(options.model), "expert")
     gates = read_gates(options.gates)
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = [(a, b) for a in text.languages for b in text.languages if a != b]

@@ -69,9 +69,9 @@ def write_big(directory: Path, options: argparse.Namespace) -> Path:
 
 def share(source: Path, output: Path, config: str) -> Path:
     """One of the paper's configurations of it."""
-    with open_model(source) as checkpoint:
-        rewrite = rewrite_shared(checkpoint, plan_ffn(checkpoint, FfnOptions(preset=config)))
-        apply(checkpoint, rewrite, output)
+    checkpoint = open_model(source)
+    rewrite = rewrite_shared(checkpoint, plan_ffn(checkpoint, FfnOptions(preset=config)))
+    apply(checkpoint, rewrite, output)
     return output
 
 

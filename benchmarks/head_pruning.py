@@ -56,12 +56,12 @@ def write_bert(directory: Path) -> Path:
 
 def prune(source: Path, output: Path, ratio: float) -> Path:
     """Remove this fraction of the heads, drawn at random."""
-    with open_model(source) as checkpoint:
-        plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
-        rewrite = cut(checkpoint, plan)
-        apply(checkpoint, rewrite, output)
-        held = json.loads((output / "config.json").read_text())["prunecli"]["axes"]
-        print(f"heads left in the layers that lost some: {[len(units['kept']) for units in held.values()]}")
+    checkpoint = open_model(source)
+    plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
+    rewrite = cut(checkpoint, plan)
+    apply(checkpoint, rewrite, output)
+    held = json.loads((output / "config.json").read_text())["prunecli"]["axes"]
+    print(f"heads left in the layers that lost some: {[len(units['kept']) for units in held.values()]}")
     return output
 
 

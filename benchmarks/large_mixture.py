@@ -265,17 +265,16 @@ def placing_seconds(model: Path, config: Mapping[str, Any], dtype: torch.dtype) 
     """What one thread takes to have all layers' weights in `dtype`, out of the page cache; measured on one layer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with open_model(model) as stored:
-        run = as_run(stored, dtype)
-        names = [name for name in run.tensors if name.startswith("model.layers.0.")]
-        staging = Staging()
-        place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
-        for _ in range(2):
-            start = time.perf_counter()
-            for name in names:
-                info = run.info(name)
-                read_into(place[: info.numel].view(info.shape), run, name, staging)
-            seconds = time.perf_counter() - start  # of the second time
+    run = as_run(open_model(model), dtype)
+    names = [name for name in run.tensors if name.startswith("model.layers.0.")]
+    staging = Staging()
+    place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
+    for _ in range(2):
+        start = time.perf_counter()
+        for name in names:
+            info = run.info(name)
+            read_into(place[: info.numel].view(info.shape), run, name, staging)
+        seconds = time.perf_counter() - start  # of the second time
     torch.set_num_threads(threads)
     return seconds * int(config["num_hidden_layers"])
 
@@ -283,8 +282,7 @@ def placing_seconds(model: Path, config: Mapping[str, Any], dtype: torch.dtype) 
 def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str, Any]) -> None:
     """Time against both baselines, taken before and after."""
     stored = sum(file.stat().st_size for file in weight_files(model))
-    with open_model(model) as stored_model:
-        dtype = candidates("auto", [stored_model], torch.device("cpu"))[0]
+    dtype = candidates("auto", [open_model(model)], torch.device("cpu"))[0]
     products = [products_seconds(options, config, dtype)]
     rate = disk_speed(model, stored)
     ran = collect(options, model, options.work / "gates.json")

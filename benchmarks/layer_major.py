@@ -41,8 +41,7 @@ def main() -> None:
         seconds, busy, peak, _, said = collect(options, data, gates, "--memory", options.memory)
         speeds.append(matrix_speeds(options.products_seconds))
         read = read_bytes(said)
-        with open_model(options.checkpoint) as checkpoint:
-            flops = pass_flops(checkpoint, json.loads(gates.read_text()))
+        flops = pass_flops(open_model(options.checkpoint), json.loads(gates.read_text()))
         if options.whole:
             whole = collect(options, data, gates.with_name("whole.json"))
             equal = entries(gates) == entries(gates.with_name("whole.json"))

@@ -27,9 +27,9 @@ run, done = both(compare_heads)
 
 @pytest.fixture
 def files(tmp_path):
-    with open_model(demo.CHECKPOINT) as checkpoint:
-        for seed, name in enumerate(("a.json", "b.json")):
-            (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
+    checkpoint = open_model(demo.CHECKPOINT)
+    for seed, name in enumerate(("a.json", "b.json")):
+        (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
     return tmp_path
 
 

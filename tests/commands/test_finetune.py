@@ -41,8 +41,8 @@ run, done = both(finetune)
 
 
 def values(path):
-    with open_model(path) as checkpoint:
-        return {name: checkpoint.read(name) for name in checkpoint.tensors}
+    checkpoint = open_model(path)
+    return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
 def shapes(checkpoint):
@@ -57,12 +57,13 @@ def test_a_checkpoint_is_trained(folder):
     assert "Written: out (stock layout), figures in out.finetune.json" in result.out
     assert "step 2: " in result.err
     assert not (folder / "out.training").exists()
-    with open_model("model") as before, open_model("out") as after:
-        assert dict(before.tensors) == dict(after.tensors)  # float16 as it was stored
-        step = after.structure.history[-1]
-        assert step["command"] == "finetune"
-        assert step["source"] == {"path": "model", "fingerprint": before.fingerprint}
-        assert after.structure.is_stock
+    before = open_model("model")
+    after = open_model("out")
+    assert dict(before.tensors) == dict(after.tensors)  # float16 as it was stored
+    step = after.structure.history[-1]
+    assert step["command"] == "finetune"
+    assert step["source"] == {"path": "model", "fingerprint": before.fingerprint}
+    assert after.structure.is_stock
     kept = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"}
     assert kept <= {*names(folder / "out")}
     old, new = values("model"), values("out")
@@ -78,9 +79,9 @@ def test_json_is_the_file(folder):
     result = done("model", *USUAL, "--json", "--quiet", "--dtype", "float32")
     assert result.json == json_of(folder / "out.finetune.json")
     assert result.err == ""
-    with open_model("out") as made:
-        assert {info.dtype for info in made.tensors.values()} == {"F32"}
-        assert made.config["dtype"] == "float32"
+    made = open_model("out")
+    assert {info.dtype for info in made.tensors.values()} == {"F32"}
+    assert made.config["dtype"] == "float32"
 
 
 def test_from_scratch(folder):
@@ -89,12 +90,12 @@ def test_from_scratch(folder):
     config = {key: value for key, value in tiny_config_of("m2m_100").items() if key != "vocab_size"}
     write_json(folder / "config" / "config.json", config)
     done("--from-scratch", "config", *USUAL)
-    with open_model("out") as made:
-        assert made.model_type == "m2m_100"
-        assert made.config["vocab_size"] == size
-        arguments = made.structure.history[-1]["arguments"]
-        assert arguments["from_scratch"] == "m2m_100"
-        assert arguments["learning_rate"] == 7e-4
+    made = open_model("out")
+    assert made.model_type == "m2m_100"
+    assert made.config["vocab_size"] == size
+    arguments = made.structure.history[-1]["arguments"]
+    assert arguments["from_scratch"] == "m2m_100"
+    assert arguments["learning_rate"] == 7e-4
     stock = M2M100ForConditionalGeneration.from_pretrained("out")
     own = prunecli.load_model("out", device="cpu")
     for (name, one), (_, other) in zip(stock.named_parameters(), own.named_parameters(), strict=True):
@@ -120,11 +121,12 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     assert "finetune --from-scratch" in (folder / "config" / "README.md").read_text()
     rate = ("--learning-rate", 1e-2, "--eval-every", 1)
     done("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
-    with open_model("reduced") as reduced, open_model("out") as made:
-        assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
-        assert shapes(made) == shapes(reduced)
-        steps = made.structure.history
-        assert replace(made.structure, history=()) == replace(reduced.structure, history=())
+    reduced = open_model("reduced")
+    made = open_model("out")
+    assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
+    assert shapes(made) == shapes(reduced)
+    steps = made.structure.history
+    assert replace(made.structure, history=()) == replace(reduced.structure, history=())
     assert [step["command"] for step in steps] == [reduced.structure.history[0]["command"], "finetune"]
     assert all("source" not in step for step in steps)  # what was measured on the original is not of this one
     assert steps[-1]["arguments"]["from_scratch"] == "m2m_100"

@@ -268,10 +268,10 @@ def check(out: Path) -> None:
         assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
     assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
     pooling = config_of(out / "1_Pooling")
-    with open_model(out) as made:
-        assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
-        assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
-        assert made.structure.history[0]["source"]["revision"] == HASH
+    made = open_model(out)
+    assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
+    assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
+    assert made.structure.history[0]["source"]["revision"] == HASH
 
 
 @pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))

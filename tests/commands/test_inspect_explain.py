@@ -18,8 +18,8 @@ ask = partial(call, explain)
 
 @pytest.fixture
 def folder(tmp_path):
-    with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
-        write_json(tmp_path / "heads.json", scored(model, split="dev"))
+    model = open_model(tiny_family(tmp_path / "bart", "bart"))
+    write_json(tmp_path / "heads.json", scored(model, split="dev"))
     return tmp_path
 
 

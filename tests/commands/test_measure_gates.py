@@ -131,10 +131,10 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     write_sentinels(text_folder / "model")
     done("model", "--text", "prose.txt", "--text", "chat=prose.txt")
     gates = read_gates(text_folder / "gates.json")
-    with open_model(text_folder / "model") as checkpoint:
-        for metric in METRICS:
-            chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
-            assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
+    checkpoint = open_model(text_folder / "model")
+    for metric in METRICS:
+        chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
+        assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
     again = run("model", "--text", "prose.txt", "--memory", "1GiB", "--force")
     assert "is measured with the whole model in memory" in again.err
 
@@ -173,8 +173,7 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    with open_model(folder / "model") as checkpoint:
-        return collect.memory_for(checkpoint, Devices(CPU), torch.float32, group, console.note)
+    return collect.memory_for(open_model(folder / "model"), Devices(CPU), torch.float32, group, console.note)
 
 
 def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):

@@ -26,8 +26,7 @@ def model(models):
 @pytest.fixture
 def folder(tmp_path, model):
     """A working directory with the heads.json of `model`."""
-    with open_model(model) as checkpoint:
-        write_json(tmp_path / "heads.json", scored(checkpoint))
+    write_json(tmp_path / "heads.json", scored(open_model(model)))
     return tmp_path
 
 
@@ -42,10 +41,10 @@ def test_prunes_the_least_important_heads(model, folder):
     wanted = sorted(share, key=share.__getitem__)[14:]
     found = kept(folder / "pruned-heads")
     assert sorted((name, head) for name, ids in found.items() for head in ids) == sorted(wanted)
-    with open_model(model) as full, open_model(folder / "pruned-heads") as pruned:
-        step = pruned.structure.history[-1]
-        assert pruned.structure.fingerprints() == (full.fingerprint,)
-        assert shim_classes(pruned.config)
+    pruned = open_model(folder / "pruned-heads")
+    step = pruned.structure.history[-1]
+    assert pruned.structure.fingerprints() == (open_model(model).fingerprint,)
+    assert shim_classes(pruned.config)
     method = {"metric": "importance", "method": "gradient", "normalize": "per-layer"}
     assert step["arguments"] == {"ratio": 0.5, "removed": 14, **method}
     assert step["statistics"]["file"] == "heads.json"
@@ -67,11 +66,11 @@ def test_json_of_a_dry_run(metric, normalize, model, folder):
 
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
-    with open_model(model) as checkpoint:
-        values = {layer.name: np.full(layer.count, 50.0) for layer in checkpoint.layout.attentions}
-        values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
-        ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
-        write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)
+    checkpoint = open_model(model)
+    values = {layer.name: np.full(layer.count, 50.0) for layer in checkpoint.layout.attentions}
+    values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
+    ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
+    write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)
     result = done(model, "--count", 1)
     assert "by ablation over 8 examples, not normalised (default)" in result.err
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
@@ -110,5 +109,4 @@ def test_uniform_results_are_stock_models(models, tmp_path, ratio, kept_heads, m
     assert not (tmp_path / "pruned-heads" / "modeling_prunecli.py").exists()
     stock = LlamaForCausalLM.from_pretrained(tmp_path / "pruned-heads")
     assert stock.config.num_key_value_heads == kept_heads
-    with open_model(tmp_path / "pruned-heads") as made:
-        assert made.structure.history[-1]["arguments"]["uniform"] is True
+    assert open_model(tmp_path / "pruned-heads").structure.history[-1]["arguments"]["uniform"] is True

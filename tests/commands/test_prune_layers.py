@@ -24,23 +24,23 @@ def _text():
 
 
 def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
-    with open_model(directory) as opened:
-        opened.check()
-        return kept_ids(opened.structure, "layer")
+    opened = open_model(directory)
+    opened.check()
+    return kept_ids(opened.structure, "layer")
 
 
 def test_named_layers_go(models):
     result = done(models["m2m_100"], "--remove", "encoder:1,decoder:0")
     assert "Written: pruned-layers (stock layout)" in result.out
     assert kept() == {"encoder": (0, 2), "decoder": (1,)}
-    with open_model(models["m2m_100"]) as full, open_model("pruned-layers") as pruned:
-        name = "model.{}.layers.{}.fc1.weight"
-        np.testing.assert_array_equal(
-            pruned.read(name.format("encoder", 1)), full.read(name.format("encoder", 2))
-        )
-        assert not shim_classes(pruned.config)
-        assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
-        step = pruned.structure.history[-1]
+    pruned = open_model("pruned-layers")
+    name = "model.{}.layers.{}.fc1.weight"
+    np.testing.assert_array_equal(
+        pruned.read(name.format("encoder", 1)), open_model(models["m2m_100"]).read(name.format("encoder", 2))
+    )
+    assert not shim_classes(pruned.config)
+    assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
+    step = pruned.structure.history[-1]
     assert step["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
@@ -50,11 +50,12 @@ def test_removed_layers_leave_linear_maps(models):
     assert "Loss on " in done(models["gpt2"], "--remove", "1", *text).out  # the text at hand is measured too
     done(models["gpt2"], "--remove", "1", "-o", "plain")
     weight, norm = "transformer.h.0.mlp.c_proj.weight", "transformer.h.1.ln_1.weight"
-    with open_model("pruned-layers") as mapped, open_model("plain") as plain:
-        assert not np.array_equal(mapped.read(weight), plain.read(weight))
-        np.testing.assert_array_equal(mapped.read(norm), plain.read(norm))
-        arguments = mapped.structure.history[-1]["arguments"]
-        assert "replace" not in plain.structure.history[-1]["arguments"]
+    mapped = open_model("pruned-layers")
+    plain = open_model("plain")
+    assert not np.array_equal(mapped.read(weight), plain.read(weight))
+    np.testing.assert_array_equal(mapped.read(norm), plain.read(norm))
+    arguments = mapped.structure.history[-1]["arguments"]
+    assert "replace" not in plain.structure.history[-1]["arguments"]
     assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["text.txt"])
     needs = run(models["gpt2"], "--remove", "1", "--replace", "linear", "-o", "other")
     refused(needs, "--replace linear needs text")

@@ -57,10 +57,10 @@ def test_a_model_is_shrunk_by_all_kinds(model):
     curves = {kind for one in document.tried if one.stage == "curve" for kind in one.shares}
     assert {"layers", "units", "heads"} <= curves
     assert {*document.tables()} == {"tried", "stages"}
-    with open_model("shrunk") as opened:
-        opened.check()
-        assert opened.total_parameters == document.parameters_after
-        steps = [step["command"] for step in opened.structure.history]
+    opened = open_model("shrunk")
+    opened.check()
+    assert opened.total_parameters == document.parameters_after
+    steps = [step["command"] for step in opened.structure.history]
     assert len(steps) == len(document.shares)
     # Each kind has its own decision, which `explain` reads.
     assert ("falls into more tokens" in result.out) == ("tokens" in document.shares)
@@ -91,9 +91,9 @@ def test_channels_are_removed_if_they_are_named(model):
     document = shrunk()
     assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
     done(model, "--text", "text.txt", "--only", "channels", "--params", "70%", "-o", "narrow", *QUICK)
-    with open_model("narrow") as opened, open_model(model) as source:
-        assert opened.config["hidden_size"] < source.config["hidden_size"]
-        (step,) = opened.structure.history
+    opened = open_model("narrow")
+    assert opened.config["hidden_size"] < open_model(model).config["hidden_size"]
+    (step,) = opened.structure.history
     assert "--only channels" in step_text(step)
     (answer,) = explain(Path("narrow"), "channel 3")
     assert "norm-output" in answer.text
@@ -140,8 +140,7 @@ def test_a_healed_model_learns_from_the_original(model):
     document = shrunk()
     assert [one.model for one in document.stages] == ["original", "cut", "healed"]
     assert "Written: shrunk" in result.out
-    with open_model("shrunk") as opened:
-        assert opened.structure.history[-1]["command"] == "finetune"
+    assert open_model("shrunk").structure.history[-1]["command"] == "finetune"
     assert not Path("shrunk.cut").exists()
 
 
@@ -160,11 +159,9 @@ def test_a_mixture_is_tried_however_short_the_time(model):
 
 
 def test_bytes_are_a_target(model):
-    with open_model(model) as opened:
-        size = int(0.8 * opened.total_bytes)
+    size = int(0.8 * open_model(model).total_bytes)
     done(model, "--text", "text.txt", "--only", "units", "--size", str(size), *QUICK)
-    with open_model("shrunk") as opened:
-        assert opened.total_bytes <= size
+    assert open_model("shrunk").total_bytes <= size
 
 
 @refusals(

@@ -33,10 +33,10 @@ def model(models):
 
 def owners(directory: str, part: str) -> dict[str, str | None]:
     """FFN or attention -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
-    with open_model(directory) as opened:
-        opened.check()
-        layers = getattr(opened.layout, part)
-        return {layer.name: None if layer.removed else layer.owner for layer in layers}
+    opened = open_model(directory)
+    opened.check()
+    layers = getattr(opened.layout, part)
+    return {layer.name: None if layer.removed else layer.owner for layer in layers}
 
 
 def test_without_options_the_choices_are_said(model):
@@ -48,10 +48,10 @@ def test_without_options_the_choices_are_said(model):
         **{ENCODER.format(n): ENCODER.format(0) for n in range(3)},
         **{DECODER.format(n): None for n in range(2)},
     }
-    with open_model("shared-ffn") as made, open_model(model) as source:
-        assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncNoDec", "seed": 0}
-        assert made.structure.fingerprints() == (source.fingerprint,)
+    made = open_model("shared-ffn")
+    assert shim_classes(made.config)
+    assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncNoDec", "seed": 0}
+    assert made.structure.fingerprints() == (open_model(model).fingerprint,)
 
 
 def test_without_options_the_choices_for_attentions_are_said(model):
@@ -66,9 +66,9 @@ def test_without_options_the_choices_for_attentions_are_said(model):
         **{decoder.format(n): decoder.format(0) for n in range(2)},
         **{cross.format(n): cross.format(n) for n in range(2)},
     }
-    with open_model("shared-attention") as made:
-        assert shim_classes(made.config)
-        assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
+    made = open_model("shared-attention")
+    assert shim_classes(made.config)
+    assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
 def test_json_of_a_dry_run(model, tmp_path):
@@ -115,8 +115,7 @@ def test_the_table_says_what_is_made(model):
 
 def test_the_history_names_no_stack_that_the_model_lacks(models):
     done(models["llama"], "--decoder", "share", "-o", "shared")
-    with open_model(Path("shared")) as made:
-        arguments = made.structure.history[-1]["arguments"]
+    arguments = open_model(Path("shared")).structure.history[-1]["arguments"]
     assert arguments["decoder"] == "share"
     assert "encoder" not in arguments
 
@@ -146,9 +145,10 @@ def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
     done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
     done(models["gpt2"], "-o", "merged")
     call(prune_ffn, "merged", *text, "--metric", "activation", "-o", "narrowed")
-    with open_model("at-once") as one, open_model("narrowed") as other:
-        assert list(one.tensors) == list(other.tensors)
-        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
+    one = open_model("at-once")
+    other = open_model("narrowed")
+    assert list(one.tensors) == list(other.tensors)
+    assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
 
 
 @refusals(
@@ -180,8 +180,8 @@ def test_refusals(refusal, models, tmp_path):
 
 
 def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
-    with open_model(source) as opened:
-        apply(opened, cut(opened, kept_heads(kept)), Path(output))
+    opened = open_model(source)
+    apply(opened, cut(opened, kept_heads(kept)), Path(output))
     return output
 
 
@@ -193,5 +193,5 @@ def test_numbers_of_heads_must_be_equal(model, models):
     others = pruned(models["t5"], "others", {name.format(n): (n, 3) for n in range(3)})
     refused(share(others, "--encoder", "share"), "positions of its own")
     shared(others, "--encoder", "share", "--init", "last", "-o", "last")
-    with open_model("last") as opened:
-        assert {layer.heads for layer in opened.layout.attentions if layer.kind == "encoder"} == {(2, 3)}
+    attentions = open_model("last").layout.attentions
+    assert {layer.heads for layer in attentions if layer.kind == "encoder"} == {(2, 3)}

@@ -42,8 +42,8 @@ def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16,
 
 
 def fit(directory: Path, budget: int, **load: int) -> dict[str, Any]:
-    with open_model(directory) as opened:
-        return capacity.what_fits(opened, budget, None, usual_load(opened, **load)).to_json()
+    opened = open_model(directory)
+    return capacity.what_fits(opened, budget, None, usual_load(opened, **load)).to_json()
 
 
 def tensor_bytes(directory: Path) -> int:
@@ -151,8 +151,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def weights(path: Path, width: int) -> int:
-    with open_model(path) as checkpoint:
-        return width * sum(info.numel for info in checkpoint.tensors.values())
+    return width * sum(info.numel for info in open_model(path).tensors.values())
 
 
 NARROW = ("--width", "8", "--keep-units", "activations")
@@ -228,8 +227,7 @@ def test_of_quantised_language_models_too(folder, monkeypatch):
     tiny_mixture("glm4_moe").bfloat16().save_pretrained(folder / "plain")
     write_plain_tokenizer(folder / "plain")
     quantise(folder / "plain", folder / "glm", folder / "decoded", "fp8", lambda name: "experts." in name)
-    with open_model(folder / "glm") as checkpoint:
-        free = sum(2 * info.numel for info in checkpoint.unquantised.values()) * 9 // 10
+    free = sum(2 * info.numel for info in open_model(folder / "glm").unquantised.values()) * 9 // 10
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
@@ -238,6 +236,5 @@ def test_of_quantised_language_models_too(folder, monkeypatch):
     assert found, made.err
     assert "More: prunecli inspect glm --fit" in made.err
     done(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
-    with open_model(folder / "less") as checkpoint:
-        left = sum(2 * info.numel for info in checkpoint.unquantised.values())
+    left = sum(2 * info.numel for info in open_model(folder / "less").unquantised.values())
     assert left <= 0.9 * free

@@ -103,8 +103,7 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(models, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
     result = done(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
     assert "The quality of the result is not measured: " in result.err
-    with open_model("pruned-heads") as opened:
-        opened.check()
+    open_model("pruned-heads").check()
 
 
 def test_text_that_gave_no_scores_comes_first(models):
