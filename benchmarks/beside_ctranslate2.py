@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runs
 
 HERE = Path(__file__).resolve().parent
 SIZES = {
@@ -208,14 +209,12 @@ def serve(checkpoint: Path, threads: int) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument(
         "directory", type=Path, help="the model is made in it where it is not there yet: 1.2 GiB"
     )
     parser.add_argument("--ctranslate2-python", required=True, help="the interpreter that has ctranslate2")
-    parser.add_argument("--batch", type=numbers, default=(1, 8, 32))
+    parser.add_argument("--batch", type=runs.numbers, default=[1, 8, 32])
     parser.add_argument(
         "--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16", "int8"]
     )
@@ -226,13 +225,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=128112)
     parser.add_argument("--busy", type=int, default=0, help="neighbours that take a core each")
-    parser.add_argument("--spins", type=numbers, default=())
+    parser.add_argument("--spins", type=runs.numbers, default=[])
     return parser.parse_args()
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """1,8 -> (1, 8)."""
-    return tuple(map(int, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ python benchmarks/collect_gates.py MODEL DATA --split val --sentences 200
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import runs
 import torch
 
 from prunecli.methods.experts.batches import GateObserver, Translation
@@ -32,9 +30,7 @@ def unobserved(_observer: GateObserver, _model: Any) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="val")
@@ -46,19 +42,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = parse_pairs(options.pairs, None, text.languages)
-    times: dict[str, list[float]] = {"without": [], "with": []}
-    with open_model(options.model) as checkpoint:
-        runner, tokenizer = InMemory(load_model(options.model)), load_tokenizer(options.model)
-        for _ in range(options.rounds + 1):
-            for name, found in times.items():
-                start = time.perf_counter()
-                if name == "with":
-                    score(runner, checkpoint, tokenizer, Translation(text, pairs))
-                else:
-                    with patch.object(GateObserver, "watching", unobserved):
-                        score(runner, checkpoint, tokenizer, Translation(text, pairs))
-                found.append(time.perf_counter() - start)
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    checkpoint = open_model(options.model)
+    runner, tokenizer = InMemory(load_model(options.model)), load_tokenizer(options.model)
+
+    def observed() -> None:
+        score(runner, checkpoint, tokenizer, Translation(text, pairs))
+
+    plain = patch.object(GateObserver, "watching", unobserved)(observed)
+    turns = runs.in_turns({"without": plain, "with": observed}, options.rounds)
+    medians = {name: runs.median(own) for name, own in turns.items()}
     print(
         f"{len(text)} sentences, {len(pairs)} pairs, {options.threads} threads, median of {options.rounds} rounds"
     )

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
+import runs
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -63,9 +62,7 @@ def every_expert(module: Any, args: tuple[Tensor, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     for name, default in (("experts", 64), ("top-k", 8), ("width", 512), ("ffn", 192), ("layers", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, default=2048)
@@ -90,19 +87,14 @@ def main() -> None:
         for hook in hooks:
             hook.remove()
 
-    ways: dict[str, Callable[[], None]] = {
+    ways = {
         "stock": stock,
         "collecting": collecting,
         "every expert on every token": all_experts,
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
-        for _ in range(options.rounds + 1):
-            for name, way in ways.items():
-                start = time.process_time()
-                way()
-                times[name].append(time.process_time() - start)
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+        turns = runs.in_turns(ways, options.rounds)
+    medians = {name: statistics.median(turn.processor for turn in own) for name, own in turns.items()}
     print(
         f"{options.tokens} tokens, {options.experts} experts, top-{options.top_k}, {options.layers} layers, "
         f"one thread, median of {options.rounds} rounds"

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 from torch import nn
 
@@ -135,9 +136,7 @@ def bandwidth(device: str) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoints", type=Path, nargs="+", help="the baseline first")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--source", type=int, default=28, help="tokens of the source sentence")

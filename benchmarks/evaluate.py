@@ -8,16 +8,15 @@ length-bucketed batches hold on average, with the same model, beam and length li
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
-from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import length_limit, max_positions
 from prunecli.text.batching import length_bucketed, pad
@@ -52,9 +51,7 @@ def in_file_order(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="test")
@@ -78,23 +75,24 @@ def main() -> None:
     options = DecodingOptions(arguments.beam, arguments.batch_tokens)
 
     translate(model, tokenizer, sentences[:size], (source, target), options)  # warm-up
-    seconds: dict[str, list[float]] = {"file order": [], "evaluate": []}
-    for _ in range(arguments.runs):
-        start = time.perf_counter()
-        plain = in_file_order(model, tokenizer, sentences, (source, target), arguments.beam, size)
-        seconds["file order"].append(time.perf_counter() - start)
-        start = time.perf_counter()
-        ours = translate(model, tokenizer, sentences, (source, target), options)
-        seconds["evaluate"].append(time.perf_counter() - start)
+    given = model, tokenizer, sentences, (source, target)
+    plain: list[str] = []
+    ours: list[Translation] = []
+
+    def in_order() -> None:
+        plain[:] = in_file_order(*given, arguments.beam, size)
+
+    def bucketed() -> None:
+        ours[:] = translate(*given, options)
+
+    turns = runs.in_turns({"file order": in_order, "evaluate": bucketed}, arguments.runs, warm_up=0)
     same = sum(a.strip() == b.text for a, b in zip(plain, ours, strict=True))
-    for name, values in seconds.items():
-        rate = [len(sentences) / value for value in values]
+    for name, own in turns.items():
+        rate = [len(sentences) / turn.seconds for turn in own]
         each = ", ".join(f"{value:.1f}" for value in rate)
         print(f"{name:>10}: {statistics.fmean(rate):7.1f} sentences/s (runs: {each})")
-    ratios = [a / b for a, b in zip(seconds["file order"], seconds["evaluate"], strict=True)]
-    print(
-        f"     ratio: {statistics.median(ratios):7.2f}x, batches of about {size}, {same} of {len(ours)} alike"
-    )
+    ratio = runs.median(turns["file order"], turns["evaluate"])
+    print(f"     ratio: {ratio:7.2f}x, batches of about {size}, {same} of {len(ours)} alike")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ outputs of the pruned checkpoint (tests/contracts holds the two equal) without w
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics as stats
 import time
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
@@ -40,8 +40,7 @@ from prunecli.text.tokens import load_tokenizer
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    with open_model(options.model) as checkpoint:
-        axes = axes_of(checkpoint, "expert")
+    axes = axes_of(open_model(options.model), "expert")
     gates = read_gates(options.gates)
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = [(a, b) for a in text.languages for b in text.languages if a != b]
@@ -82,9 +81,7 @@ def main() -> None:
 
 
 def parse() -> Any:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--gates", type=Path, default=Path("gates.json"))

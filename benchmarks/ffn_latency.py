@@ -10,12 +10,12 @@ alike, to the same length. The paper saw +20 % for NoDec and +22 % for SharedEnc
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
 from prunecli.methods.sharing.options import FfnOptions
@@ -38,10 +38,10 @@ def main() -> None:
     print(f"Transformer Big, {options.dtype}, beam {options.beam}, {options.tokens} tokens, {threads}")
     base = parameters(models["full"])
     for batch in options.batch_sizes:
-        seconds = measure(models, batch, options)
-        for name, taken in seconds.items():
-            rate = batch * options.tokens / statistics.median(taken)
-            gain = statistics.median(a / b for a, b in zip(seconds["full"], taken, strict=True)) - 1
+        turns = measure(models, batch, options)
+        for name, taken in turns.items():
+            rate = batch * options.tokens / runs.median(taken)
+            gain = runs.median(turns["full"], taken) - 1
             share_of = parameters(models[name]) / base
             print(f"batch {batch:3}: {name:16} {rate:8.1f} tokens/s, {gain:+6.1%}, parameters {share_of:.1%}")
 
@@ -69,9 +69,9 @@ def write_big(directory: Path, options: argparse.Namespace) -> Path:
 
 def share(source: Path, output: Path, config: str) -> Path:
     """One of the paper's configurations of it."""
-    with open_model(source) as checkpoint:
-        rewrite = rewrite_shared(checkpoint, plan_ffn(checkpoint, FfnOptions(preset=config)))
-        apply(checkpoint, rewrite, output)
+    checkpoint = open_model(source)
+    rewrite = rewrite_shared(checkpoint, plan_ffn(checkpoint, FfnOptions(preset=config)))
+    apply(checkpoint, rewrite, output)
     return output
 
 
@@ -79,41 +79,33 @@ def parameters(model: Any) -> int:
     return sum(held.numel() for held in model.parameters())
 
 
-def measure(models: dict[str, Any], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each run, after one that warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+def measure(models: dict[str, Any], batch: int, options: argparse.Namespace) -> dict[str, list[runs.Turn]]:
+    """Decode one batch with all models in turn."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(10, options.vocabulary, (batch, options.source), generator=generator)
-    for run in range(options.runs + 1):
-        for name, model in models.items():
-            given = ids.to(model.device)
-            start = time.perf_counter()
-            with torch.inference_mode():
-                model.generate(
-                    given,
-                    num_beams=options.beam,
-                    do_sample=False,
-                    min_new_tokens=options.tokens,
-                    max_new_tokens=options.tokens,
-                )
-            if model.device.type == "cuda":
-                torch.cuda.synchronize()
-            if run:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+
+    def generate(model: Any) -> None:
+        with torch.inference_mode():
+            model.generate(
+                ids.to(model.device),
+                num_beams=options.beam,
+                do_sample=False,
+                min_new_tokens=options.tokens,
+                max_new_tokens=options.tokens,
+            )
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    ways = {name: partial(generate, model) for name, model in models.items()}
+    return runs.in_turns(ways, options.runs)
 
 
 def parse() -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in text.split(",")]
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument(
         "--configs", type=lambda text: text.split(","), default=["NoDec", "SharedEncNoDec", "OneWide"]
     )
-    parser.add_argument("--batch-sizes", type=numbers, default=[1])
+    parser.add_argument("--batch-sizes", type=runs.numbers, default=[1])
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--source", type=int, default=28, help="tokens of a source sentence")
     parser.add_argument("--tokens", type=int, default=28, help="tokens that are generated")

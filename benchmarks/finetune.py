@@ -9,14 +9,12 @@ those of the clock, which other work on the machine disturbs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 from transformers import get_scheduler
 
@@ -66,17 +64,8 @@ def ours(model: Any, examples: Examples, options: TrainingOptions) -> None:
         trainer.train()
 
 
-def timed(function: Callable[[], None]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor."""
-    clock, processor = time.perf_counter(), time.process_time()
-    function()
-    return time.perf_counter() - clock, time.process_time() - processor
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path, nargs="?", default=demo.CHECKPOINT)
     parser.add_argument("--data", type=Path, default=demo.DATA)
     parser.add_argument("--split", default="val")
@@ -108,18 +97,17 @@ def main() -> None:
     tokens = sum(examples.lengths[row][1] for row in rows)
 
     bare(model, examples, options.model_copy(update=dict(steps=2)), made.device)  # warm-up
-    seconds: dict[str, list[tuple[float, float]]] = {"bare loop": [], "finetune": []}
-    for _ in range(arguments.runs):
-        seconds["bare loop"].append(timed(lambda: bare(model, examples, options, made.device)))
-        seconds["finetune"].append(timed(lambda: ours(model, examples, options)))
-    for name, values in seconds.items():
-        rates = ", ".join(f"{tokens / clock:.0f}" for clock, _ in values)
-        print(
-            f"{name:>10}: {tokens / statistics.median(clock for clock, _ in values):8.0f} tokens/s (runs: {rates})"
-        )
-    both = list(zip(seconds["bare loop"], seconds["finetune"], strict=True))
-    clock = statistics.median(one[0] / other[0] for one, other in both)
-    processor = statistics.median(one[1] / other[1] for one, other in both)
+    ways = {
+        "bare loop": lambda: bare(model, examples, options, made.device),
+        "finetune": lambda: ours(model, examples, options),
+    }
+    turns = runs.in_turns(ways, arguments.runs, warm_up=0)
+    for name, own in turns.items():
+        rates = ", ".join(f"{tokens / turn.seconds:.0f}" for turn in own)
+        print(f"{name:>10}: {tokens / runs.median(own):8.0f} tokens/s (runs: {rates})")
+    both = zip(*turns.values(), strict=True)
+    processor = statistics.median(one.processor / other.processor for one, other in both)
+    clock = runs.median(turns["bare loop"], turns["finetune"])
     print(f"     ratio: {clock:8.1%} by the clock, {processor:.1%} by the processor")
 
 

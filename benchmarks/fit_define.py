@@ -9,13 +9,13 @@ before the fit; the table alone takes rows x width x 2 bytes on the disk.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+import runs
 import torch
 
 from prunecli.methods.embeddings.fit import fit_define
@@ -40,9 +40,7 @@ def write_table(path: Path, rows: int, width: int, hidden: int, seed: int = 0) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("--rows", type=int, default=64_000)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256, help="directions that the rows are mixtures of")

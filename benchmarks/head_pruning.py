@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
 from prunecli.methods.options import HeadOptions
@@ -38,8 +38,7 @@ def main() -> None:
         f"BERT-base, {options.ratio:.0%} of the heads removed, {options.length} tokens, {options.threads} threads"
     )
     for batch in options.batch_sizes:
-        seconds = measure(models, batch, options)
-        rates = {name: batch / statistics.median(taken) for name, taken in seconds.items()}
+        rates = measure(models, batch, options)
         print(
             f"batch {batch:3}: {rates['full']:8.2f} -> {rates['pruned']:8.2f} examples/s, "
             f"{rates['pruned'] / rates['full'] - 1:+.1%} (median of {options.runs})"
@@ -57,12 +56,12 @@ def write_bert(directory: Path) -> Path:
 
 def prune(source: Path, output: Path, ratio: float) -> Path:
     """Remove this fraction of the heads, drawn at random."""
-    with open_model(source) as checkpoint:
-        plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
-        rewrite = cut(checkpoint, plan)
-        apply(checkpoint, rewrite, output)
-        held = json.loads((output / "config.json").read_text())["prunecli"]["axes"]
-        print(f"heads left in the layers that lost some: {[len(units['kept']) for units in held.values()]}")
+    checkpoint = open_model(source)
+    plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
+    rewrite = cut(checkpoint, plan)
+    apply(checkpoint, rewrite, output)
+    held = json.loads((output / "config.json").read_text())["prunecli"]["axes"]
+    print(f"heads left in the layers that lost some: {[len(units['kept']) for units in held.values()]}")
     return output
 
 
@@ -70,29 +69,22 @@ def load(path: Path, options: argparse.Namespace) -> Any:
     return load_model(path, device=options.device, dtype=options.dtype)
 
 
-def measure(models: dict[str, Any], batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each run, after one that warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+def measure(models: dict[str, Any], batch: int, options: argparse.Namespace) -> dict[str, float]:
+    """Examples per second of each model."""
     ids = torch.randint(1000, 30000, (batch, options.length), generator=torch.Generator().manual_seed(0))
-    for run in range(options.runs + 1):
-        for name, model in models.items():
-            given = ids.to(model.device)
-            start = time.perf_counter()
-            with torch.inference_mode():
-                model(given).logits.sum().item()
-            if run:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
+
+    def forward(model: Any) -> None:
+        with torch.inference_mode():
+            model(ids.to(model.device)).logits.sum().item()
+
+    turns = runs.in_turns({name: partial(forward, model) for name, model in models.items()}, options.runs)
+    return {name: batch / runs.median(own) for name, own in turns.items()}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("--ratio", type=float, default=0.5)
-    parser.add_argument(
-        "--batch-sizes", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 16, 64]
-    )
+    parser.add_argument("--batch-sizes", type=runs.numbers, default=[1, 4, 16, 64])
     parser.add_argument("--length", type=int, default=128, help="tokens of an example")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", default="cpu")

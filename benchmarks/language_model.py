@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import runs
 import torch
 
 import prunecli
@@ -233,9 +234,7 @@ def table(done: dict[str, Any], texts: Texts, options: argparse.Namespace) -> st
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, default=Path("language-model.json"), help="results so far")

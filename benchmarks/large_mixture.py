@@ -26,18 +26,17 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import runs
 import torch
-from bounds import disk_speed
-from layer_major import entries, forget_all, read_bytes, weight_files
+from bounds import disk_speed, forget_all, weight_files
+from layer_major import entries, read_bytes
 from make_checkpoint import shapes_of
 from torch.nn import functional
 
@@ -54,20 +53,6 @@ BLOCK = 128
 SHARD_BYTES = 4_000_000_000
 POOL = 1 << 24
 """Random bytes that all tensors are cut from."""
-
-MEASURE = """
-import json, os, sys, time
-start = time.perf_counter()
-_, status, usage = os.wait4(os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ), 0)
-took = {
-    "seconds": time.perf_counter() - start,
-    "processor": usage.ru_utime + usage.ru_stime,
-    "peak": usage.ru_maxrss * 1024,
-}
-open(sys.argv[1], "w").write(json.dumps(took))
-sys.exit(os.waitstatus_to_exitcode(status) != 0)
-"""
-"""Runs a command out of a small process: from a large one it would begin with the peak of that."""
 
 WORDS = 4096
 TIMED_LAYERS = 3
@@ -215,61 +200,26 @@ def make(directory: Path, config: Mapping[str, Any], seed: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command took; `said` on stderr."""
-
-    seconds: float
-    processor: float
-    peak: int
-    said: str
-
-
-def run(command: list[str], work: Path, threads: int) -> Ran:
-    """Run it to its end."""
-    measured = work / "took.json"
-    process = subprocess.run(
-        [sys.executable, "-S", "-c", MEASURE, str(measured), *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-    )
-    if process.returncode:
-        sys.exit(process.stderr)
-    return Ran(**json.loads(measured.read_text()), said=process.stderr)
+def run(command: list[str], threads: int) -> runs.Ran:
+    return runs.run(command, {"OMP_NUM_THREADS": str(threads)})
 
 
 def collecting(options: argparse.Namespace, model: Path, gates: Path, processes: int = 1) -> list[str]:
     """The command `collect-gates` of the text."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [
-        sys.executable,
-        *(launcher if processes > 1 else []),
-        "-m",
-        "prunecli",
-        "collect-gates",
-        str(model),
-    ]
-    command += [
-        "--text",
-        f"words={options.work / 'words.txt'}",
-        "--memory",
-        options.memory,
-        "--device",
-        "cpu",
-    ]
+    python, *module = runs.PRUNECLI
     return [
-        *command,
+        *(python, *(launcher if processes > 1 else []), *module, "collect-gates", str(model)),
+        *("--text", f"words={options.work / 'words.txt'}", "--memory", options.memory, "--device", "cpu"),
         *("--context", str(options.context), "--batch-tokens", str(options.batch_tokens), "-o", str(gates)),
     ]
 
 
-def collect(options: argparse.Namespace, model: Path, gates: Path, processes: int = 1) -> Ran:
+def collect(options: argparse.Namespace, model: Path, gates: Path, processes: int = 1) -> runs.Ran:
     """`collect-gates` of the text, from a page cache that was asked to forget the weights."""
     forget_all(model)
     command = collecting(options, model, gates, processes)
-    return run([*command, "--force"], options.work, max(1, options.threads // processes))
+    return run([*command, "--force"], max(1, options.threads // processes))
 
 
 def products_seconds(
@@ -315,43 +265,39 @@ def placing_seconds(model: Path, config: Mapping[str, Any], dtype: torch.dtype) 
     """What one thread takes to have all layers' weights in `dtype`, out of the page cache; measured on one layer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with open_model(model) as stored:
-        run = as_run(stored, dtype)
-        names = [name for name in run.tensors if name.startswith("model.layers.0.")]
-        staging = Staging()
-        place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
-        for _ in range(2):
-            start = time.perf_counter()
-            for name in names:
-                info = run.info(name)
-                read_into(place[: info.numel].view(info.shape), run, name, staging)
-            seconds = time.perf_counter() - start  # of the second time
+    run = as_run(open_model(model), dtype)
+    names = [name for name in run.tensors if name.startswith("model.layers.0.")]
+    staging = Staging()
+    place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
+    for _ in range(2):
+        start = time.perf_counter()
+        for name in names:
+            info = run.info(name)
+            read_into(place[: info.numel].view(info.shape), run, name, staging)
+        seconds = time.perf_counter() - start  # of the second time
     torch.set_num_threads(threads)
     return seconds * int(config["num_hidden_layers"])
 
 
 def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str, Any]) -> None:
     """Time against both baselines, taken before and after."""
-    files = weight_files(model)
-    stored = sum(file.stat().st_size for file in files)
-    with open_model(model) as stored_model:
-        dtype = candidates("auto", [stored_model], torch.device("cpu"))[0]
+    stored = sum(file.stat().st_size for file in weight_files(model))
+    dtype = candidates("auto", [open_model(model)], torch.device("cpu"))[0]
     products = [products_seconds(options, config, dtype)]
-    forget_all(model)
-    reading = disk_speed(files, stored, float("inf"))
+    rate = disk_speed(model, stored)
     ran = collect(options, model, options.work / "gates.json")
     products.append(products_seconds(options, config, dtype))
     placing = placing_seconds(model, config, dtype)
     multiplying, busy = (statistics.mean(column) for column in zip(*products, strict=True))
-    larger = max(stored / reading.rate, multiplying)
+    larger = max(stored / rate, multiplying)
     print(ran.said.strip())
     print(
         f"collect-gates of {options.tokens} tokens: {ran.seconds:.1f} s, {ran.seconds / larger:.2f} of the larger; "
         f"{ran.processor:.1f} s of the processor; peak {ran.peak / 2**30:.2f} GiB of {options.memory}"
     )
     print(
-        f"  reading the files: {stored / 2**30:.2f} GiB, {stored / reading.rate:.1f} s, "
-        f"{reading.rate / 2**30:.2f} GiB a second; of these {read_bytes(ran.said) / stored:.3f} were read"
+        f"  reading the files: {stored / 2**30:.2f} GiB, {stored / rate:.1f} s, "
+        f"{rate / 2**30:.2f} GiB a second; of these {read_bytes(ran.said) / stored:.3f} were read"
     )
     each = ", ".join(f"{seconds:.1f}" for seconds, _ in products)
     print(
@@ -383,7 +329,7 @@ def report_resume(options: argparse.Namespace, model: Path) -> None:
     process.kill()
     process.wait()
     killed = time.perf_counter() - start
-    ran = run(collecting(options, model, gates), options.work, options.threads)
+    ran = run(collecting(options, model, gates), options.threads)
     whole = options.work / "gates.json"
     same = agreement(gates, whole)
     print(f"killed after {killed:.1f} s, the rest took {ran.seconds:.1f} s; {same}", flush=True)
@@ -425,7 +371,7 @@ def report_processes(options: argparse.Namespace, model: Path) -> None:
 def report_prune(options: argparse.Namespace, model: Path) -> None:
     """By turns with `cp` of as many bytes of the same files; both begin with a page cache that forgot them."""
     output, gates = options.work / "out", options.work / "gates.json"
-    command = [sys.executable, "-m", "prunecli", "prune-experts", str(model), "--ratio", str(options.ratio)]
+    command = [*runs.PRUNECLI, "prune-experts", str(model), "--ratio", str(options.ratio)]
     command += ["--gates", str(gates)] if gates.exists() else ["--metric", "random"]
     prune = [*command, "--quiet", "-o", str(output)]
     pruning: list[tuple[float, float]] = []
@@ -458,9 +404,8 @@ def written(
     options: argparse.Namespace, model: Path, command: list[str], output: Path
 ) -> tuple[tuple[float, float], int]:
     """Seconds until the command ends and until the disk has it all; peak resident bytes."""
-    os.sync()
     forget_all(model)
-    ran = run(command, options.work, options.threads)
+    ran = run(command, options.threads)
     start = time.perf_counter()
     subprocess.run(["sync", "-f", str(output)], check=True)
     return (ran.seconds, ran.seconds + time.perf_counter() - start), ran.peak
@@ -509,9 +454,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("work", type=Path, help="folder on the disk to measure")
     parser.add_argument("--size", default="40GB", help="of the experts")
     parser.add_argument("--fp8", action="store_true", help="in FP8 instead of bfloat16")

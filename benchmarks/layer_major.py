@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter
 from pathlib import Path
 
+import runs
 import torch
-from bounds import disk_speed, forget, product_speed, token_products
+from bounds import disk_speed, forget_all, product_speed
 
 from prunecli import demo
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -38,21 +38,18 @@ def main() -> None:
         data = options.data or repeated_demo(Path(folder), options.sentences)
         gates = Path(folder) / "gates.json"
         speeds = [matrix_speeds(options.products_seconds)]
-        forget_all(options.checkpoint)
-        seconds, busy, peak, said = run(options, data, gates, ["--memory", options.memory])
+        seconds, busy, peak, _, said = collect(options, data, gates, "--memory", options.memory)
         speeds.append(matrix_speeds(options.products_seconds))
         read = read_bytes(said)
-        with open_model(options.checkpoint) as checkpoint:
-            flops = pass_flops(checkpoint, json.loads(gates.read_text()))
+        flops = pass_flops(open_model(options.checkpoint), json.loads(gates.read_text()))
         if options.whole:
-            forget_all(options.checkpoint)
-            whole, whole_busy, whole_peak, _ = run(options, data, gates.with_name("whole.json"), [])
+            whole = collect(options, data, gates.with_name("whole.json"))
             equal = entries(gates) == entries(gates.with_name("whole.json"))
-            print(f"in memory: {whole:.0f} s, {whole_peak / 2**30:.2f} GiB; by layer / in memory: ", end="")
-            print(f"{seconds / whole:.2f}, of processor time {busy / whole_busy:.2f}, ", end="")
+            print(f"in memory: {whole.seconds:.0f} s, {whole.peak / 2**30:.2f} GiB; ", end="")
+            print(f"by layer / in memory: {seconds / whole.seconds:.2f}, ", end="")
+            print(f"of processor time {busy / whole.processor:.2f}, ", end="")
             print(f"statistics {'equal' if equal else 'NOT EQUAL'}")
-    os.sync()
-    rate = disk_speed(weight_files(options.checkpoint), options.disk_bytes, float("inf")).rate
+    rate = disk_speed(options.checkpoint, options.disk_bytes)
     speed, share = (sum(values) / len(values) for values in zip(*speeds, strict=True))
     disk, products = read / rate, flops / speed
     print(said.strip())
@@ -63,38 +60,14 @@ def main() -> None:
     print(f"processor time: {busy:.0f} s; products alone: {flops / share:.0f} s, {busy * share / flops:.2f}")
 
 
-def run(
-    options: argparse.Namespace, data: Path, gates: Path, more: list[str]
-) -> tuple[float, float, int, str]:
-    """Seconds, processor seconds, peak resident bytes and stderr of the command."""
-    command = [
-        sys.executable,
-        "-m",
-        "prunecli",
-        "collect-gates",
-        str(options.checkpoint),
-        "--data",
-        str(data),
-    ]
-    command += ["--split", options.split, "--dtype", options.dtype, *more]
-    command += ["--batch-tokens", str(options.batch_tokens), "-o", str(gates), "--device", "cpu"]
+def collect(options: argparse.Namespace, data: Path, gates: Path, *more: str) -> runs.Ran:
+    """Run `collect-gates`, from a page cache that was asked to forget the weights."""
+    command = [*runs.PRUNECLI, "collect-gates", options.checkpoint, "--data", data]
+    command += ["--split", options.split, "--compute-dtype", options.dtype, *more]
+    command += ["--batch-tokens", options.batch_tokens, "-o", gates, "--device", "cpu"]
     command += ["--pairs", options.pairs] if options.pairs else []
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    lines: list[str] = []
-    assert process.stderr is not None
-    listener = threading.Thread(target=lines.extend, args=(process.stderr,))
-    listener.start()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    listener.join()
-    if os.waitstatus_to_exitcode(status):
-        sys.exit("".join(lines))
-    busy = usage.ru_utime + usage.ru_stime
-    return seconds, busy, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), "".join(lines)
+    forget_all(options.checkpoint)
+    return runs.run(command, {"OMP_NUM_THREADS": str(options.threads)})
 
 
 def read_bytes(said: str) -> int:
@@ -107,37 +80,31 @@ def read_bytes(said: str) -> int:
 
 def pass_flops(checkpoint: Checkpoint, gates: dict) -> int:  # type: ignore[type-arg]
     """Floating-point operations of the layers' matrix products for the tokens that the statistics count."""
-    products = token_products(checkpoint.layout)
     sources: dict[str, int] = {}
-    pair_sources = targets = 0
+    tokens = Counter[str]()
     for pair, entry in gates["entries"].items():
         first = {layer.split(".")[1]: n for layer, n in zip(gates["layers"], entry["tokens"], strict=True)}
         sources[pair.split("-")[0]] = first["encoder"]
-        pair_sources += first["encoder"]
-        targets += first["decoder"]
-    return products.operations(sum(sources.values()), pair_sources, targets, output=False)
+        tokens.update(cross=first["encoder"], decoder=first["decoder"])
+    tokens["encoder"] = sum(sources.values())  # a source that serves several pairs is encoded once
+    done = 0.0
+    for name, shape in checkpoint.layout.shapes.items():
+        if ".layers." in name and len(shape) == 2:
+            chosen = gates["top_k"] / gates["num_experts"] if ".experts." in name else 1
+            side = "cross" if re.search(r"cross_attention\.[kv]_proj", name) else name.split(".")[1]
+            done += 2 * math.prod(shape) * chosen * tokens[side]
+    return round(done)
 
 
 def matrix_speeds(seconds: float) -> tuple[float, float]:
     """Operations a second, and a second of processor time, of products of 512 rows by 1024 x 4096."""
     start, busy = time.perf_counter(), time.process_time()
-    speed = product_speed(1024, 4096, torch.float32, torch.device("cpu"), seconds)
+    speed = product_speed(1024, 4096, seconds)
     return speed, speed * (time.perf_counter() - start) / (time.process_time() - busy)
 
 
 def entries(gates: Path) -> object:
     return json.loads(gates.read_text())["entries"]
-
-
-def forget_all(path: Path) -> None:
-    """Ask for the weight files to be dropped from the page cache."""
-    os.sync()
-    for file in weight_files(path):
-        forget(file)
-
-
-def weight_files(path: Path) -> list[Path]:
-    return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
 
 
 def repeated_demo(folder: Path, sentences: int) -> Path:
@@ -150,9 +117,7 @@ def repeated_demo(folder: Path, sentences: int) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--split", default="val")

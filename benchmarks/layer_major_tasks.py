@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
+
+import runs
+from bounds import forget_all
+from large_mixture import numbers
 
 from prunecli import demo
 
 COMMANDS = {
     "evaluate": ["--task", "lm"],
-    "score-heads": ["--task", "lm", "--method", "gradient"],
+    "score-heads": ["--task", "lm", "--metric", "gradient"],
 }
 
 
@@ -46,51 +47,31 @@ def main() -> None:
                 options,
                 [*arguments, "-o", str(results[1]), "--memory", options.memory, "--spill-dir", folder],
             )
-            print(f"{command}: whole {whole[0]:.1f} s, {whole[1]:.1f} s of processor, {gib(whole[2])}")
-            print(f"{command}: by layer {layers[0]:.1f} s, {layers[1]:.1f} s of processor, {gib(layers[2])}")
+            for way, (seconds, busy, peak) in (("whole", whole), ("by layer", layers)):
+                print(f"{command}: {way} {seconds:.1f} s, {busy:.1f} s of processor, {peak / 2**30:.2f} GiB")
             ratios = ", ".join(f"{one / other:.2f}" for one, other in zip(layers, whole, strict=True))
             print(f"{command}: by layer / whole: {ratios}; results differ by {apart(*results):.1e} at most")
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> tuple[float, float, int]:
     """Seconds, processor seconds and peak resident bytes."""
-    os.sync()
-    for file in options.checkpoint.glob("*.safetensors"):
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prunecli", *arguments], stdout=subprocess.DEVNULL, env=environment
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status):
-        sys.exit(f"prunecli {' '.join(arguments)} failed")
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, peak
+    forget_all(options.checkpoint)
+    ran = runs.run([*runs.PRUNECLI, *arguments], {"OMP_NUM_THREADS": str(options.threads)})
+    return ran.seconds, ran.processor, ran.peak
 
 
 def apart(one: Path, other: Path) -> float:
     """The largest relative difference of two numbers of the results."""
-    one_has, other_has = (numbers(json.loads(path.read_text())) for path in (one, other))
+    one_has, other_has = (numbers(scores(json.loads(path.read_text()))) for path in (one, other))
     return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in zip(one_has, other_has, strict=True))
 
 
-def numbers(payload: dict) -> list[float]:  # type: ignore[type-arg]
-    """Every score of a result, in order."""
-    if "sum" in payload:
-        return [float(value) for values in payload["sum"].values() for value in values]
-    return [float(value) for value in payload["results"][0]["scores"].values()]
-
-
-def gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
+def scores(payload: Any) -> Any:
+    return payload["values"] if "values" in payload else payload["results"][0]["scores"]
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--command", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
     parser.add_argument("--memory", default="1.5GiB")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import threading
 import time
 from pathlib import Path
 
+import runs
 import torch
 
 from prunecli import demo
@@ -112,27 +112,17 @@ class CardMemory(threading.Thread):
         return self.peak
 
 
-def measured(title: str, command: list[str], environment: dict[str, str], tail: int) -> None:
+def measured(title: str, command: str, environment: dict[str, str], tail: int) -> None:
     """Run `command`; print its last lines and what it took."""
     watch, before = (CardMemory(), 0) if torch.cuda.is_available() else (None, 0)
     if watch:
         time.sleep(0.5)
         before = watch.peak
-    start = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        output.seek(0)
-        lines = output.read().splitlines()
-    print("\n".join(lines[-tail:]))
+    ran = runs.run(["sh", "-c", f"exec {command} >&2"], environment, check=False)
+    print("\n".join(ran.said.splitlines()[-tail:]))
     card = f"{(watch.stop() - before) / 1024:.2f} GiB of the card, " if watch else ""
-    resident = usage.ru_maxrss / 2**20
-    print(
-        f"== {title}: {seconds:.1f} s, {card}{resident:.2f} GiB resident"
-        f"{f', status {os.waitstatus_to_exitcode(status)}' if status else ''}\n",
-        flush=True,
-    )
+    status = f", status {ran.status}" if ran.status else ""
+    print(f"== {title}: {ran.seconds:.1f} s, {card}{ran.peak / 2**30:.2f} GiB resident{status}\n", flush=True)
 
 
 def main() -> None:
@@ -142,12 +132,9 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     whole, pruned, gates = work / "whole", work / "pruned", work / "gates.json"
     here = Path(__file__).resolve().parent
-    environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as site:
         Path(site, "sitecustomize.py").write_text(SMALLER_CARD.format(limit=parse_size(options.card)))
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [site, str(here.parent), os.environ.get("PYTHONPATH", "")]
-        )
+        path = os.pathsep.join([site, str(here.parent), os.environ.get("PYTHONPATH", "")])
         run = f"{sys.executable} -m prunecli"
         few = f"--data {demo.DATA} --pairs {'-'.join(options.langs.split(',')[:2])} --split test"
         text = f"--text {options.text}"
@@ -179,16 +166,14 @@ def main() -> None:
             "finetune": f"{run} finetune {pruned} --text {options.text} --lora 16 --steps 20 -o {work}/tuned --force",
         }
         for title in options.steps.split(","):
-            measured(title, shlex.split(commands[title]), environment, options.tail)
+            measured(title, commands[title], {"PYTHONPATH": path}, options.tail)
     if options.clean:
         shutil.rmtree(work)
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--langs", default="qba_Latn,qbo_Latn,qka_Latn", help="the first two are decoded")
     parser.add_argument("--card", default="32GiB", help="what the card has")

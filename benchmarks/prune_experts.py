@@ -13,45 +13,10 @@ import argparse
 import os
 import shutil
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-
-@dataclass
-class Contestant:
-    """A command that makes `output` out of nothing, and what it took in each round."""
-
-    name: str
-    command: Sequence[str]
-    output: Path
-    sync: bool = False
-    seconds: list[float] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
-    peak_bytes: list[int] = field(default_factory=list)
-
-    def run(self) -> None:
-        """One round, from a disk at rest."""
-        shutil.rmtree(self.output, ignore_errors=True)
-        os.sync()
-        start = time.perf_counter()
-        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        if self.sync:
-            subprocess.run(["sync", "-f", str(self.output)], check=True)
-        self.seconds.append(time.perf_counter() - start)
-        self.processor.append(usage.ru_utime + usage.ru_stime)
-        self.peak_bytes.append(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-        if os.waitstatus_to_exitcode(status):
-            sys.exit(f"failed: {' '.join(self.command)}")
-
-    @property
-    def median(self) -> float:
-        """Seconds."""
-        return statistics.median(self.seconds)
+import runs
 
 
 def main() -> None:
@@ -60,17 +25,9 @@ def main() -> None:
     work = Path(options.work or options.checkpoint.resolve().parent) / f"prune-experts-{os.getpid()}"
     work.mkdir()
     try:
-        prune = [
-            sys.executable,
-            "-m",
-            "prunecli",
-            "prune-experts",
-            str(options.checkpoint),
-            "--quiet",
-            "--force",
-        ]
-        prune += ["--ratio", str(options.ratio)]
-        prune += ["--gates", str(options.gates)] if options.gates else ["--metric", "random"]
+        prune = [*runs.PRUNECLI, "prune-experts", options.checkpoint, "--quiet", "--force"]
+        prune += ["--ratio", options.ratio]
+        prune += ["--gates", options.gates] if options.gates else ["--metric", "random"]
         kinds = {
             "as stored": prune,
             **({options.dtype: [*prune, "--dtype", options.dtype]} if options.dtype else {}),
@@ -85,48 +42,50 @@ def main() -> None:
         shutil.rmtree(work)
 
 
-def compare(kind: str, prune: Sequence[str], work: Path, rounds: int) -> tuple[float, float]:
+def compare(kind: str, prune: Sequence[object], work: Path, rounds: int) -> tuple[float, float]:
     """prunecli against both kinds of `cp`, in turn; median seconds of prunecli and of the plain `cp`."""
     work.mkdir()
-    kept = work / "kept"
-    subprocess.run(
-        [*prune, "-o", str(kept)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    kept, made = work / "kept", work / "made"
+    runs.run([*prune, "-o", kept])
     size = sum(path.stat().st_size for path in kept.rglob("*") if path.is_file())
-    copy = ["cp", "-r", str(kept)]
-    pruning = Contestant("prunecli", [*prune, "-o", str(work / "made")], work / "made")
-    copying = Contestant("cp", [*copy, str(work / "copy")], work / "copy")
-    durable = Contestant("cp + sync", [*copy, str(work / "synced")], work / "synced", sync=True)
-    contestants = (pruning, copying, durable)
+    copy = ["cp", "-r", kept, made]
+    durable = ["sh", "-c", f"cp -r '{kept}' '{made}' && sync -f '{made}'"]
+    commands: dict[str, Sequence[object]] = {
+        "prunecli": [*prune, "-o", made],
+        "cp": copy,
+        "cp + sync": durable,
+    }
+    names, found = [*commands], {name: list[runs.Ran]() for name in commands}
     for turn in range(rounds):
-        for contestant in contestants[turn % 3 :] + contestants[: turn % 3]:
-            contestant.run()
-            shutil.rmtree(contestant.output)
+        for name in names[turn % 3 :] + names[: turn % 3]:
+            os.sync()  # from a disk at rest
+            found[name].append(runs.run(commands[name]))
+            shutil.rmtree(made)
     print(f"{kind}: {size / 2**30:.2f} GiB kept, median of {rounds} rounds")
-    for contestant in contestants:
-        spread = f"{min(contestant.seconds):.2f} to {max(contestant.seconds):.2f}"
-        peak = max(contestant.peak_bytes) / 2**20
-        busy = statistics.median(contestant.processor)
+    seconds = {name: [ran.seconds for ran in own] for name, own in found.items()}
+    medians = {name: statistics.median(own) for name, own in seconds.items()}
+    for name, own in found.items():
+        spread = f"{min(seconds[name]):.2f} to {max(seconds[name]):.2f}"
+        busy = statistics.median(ran.processor for ran in own)
         print(
-            f"  {contestant.name:10} {contestant.median:6.2f} s ({spread}; {busy:.2f} s of the processor), "
-            f"peak {peak:.0f} MiB resident"
+            f"  {name:10} {medians[name]:6.2f} s ({spread}; {busy:.2f} s of the processor), "
+            f"peak {max(ran.peak for ran in own) / 2**20:.0f} MiB resident"
         )
-    for other in (copying, durable):
-        ratios = [mine / theirs for mine, theirs in zip(pruning.seconds, other.seconds, strict=True)]
+    pruning = seconds["prunecli"]
+    for other in names[1:]:
+        ratios = [mine / theirs for mine, theirs in zip(pruning, seconds[other], strict=True)]
         print(
-            f"  prunecli / {other.name}: {pruning.median / other.median:.2f} of the medians, "
-            f"{min(pruning.seconds) / min(other.seconds):.2f} of the shortest, "
+            f"  prunecli / {other}: {medians['prunecli'] / medians[other]:.2f} of the medians, "
+            f"{min(pruning) / min(seconds[other]):.2f} of the shortest, "
             f"{statistics.median(ratios):.2f} round by round"
         )
     shutil.rmtree(work)
-    return pruning.median, copying.median
+    return medians["prunecli"], medians["cp"]
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--gates", type=Path, help="gate statistics; default: experts drawn at random")
     parser.add_argument("--ratio", type=float, default=0.5, help="fraction of the experts to remove")

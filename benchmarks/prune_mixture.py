@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import runs
+
 from prunecli.tensors.quantities import parse_size
 
 HERE = Path(__file__).parent
@@ -109,9 +111,7 @@ def run(arguments: list[str], *, shown: bool = True) -> str:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("work", type=Path, help="folder on the disk to measure")
     parser.add_argument("--size", default="8GB", help="of the pruned checkpoint's experts")
     parser.add_argument("--ratio", type=float, default=0.25, help="fraction of the experts to remove")

@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import runs
+
 from tools.fuzz.kills import SIGNALS, Fresh, Stable, kill, reference, served
 from tools.fuzz.places import each_once, kinds_of_places
 from tools.fuzz.rounds import play, prepare
@@ -142,9 +144,7 @@ def kills(
 
 def parse() -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("--seed", default="1", help="names the rounds (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="fuzzing rounds at most")
     parser.add_argument("--minutes", type=float, help="minutes of fuzzing at most")

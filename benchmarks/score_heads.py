@@ -14,11 +14,12 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import runs
 import torch
 
 from prunecli.methods.heads.score import (
@@ -83,12 +84,10 @@ def passes(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> dict[s
     }
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def finished(run: Callable[[], Any]) -> None:
     run()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def grown_bytes(run: Callable[[], Any], device: torch.device) -> int:
@@ -110,13 +109,11 @@ def resident(field: str) -> int:
 
 
 def gradient(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> None:
-    runs = passes(loaded, what, options)
-    times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
-    for _ in range(options.rounds + 1):
-        for name, found in times.items():
-            found.append(seconds(runs[name]))
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
-    ratios = [a / b for a, b in zip(times["gradient"][1:], times["plain"][1:], strict=True)]
+    ways = {name: partial(finished, run) for name, run in passes(loaded, what, options).items()}
+    turns = runs.in_turns(ways, options.rounds)
+    medians = {name: runs.median(own) for name, own in turns.items()}
+    both = zip(turns["gradient"], turns["plain"], strict=True)
+    ratios = [one.seconds / other.seconds for one, other in both]
     print(
         f"plain forward and backward {medians['plain']:.3f} s, gradient scoring {medians['gradient']:.3f} s: "
     )
@@ -148,20 +145,19 @@ def ablation(loaded: Loaded, what: Dataset, options: argparse.Namespace, metric:
     else:
         of_texts = task_batches(tokenizer, model, what, options.batch_tokens)
         batches = batch_measurements(model, of_texts, metric)
-    ratios = []
-    for _ in range(options.ablation_rounds):
-        one = seconds(lambda: measure_masked(checkpoint, model, batches, []))
-        all_heads = seconds(lambda: measure_masked(checkpoint, model, batches, masks))
-        ratios.append(all_heads / one)
-        print(f"{metric}: one evaluation {one:.2f} s, without each of {len(masks)} heads {all_heads:.2f} s")
-    ratio = statistics.median(ratios)
+    ways = [
+        partial(finished, partial(measure_masked, checkpoint, model, batches, own)) for own in ([], masks)
+    ]
+    turns = runs.in_turns(dict(zip(("one", "all"), ways, strict=True)), options.ablation_rounds, warm_up=0)
+    for one, every in zip(*turns.values(), strict=True):
+        print(f"{metric}: one evaluation {one.seconds:.2f} s, ", end="")
+        print(f"without each of {len(masks)} heads {every.seconds:.2f} s")
+    ratio = runs.median(turns["all"], turns["one"])
     print(f"  {ratio:.1f} evaluations instead of {len(masks) + 1}: {ratio / (len(masks) + 1):.2f}x")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--text", type=Path)

@@ -14,16 +14,15 @@ import os
 import shlex
 import shutil
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import runs
 
 CASES = (
     "--preset NoDec",
     "--preset SharedEncNoDec --init mean",
-    "--preset SharedEncNoDec --init concat --width {half}",
+    "--preset SharedEncNoDec --init concat --width {half} --keep-units norms",
     "--preset OneWide",
 )
 """Plain copies, means, choosing hidden units by their norms, concatenation with new units."""
@@ -38,7 +37,7 @@ def main() -> None:
     size = sum(path.stat().st_size for path in weights)
     print(f"{options.checkpoint}: {size / 2**30:.2f} GiB, median of {options.rounds} rounds")
     try:
-        reading, _ = measure(["cat", *map(str, weights)], None, options.rounds)
+        reading, _ = measure(["cat", *weights], work / "none", options.rounds)
         print(f"  read: {reading:.2f} s")
         for case in CASES:
             compare(case.format(half=options.width), options.checkpoint, work, options.rounds)
@@ -49,51 +48,28 @@ def main() -> None:
 def compare(case: str, checkpoint: Path, work: Path, rounds: int) -> None:
     """prunecli against `cp` of what it writes."""
     made, copied = work / "made", work / "copied"
-    command = [
-        sys.executable,
-        "-m",
-        "prunecli",
-        "share-ffn",
-        str(checkpoint),
-        "--quiet",
-        "--force",
-        "--dense-only",
-    ]
-    seconds, peak = measure([*command, *shlex.split(case), "-o", str(made)], made, rounds, keep=True)
-    copying, _ = measure(["cp", "-r", str(made), str(copied)], copied, rounds)
+    command = [*runs.PRUNECLI, "share-ffn", checkpoint, "--quiet", "--force", "--dense-only"]
+    seconds, peak = measure([*command, *shlex.split(case), "-o", made], made, rounds)
+    copying, _ = measure(["cp", "-r", made, copied], copied, rounds)
     size = sum(path.stat().st_size for path in made.iterdir())
     print(
         f"  {case}: {size / 2**30:.2f} GiB written in {seconds:.2f} s, cp {copying:.2f} s "
         f"(ratio {seconds / copying:.2f}), peak {peak / 2**20:.0f} MiB resident"
     )
-    shutil.rmtree(made)
 
 
-def measure(
-    command: Sequence[str], output: Path | None, rounds: int, *, keep: bool = False
-) -> tuple[float, int]:
-    """Median seconds and largest resident bytes; `output` is removed before each round and, but for `keep`, after."""
-    seconds, peak = [], 0
+def measure(command: Sequence[object], output: Path, rounds: int) -> tuple[float, int]:
+    """Median seconds and largest resident bytes; `output` is removed before each round."""
+    found = []
     for _ in range(rounds):
-        if output is not None:
-            shutil.rmtree(output, ignore_errors=True)
-        start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds.append(time.perf_counter() - start)
-        peak = max(peak, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-        if os.waitstatus_to_exitcode(status):
-            sys.exit(f"failed: {shlex.join(command)}")
-    if output is not None and not keep:
-        shutil.rmtree(output)
-    return statistics.median(seconds), peak
+        shutil.rmtree(output, ignore_errors=True)
+        found.append(runs.run(command))
+    return statistics.median(ran.seconds for ran in found), max(ran.peak for ran in found)
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("checkpoint", type=Path, help="of a model with an encoder and a decoder")
     parser.add_argument("--width", type=int, default=4096, help="hidden units of the narrowed FFN")
     parser.add_argument("--rounds", type=int, default=3)

@@ -11,12 +11,13 @@ measurement have other text.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import runs
 
 from prunecli.model.checkpoint import open_model
 from prunecli.progress import silent
@@ -78,9 +79,7 @@ def turned(path: Path, folder: Path, share: float) -> Path:
 
 def main() -> None:
     """Print a line of JSON for each row."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     for name in ("text", "data", "labelled"):
         parser.add_argument(f"--{name}", type=Path)

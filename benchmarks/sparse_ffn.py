@@ -10,7 +10,6 @@ for float32, 5 GB without the stock module.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import runs
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -48,9 +48,7 @@ for line in sys.stdin:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("--stock-python", help="python of an environment with transformers 4.57")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--tokens", default="4096,5")

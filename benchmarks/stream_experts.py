@@ -25,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
 
+import runs
 from prune_mixture import made, sizes_of
 
 from prunecli.tensors.quantities import bytes_text, parse_size
@@ -64,27 +65,22 @@ def compare(options: argparse.Namespace, source: Path, url: str) -> None:
         "streamed": [REPO, "--stream"],
         "fetched whole": [REPO],
     }
-    taken: dict[str, list[tuple[float, int, int, int]]] = {way: [] for way in ways}
+    taken: dict[str, list[tuple[float, float, int, int]]] = {way: [] for way in ways}
     found: dict[str, str] = {}
-    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
+    environment = {"HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0"}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     for _ in range(options.rounds):
         for way, arguments in ways.items():
             shutil.rmtree(cache, ignore_errors=True)
             shutil.rmtree(output, ignore_errors=True)
             os.sync()
-            before, start = sent(url), time.perf_counter()
-            command = [sys.executable, "-m", "prunecli", "prune-experts", *arguments, "--metric", "random"]
-            command += ["--ratio", str(options.ratio), "--quiet", "-o", str(output)]
-            process = subprocess.Popen(command, env=environment)
-            _, status, usage = os.wait4(process.pid, 0)
-            if os.waitstatus_to_exitcode(status):
-                sys.exit(f"failed: {' '.join(command)}")
-            seconds = time.perf_counter() - start
+            before = sent(url)
+            command = [*runs.PRUNECLI, "prune-experts", *arguments, "--metric", "random"]
+            ran = runs.run([*command, "--ratio", options.ratio, "--quiet", "-o", output], environment)
             disk = sum(
                 path.stat().st_size for path in cache.rglob("*") if not path.is_symlink() and path.is_file()
             )
-            taken[way].append((seconds, usage.ru_maxrss * 1024, disk, sent(url) - before))
+            taken[way].append((ran.seconds, ran.peak, disk, sent(url) - before))
             found[way] = weights_digest(output)
     if len(set(found.values())) > 1:
         sys.exit("the results differ")
@@ -204,9 +200,7 @@ def lfs(name: str, path: Path) -> dict[str, object] | None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("work", type=Path, help="folder on the disk to measure")
     parser.add_argument("--size", default="2GB", help="of the experts")
     parser.add_argument("--ratio", type=float, default=0.5, help="fraction of the experts to remove")

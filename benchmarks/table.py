@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import runs
+
 HERE = Path(__file__).parent
 
 
@@ -323,9 +325,7 @@ def printed(command: Sequence[str], log: Path) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = runs.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--pair", required=True)

@@ -33,9 +33,9 @@ def source(tmp_path):
 
 
 def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
-    with open_model(source) as opened:
-        rewrite = cut(opened, kept_experts(KEPT, dtype=dtype))
-        apply(opened, rewrite, output, **options)
+    opened = open_model(source)
+    rewrite = cut(opened, kept_experts(KEPT, dtype=dtype))
+    apply(opened, rewrite, output, **options)
 
 
 def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,8 +56,8 @@ def rewritten(
     path: Path, output: Path, kept: Mapping[str, Sequence[int]] = EVEN, **options: object
 ) -> Summary:
     dtype = str(options.pop("dtype", "F32"))
-    with open_model(path) as source:
-        return apply(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
+    source = open_model(path)
+    return apply(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
 
 
 def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path):
@@ -72,15 +72,15 @@ def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path):
 
 
 def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path):
-    with open_model(tiny(tmp_path / "in")) as source:
-        good = keeping(source, EVEN)
-        short = replace(good, outputs=good.outputs[1:])
-        other = replace(keeping(source, UNEVEN), structure=Structure())
-        for wrong in (short, other):
-            with pytest.raises(CheckpointError, match="would not be what its config says"):
-                apply(source, wrong, tmp_path / "out")
-            with pytest.raises(CheckpointError, match="would not be what its config says"):
-                summarize(source, wrong)
+    source = open_model(tiny(tmp_path / "in"))
+    good = keeping(source, EVEN)
+    short = replace(good, outputs=good.outputs[1:])
+    other = replace(keeping(source, UNEVEN), structure=Structure())
+    for wrong in (short, other):
+        with pytest.raises(CheckpointError, match="would not be what its config says"):
+            apply(source, wrong, tmp_path / "out")
+        with pytest.raises(CheckpointError, match="would not be what its config says"):
+            summarize(source, wrong)
     assert names(tmp_path) == ["in"]
 
 
@@ -98,9 +98,9 @@ def test_a_mixture_of_experts_without_sparse_layers(tmp_path, step):
     steps = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), step)
     steps |= dict.fromkeys(("encoder_layers", "decoder_layers"), 2)
     tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
-    with open_model(tmp_path / "m") as source:
-        outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
-        apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), tmp_path / "out")
+    source = open_model(tmp_path / "m")
+    outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
+    apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), tmp_path / "out")
     model = load_model(tmp_path / "out", device="cpu")
     assert model.config.num_experts == 8
     assert not sparse_ffns(model)

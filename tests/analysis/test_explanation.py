@@ -37,18 +37,18 @@ def thrice(tmp_path):
         ("one", "two", plan_layers, LayerOptions(remove="0")),
         ("two", "three", plan_widths, NarrowOptions(ratio=0.5, metric="norms")),
     ):
-        with open_model(tmp_path / source) as model:
-            apply(model, cut(model, plan(model, options)), tmp_path / name)
-    with open_model(tmp_path / "three") as model:
-        plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
-        apply(model, rewrite_shared(model, plan), tmp_path / "four")
+        model = open_model(tmp_path / source)
+        apply(model, cut(model, plan(model, options)), tmp_path / name)
+    model = open_model(tmp_path / "three")
+    plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
+    apply(model, rewrite_shared(model, plan), tmp_path / "four")
     return tmp_path
 
 
 def test_units_are_followed_through_steps_and_layers(thrice):
     """By hand: what the first step keeps of the original's layer 1 is ranked again in the third."""
-    with open_model(thrice / "three") as model:
-        told = read_decisions(model.path, model.structure.history)
+    model = open_model(thrice / "three")
+    told = read_decisions(model.path, model.structure.history)
     first, third = (next(place for place in told[step].places if place.layer == 1) for step in (0, 2))
     assert (first.module, third.module) == ("model.layers.1.mlp",) * 2
     assert third.ids.tolist() == first.ids[first.kept].tolist()
@@ -111,9 +111,9 @@ def test_a_file_of_another_history_is_refused(thrice):
         explain(thrice / "two", "unit 1")
     # It stands in the way of no further step, which leaves it out.
     said = []
-    with open_model(thrice / "two") as model:
-        rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms")))
-        apply(model, rewrite, thrice / "next", say=said.append)
+    model = open_model(thrice / "two")
+    rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms")))
+    apply(model, rewrite, thrice / "next", say=said.append)
     assert "left out" in said[0]
     assert [*Explained.open(thrice / "next").decisions] == [2]
 

@@ -1,11 +1,13 @@
 """Calls of one command: what it printed, and how it ended."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
@@ -15,14 +17,20 @@ from tests.tiny import json_of
 
 @dataclass(frozen=True)
 class Result:
-    status: int
+    status: int | None
     out: str
     err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
 
 def call(command: Callable[..., None], *arguments: object) -> Result:
     """Failures are described as the command line does."""
-    result = _invoked(command, arguments)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is None or isinstance(result.exception, SystemExit):
         return Result(result.exit_code, result.stdout, result.stderr)
     text, status = describe(result.exception)
@@ -36,31 +44,32 @@ def done(command: Callable[..., None], *arguments: object) -> Result:
     return result
 
 
-def both(command: Callable[..., None]) -> tuple[Callable[..., Result], Callable[..., Result]]:
-    """`call` and `done` of one command."""
-    return partial(call, command), partial(done, command)
+def both(
+    command: Callable[..., None], *arguments: object
+) -> tuple[Callable[..., Result], Callable[..., Result]]:
+    """`call` and `done` of one command, with arguments of all calls."""
+    return partial(call, command, *arguments), partial(done, command, *arguments)
 
 
-def raising(command: Callable[..., None], *arguments: object) -> Any:
-    """The test runner's own result; failures are raised."""
-    result = _invoked(command, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def _invoked(command: Callable[..., None], arguments: tuple[object, ...]) -> Any:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(result: Result, message: str, status: int) -> None:
+def refused(result: Result, message: str, status: int = 2) -> None:
     assert result.status == status, result.err
     assert message in result.err
     assert "Traceback" not in result.err
     if "Error: " in result.err:
         assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
+
+
+def refusals(*cases: tuple[Any, ...]) -> Any:
+    """Cases of calls that are refused: the arguments, the message, and the status if it is not 2.
+
+    The test gets `refusal`, which calls a command with arguments before those of the case.
+    """
+
+    def check(case: tuple[Any, ...]) -> Callable[..., None]:
+        arguments, *said = case
+        return lambda command, *before: refused(command(*before, *arguments), *said)
+
+    return pytest.mark.parametrize("refusal", map(check, cases), ids=[case[1] for case in cases])
 
 
 def content(path: Path | str) -> dict[str, Any]:

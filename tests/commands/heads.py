@@ -20,9 +20,9 @@ def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, A
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
-    with open_model(directory) as checkpoint:
-        checkpoint.check()
-        return {layer.name: layer.heads for layer in checkpoint.layout.attentions}
+    checkpoint = open_model(directory)
+    checkpoint.check()
+    return {layer.name: layer.heads for layer in checkpoint.layout.attentions}
 
 
 def count(directory: Path) -> int:

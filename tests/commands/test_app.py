@@ -48,7 +48,7 @@ def test_help_lists_every_command_and_imports_no_heavy_library():
 def test_results_hold_the_command_line_that_was_called(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["prunecli", "--secret"])
     result = rounds.run("inspect --json", tmp_path)
-    assert json.loads(result.out)["command"] == ["prunecli", "inspect", "--json"], result.err
+    assert result.json["command"] == ["prunecli", "inspect", "--json"], result.err
     assert not processes.COMMAND.get()
 
 
@@ -188,7 +188,7 @@ def test_an_output_that_is_closed_is_no_fault(line):
 )
 def test_failures_are_json_for_those_who_ask_for_it(arguments, message, remedy, status, tmp_path):
     result = rounds.run(" ".join(arguments), tmp_path)
-    payload = json.loads(result.out)
+    payload = result.json
     assert (payload["format"], payload["prunecli"]) == ("prunecli.error/1", __version__)
     error = payload["error"]
     assert error["message"].startswith(message)

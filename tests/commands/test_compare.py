@@ -2,7 +2,6 @@ import json
 import shutil
 import sys
 import tempfile
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -11,10 +10,9 @@ from prunecli import demo, results
 from prunecli.analysis import model_similarity as cka
 from prunecli.analysis.language_comparison import compare_by_language
 from prunecli.commands.compare import compare_heads, compare_languages, compare_models
-from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import both, names, raising
+from tests.commands.calls import both, names, refusals, refused
 from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -29,9 +27,9 @@ run, done = both(compare_heads)
 
 @pytest.fixture
 def files(tmp_path):
-    with open_model(demo.CHECKPOINT) as checkpoint:
-        for seed, name in enumerate(("a.json", "b.json")):
-            (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
+    checkpoint = open_model(demo.CHECKPOINT)
+    for seed, name in enumerate(("a.json", "b.json")):
+        (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
     return tmp_path
 
 
@@ -44,7 +42,7 @@ def test_table_picture_and_file(files):
     comparison = results.read(files / "head-comparison.json")
     assert len(comparison.frame("heads")) == 48
     assert (files / "table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
-    assert json.loads(run("a.json", "b.json", "--json", "--force").out)["first"]["file"] == "a.json"
+    assert run("a.json", "b.json", "--json", "--force").json["first"]["file"] == "a.json"
     assert run("a.json", "b.json").status == 1  # the result exists
 
 
@@ -59,31 +57,25 @@ def test_scores_of_two_models_are_said_to_be(files):
     assert "left out: 12" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("a.json", "./a.json"), 2, "given twice"),
-        (("a.json", "c.json"), 1, "no such file"),
-        (("a.json", "b.json", "--plot", "points.jpg"), 2, "unknown kind of file"),
-    ],
+@refusals(
+    (("a.json", "./a.json"), "given twice"),
+    (("a.json", "c.json"), "no such file", 1),
+    (("a.json", "b.json", "--plot", "points.jpg"), "unknown kind of file"),
 )
-def test_head_scores_that_are_refused(files, arguments, status, message):
-    result = run(*arguments)
-    assert result.status == status
-    assert message in result.err
+def test_head_scores_that_are_refused(refusal, files):
+    refusal(run)
     assert not (files / "head-comparison.json").exists()
 
 
 # `prunecli compare-languages` on statistics whose answer is known beforehand.
 
 
-languages = partial(raising, compare_languages)
+languages, compared = both(compare_languages)
 
 
 def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
     write_gates(tmp_path / "gates.json")
-    result = languages("--plot", "languages.png")
-    assert result.exit_code == 0
+    result = compared("--plot", "languages.png")
     found = json_of(tmp_path / "languages.json")
     assert found["format"] == "prunecli.languages/1"
     assert found["balance"] == "1:1"
@@ -104,7 +96,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
     assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
     pixels(tmp_path / "languages.png")
     for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
-        assert text in result.stdout
+        assert text in result.out
 
 
 def test_statistics_by_language_give_trees_alone():
@@ -130,7 +122,7 @@ def test_groups_families_and_another_metric_of_the_layers(tmp_path):
     (tmp_path / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
     (tmp_path / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
     files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
-    shown = languages(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").stdout
+    shown = compared(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").out
     found = json_of(tmp_path / "languages.json")
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
@@ -153,7 +145,7 @@ def test_groups_families_and_another_metric_of_the_layers(tmp_path):
 def test_texts_select_the_experts_known_beforehand(tmp_path):
     write_text_gates(tmp_path / "gates.json")
     (tmp_path / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
-    shown = languages("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").stdout
+    shown = compared("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").out
     found = json_of(tmp_path / "texts.json")
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
@@ -176,12 +168,10 @@ def test_texts_select_the_experts_known_beforehand(tmp_path):
 
 def test_texts_can_be_chosen(tmp_path):
     write_text_gates(tmp_path / "gates.json")
-    found = json.loads(
-        languages("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").stdout
-    )
+    found = compared("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").json
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
-    one = json.loads(languages("--for", "novel", "--json", "-o", "one.json").stdout)
+    one = compared("--for", "novel", "--json", "-o", "one.json").json
     assert one["similarity"] == [[1]]
     assert one["layers"][0]["common"] == [8, 9, 10, 11]
     assert one["layers"][0]["own"] == {"novel": []}
@@ -189,39 +179,34 @@ def test_texts_can_be_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write", "arguments", "error", "message"),
+    ("write", "arguments", "status", "message"),
     [
-        (write_text_gates, ["--for", "cod"], StatisticsError, "no text 'cod'"),
-        (write_text_gates, ["--langs", "code"], UsageError, "--langs is for translation"),
-        (write_text_gates, ["--ratio", "0.95"], UsageError, "would be kept"),
-        (write_gates, ["--for", "code"], UsageError, "--for names texts"),
-        (write_gates, ["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
-        (write_gates, ["--ratio", "0.9"], UsageError, "4"),
-        (write_gates, ["--metric", "importence"], UsageError, "No metric 'importence'"),
-        (write_gates, ["-o", "gates.json"], OutputError, "gates.json"),
+        (write_text_gates, ["--for", "cod"], 1, "no text 'cod'"),
+        (write_text_gates, ["--langs", "code"], 2, "--langs is for translation"),
+        (write_text_gates, ["--ratio", "0.95"], 2, "would be kept"),
+        (write_gates, ["--for", "code"], 2, "--for names texts"),
+        (write_gates, ["--groups", "none.tsv"], 1, "none.tsv: no such file"),
+        (write_gates, ["--ratio", "0.9"], 2, "4"),
+        (write_gates, ["--metric", "importence"], 2, "No metric 'importence'"),
+        (write_gates, ["-o", "gates.json"], 1, "gates.json"),
     ],
 )
-def test_bad_input_about_languages_writes_nothing(tmp_path, write, arguments, error, message):
+def test_bad_input_about_languages_writes_nothing(tmp_path, write, arguments, status, message):
     write(tmp_path / "gates.json")
     before = (tmp_path / "gates.json").read_bytes()
-    with pytest.raises(error, match=message):
-        languages(*arguments)
+    refused(languages(*arguments), message, status)
     assert names(tmp_path) == ["gates.json"]
     assert (tmp_path / "gates.json").read_bytes() == before
 
 
 def test_without_gates_it_says_how_to_make_them():
-    with pytest.raises(StatisticsError) as caught:
-        languages()
-    assert "collect-gates" in str(caught.value)
+    refused(languages(), "collect-gates", 1)
 
 
 def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
     write_gates(tmp_path / "gates.json")
     monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(PruneError) as caught:
-        languages("--plot", "a.png")
-    assert "pip install altair" in str(caught.value)
+    refused(languages("--plot", "a.png"), "pip install altair", 1)
     assert not (tmp_path / "languages.json").exists()
 
 
@@ -229,7 +214,7 @@ def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
 def test_similarities_of_many_pairs_are_not_listed(tmp_path, monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.results.languages.TABLE_PAIRS", most)
     write_gates(tmp_path / "gates.json")
-    assert languages("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
+    assert compared("--table", "t.csv").err.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed
     assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]
 
@@ -250,8 +235,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def models(*arguments):
-    return raising(compare_models, *arguments, "--device", "cpu")
+run_models, models = both(compare_models, "--device", "cpu")
 
 
 PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
@@ -259,11 +243,10 @@ PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
 
 def test_two_models(folder):
     result = models("full", "twin", *PAIR, "--plot", "map.png")
-    assert result.exit_code == 0
     for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
-        assert text in result.stdout
-    assert "fewer sentences than the width of the outputs (30 < 32)" in result.stdout
-    assert "Written to similarity.json and map.png." in result.stderr
+        assert text in result.out
+    assert "fewer sentences than the width of the outputs (30 < 32)" in result.out
+    assert "Written to similarity.json and map.png." in result.err
     payload = json_of(folder / "similarity.json")
     assert payload["format"] == "prunecli.similarity/1"
     assert payload["checkpoints"] == ["full", "twin"]
@@ -282,7 +265,7 @@ def test_two_models(folder):
 def test_benchmarks_and_random_weights(folder):
     bounds = ("--benchmarks", "third", "--random-baseline", "2")
     result = models("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
-    payload = json.loads(result.stdout)
+    payload = result.json
     assert payload == json_of(folder / "similarity.json")
     assert payload["benchmarks"] == ["third"]
     assert list(payload["matrices"]) == ["cka"]
@@ -291,15 +274,15 @@ def test_benchmarks_and_random_weights(folder):
     assert payload["mean"]["decoder"]["cka_normalised"] > 0
     assert payload["random_seeds"] == [0, 1]
     assert payload["mean"]["decoder"]["cka_random"] > 0
-    shown = models("full", "twin", *bounds, *PAIR, "--force").stdout
+    shown = models("full", "twin", *bounds, *PAIR, "--force").out
     assert "% of the benchmarks" in shown
     assert "CKA, random" in shown
 
 
 def test_one_model(folder):
     result = models("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
-    assert "full, decoder" in result.stdout
-    assert "CKA" not in result.stdout
+    assert "full, decoder" in result.out
+    assert "CKA" not in result.out
     payload = json_of(folder / "own.json")
     assert payload["checkpoints"] == ["full"]
     assert list(payload["matrices"]["lns"]) == ["first"]
@@ -310,8 +293,8 @@ def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
     write_changed(folder / "full", folder / "less", "m2m_100", gone)
     result = models("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
-    assert "30 sentences of each of 2 pairs, averaged." in result.stdout
-    assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.stdout
+    assert "30 sentences of each of 2 pairs, averaged." in result.out
+    assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out
 
 
 def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
@@ -319,30 +302,26 @@ def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     change_config(folder / "mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
     (folder / "mine").symlink_to(folder / "mine.copy")
     result = models("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
-    assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.stderr
+    assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.err
     assert json_of("similarity.json")["checkpoints"][0] == "demo"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (("full", "twin", *PAIR, "--max-sentences", "19"), DataError, "19 sentences are too few"),
-        (("full", "twin", *PAIR, "--neighbours", "0.01"), UsageError, "0 neighbours"),
-        (("full", "full", *PAIR), UsageError, "full is given twice"),
-        (("full", "--random-baseline", "1", *PAIR), UsageError, "--random-baseline goes with two models"),
-        (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "--text goes with models"),
-        (("full", "lm-full", *PAIR), UsageError, "lm-full: a model with one stack"),
-    ],
+@refusals(
+    (("full", "twin", *PAIR, "--max-sentences", "19"), "19 sentences are too few", 1),
+    (("full", "twin", *PAIR, "--neighbours", "0.01"), "0 neighbours"),
+    (("full", "full", *PAIR), "full is given twice"),
+    (("full", "--random-baseline", "1", *PAIR), "--random-baseline goes with two models"),
+    (("full", "twin", *PAIR, "--text", "text.txt"), "--text goes with models"),
+    (("full", "lm-full", *PAIR), "lm-full: a model with one stack"),
 )
-def test_models_that_are_refused(folder, arguments, error, message):
-    with pytest.raises(error, match=message):
-        models(*arguments)
+def test_models_that_are_refused(refusal, folder):
+    refusal(run_models)
     assert not (folder / "similarity.json").exists()
     assert not list((folder / "scratch").glob("prunecli-*"))
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
     monkeypatch.setattr(cka, "linear_cka", Mock(side_effect=KeyboardInterrupt))
-    assert models("full", "twin", *PAIR).exit_code == 130
+    assert run_models("full", "twin", *PAIR).status == 130
     assert not (folder / "similarity.json").exists()
     assert not list((folder / "scratch").glob("prunecli-*"))

@@ -1,10 +1,7 @@
-from functools import partial
-
 import pytest
 
 from prunecli.commands.evaluate import bench_latency
-from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from tests.commands.calls import raising
+from tests.commands.calls import both, refusals, refused
 from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
@@ -19,16 +16,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-_run = partial(raising, bench_latency)
+run, done = both(bench_latency, "--runs=2", "--no-memory", "--device=cpu")
 
 
-QUICK = ("--data=data", "--max-new-tokens=2", "--runs=2", "--warmup=0", "--no-memory", "--device=cpu")
+QUICK = ("--data=data", "--max-new-tokens=2", "--warmup=0")
 
 
 def test_speed_over_batch_sizes_is_drawn(folder):
     arguments = ("--batch-size", "1,2", "--beam", "1", "--sentences", "2", "--plot", "speed.png")
-    result = _run("full", "pruned", *QUICK, *arguments)
-    assert "Written to latency.json and speed.png." in result.stderr
+    result = done("full", "pruned", *QUICK, *arguments)
+    assert "Written to latency.json and speed.png." in result.err
     pixels(folder / "speed.png")
 
 
@@ -36,44 +33,36 @@ def test_noisy_speeds_are_named(folder, monkeypatch):
     seconds = iter([1.0, 1.0, 2.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
 
     monkeypatch.setattr("prunecli.evaluation.workloads.Decoding.run", lambda *_: {None: next(seconds)})
-    result = _run("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
-    assert "Noisy, more than 20% from run to run: full, pruned." in result.stdout
-    assert "--runs 11." in result.stdout
+    result = done("full", "pruned", *QUICK, "--sentences", "1", "--runs", "5")
+    assert "Noisy, more than 20% from run to run: full, pruned." in result.out
+    assert "--runs 11." in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (("full", *QUICK, "--beam", "1,x"), UsageError, "--beam x"),
-        (("full", *QUICK, "--sentences", "9"), DataError, "sentences were asked for"),
-        (("full", *QUICK, "-o", "data/test.eng_Latn"), OutputError, "exists"),
-    ],
+@refusals(
+    (("full", *QUICK, "--beam", "1,x"), "--beam x"),
+    (("full", *QUICK, "--sentences", "9"), "sentences were asked for", 1),
+    (("full", *QUICK, "-o", "data/test.eng_Latn"), "exists", 1),
 )
-def test_refused(folder, arguments, error, message):
-    with pytest.raises(error, match=message):
-        _run(*arguments)
+def test_refused(refusal, folder):
+    refusal(run)
     assert not (folder / "latency.json").exists()
 
 
 def test_a_model_that_generates_nothing_is_refused(folder):
     tiny_family(folder / "encoder", "bert")
-    arguments = ("encoder", "--data", "data", "--sentences", "2", "--max-new-tokens", "2", "--device", "cpu")
-    with pytest.raises(UnsupportedModelError, match="ForMaskedLM, which generates no text"):
-        _run(*arguments)
-    with pytest.raises(UsageError, match="task mlm needs text"):
-        _run("encoder")
+    refused(run("encoder", *QUICK, "--sentences", "2"), "ForMaskedLM, which generates no text", 1)
+    refused(run("encoder"), "task mlm needs text")
 
 
 def test_examples_per_second_of_a_classifier(folder):
     tiny_family(folder / "bert", "bert", architectures=["BertForSequenceClassification"])
     (folder / "dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
-    result = _run(
-        "bert", "--labelled", "dev.tsv", "--sentences", "2", "--batch-size", "1,2", "--runs", "2", "--no-memory",
-        "--device", "cpu", "--table", "t.csv",
+    result = done(
+        "bert", "--labelled", "dev.tsv", "--sentences", "2", "--batch-size", "1,2", "--table", "t.csv",
     )  # fmt: skip
-    assert "2 examples of dev.tsv" in result.stdout
-    assert "examples/s" in result.stdout
-    assert "beam" not in result.stdout
+    assert "2 examples of dev.tsv" in result.out
+    assert "examples/s" in result.out
+    assert "beam" not in result.out
     payload = json_of(folder / "latency.json")
     assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
     timings = payload["results"][0]["timings"]
@@ -85,12 +74,11 @@ def test_examples_per_second_of_a_classifier(folder):
 def test_prefill_and_decode_of_a_language_model(folder):
     tiny_family(folder / "llama", "llama")
     (folder / "lines.txt").write_text("the hat is on the hen\n" * 4)
-    result = _run(
+    result = done(
         "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--max-new-tokens", "3",
-        "--runs", "2", "--no-memory", "--device", "cpu",
     )  # fmt: skip
-    assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.stdout
+    assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.out
     for name in ("prefill", "decode", "tokens/s", "s/prompt"):
-        assert name in result.stdout
-    with pytest.raises(UsageError, match="--beam goes with --task translation"):
-        _run("llama", "--text", "lines.txt", "--beam", "2", "--force")
+        assert name in result.out
+    beams = run("llama", "--text", "lines.txt", "--beam", "2", "--force")
+    refused(beams, "--beam goes with --task translation")

@@ -1,6 +1,5 @@
 """Models of the hub as CHECKPOINT of the commands and of recipes."""
 
-import json
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ from prunecli.commands.share import factorize_embeddings, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import transaction
 from prunecli.tensors.hub.fetch import commit_of
-from tests.commands.calls import call, done, refused
+from tests.commands.calls import call, done, refusals, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.sentence_model import sentence_model
@@ -91,18 +90,19 @@ def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_th
     done(command, "org/tiny", *options, "-o", "org", "--dry-run")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("org/none", "org/none: no such directory here, and no such model"),
-        ("org/tiny@v9", "no branch, tag or commit v9"),
-        ("./org/tiny", "org/tiny: no such directory\n"),
-        ("data/tiny", "data/tiny: no such directory\ndata is a directory here"),
-        ("tiny", "tiny: no such directory\nGive a checkpoint directory, or a model of the hub as org/name."),
-    ],
+@refusals(
+    (("org/none",), "org/none: no such directory here, and no such model", 1),
+    (("org/tiny@v9",), "no branch, tag or commit v9", 1),
+    (("./org/tiny",), "org/tiny: no such directory\n", 1),
+    (("data/tiny",), "data/tiny: no such directory\ndata is a directory here", 1),
+    (
+        ("tiny",),
+        "tiny: no such directory\nGive a checkpoint directory, or a model of the hub as org/name.",
+        1,
+    ),
 )
-def test_names_that_lead_nowhere(folder, hub, name, message):
-    refused(call(inspect, name), message, 1)
+def test_names_that_lead_nowhere(refusal, folder, hub):
+    refusal(call, inspect)
 
 
 def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
@@ -110,7 +110,7 @@ def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
     assert found.out.startswith("org/tiny@1a2b3c4: nllb-moe, float32, model.safetensors")
     assert "disk" not in found.out
     found = call(inspect, "org/tiny", "--json")
-    assert json.loads(found.out)["models"][0]["revision"] == MAIN_COMMIT
+    assert found.json["models"][0]["revision"] == MAIN_COMMIT
     assert hub.fetched().count("model.safetensors") == 2  # its header, each time
 
 
@@ -150,10 +150,10 @@ def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
 
 def test_a_recipe_takes_only_checkpoints_from_the_hub(folder, hub):
     Path("recipe.yaml").write_text(RECIPE.replace("metric: random", "gates: [org/gates]", 1))
-    refused(call(run, "recipe.yaml", "--dry-run"), "input org/gates does not exist", 2)
+    refused(call(run, "recipe.yaml", "--dry-run"), "input org/gates does not exist")
     Path("recipe.yaml").write_text(RECIPE)
     as_path = call(run, "recipe.yaml", "--dry-run", "--set", "model=./org/tiny")
-    refused(as_path, f"its input {folder / 'org/tiny'} does not exist", 2)
+    refused(as_path, f"its input {folder / 'org/tiny'} does not exist")
     assert hub.requests == []
 
 
@@ -212,7 +212,7 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, nam
 
 
 def test_a_model_that_is_to_run_is_not_streamed(folder, hub):
-    refused(call(prune_layers, "org/tiny", *TEXT, "--stream"), "which needs all of its weights", 2)
+    refused(call(prune_layers, "org/tiny", *TEXT, "--stream"), "which needs all of its weights")
     assert hub.requests == []
 
 
@@ -221,16 +221,13 @@ def test_streaming_says_what_aimer_fetches(folder, hub):
     assert re.search(r"aimer fetches [\d.]+ KiB of experts to rank them; kept experts are fetched", said)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "status"),
-    [
-        (("--stream",), "none is named", 2),
-        (("source", "--stream"), "source is a path", 2),
-        (("org/none", "--stream"), "no such model on", 1),
-    ],
+@refusals(
+    (("--stream",), "none is named"),
+    (("source", "--stream"), "source is a path"),
+    (("org/none", "--stream"), "no such model on", 1),
 )
-def test_what_cannot_be_streamed_is_refused(folder, hub, arguments, message, status):
-    refused(call(prune_experts, *arguments, "--metric", "random"), message, status)
+def test_what_cannot_be_streamed_is_refused(refusal, folder, hub):
+    refusal(call, prune_experts, "--metric", "random")
 
 
 # A sentence-transformers model of the hub's cache through each command: modules, name and text go along.
@@ -271,10 +268,10 @@ def check(out: Path) -> None:
         assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
     assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
     pooling = config_of(out / "1_Pooling")
-    with open_model(out) as made:
-        assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
-        assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
-        assert made.structure.history[0]["source"]["revision"] == HASH
+    made = open_model(out)
+    assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
+    assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
+    assert made.structure.history[0]["source"]["revision"] == HASH
 
 
 @pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))
@@ -288,7 +285,7 @@ def test_modules_go_along(sentences, command, options):
     assert "# org/tiny-sentences, pruned\n" in card
     assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
     dry = done(command, SOURCE, *options, "--dry-run", "--json")
-    assert json.loads(dry.out)["left_out"] == ["onnx/", "tf_model.h5"]
+    assert dry.json["left_out"] == ["onnx/", "tf_model.h5"]
     assert "onnx/, tf_model.h5" in dry.err
     assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
 

@@ -1,14 +1,12 @@
-"""`prunecli inspect`, run in this process through the command line's own entry."""
-
-import json
 import re
 from typing import Any
 
 import pytest
 from transformers import MambaConfig, MambaForCausalLM
 
-from prunecli.commands.app import main
+from prunecli.commands.inspect import inspect
 from prunecli.model.structure import Structure
+from tests.commands.calls import both, refusals, refused
 from tests.families.cutting import saved
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
@@ -22,20 +20,15 @@ def tiny(tmp_path):
     return tiny_nllb_moe(tmp_path / "tiny")
 
 
-def run(*arguments: Any) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["inspect", *map(str, arguments)])
-    return int(end.value.code or 0)
+run, done = both(inspect)
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
-    assert run(*arguments, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+def as_json(*arguments: Any) -> dict[str, Any]:
+    return done(*arguments, "--json").json
 
 
-def test_the_table_counts_every_part(tiny, capsys):
-    assert run(tiny) == 0
-    text = capsys.readouterr().out
+def test_the_table_counts_every_part(tiny):
+    text = done(tiny).out
     assert "nllb-moe, float32, model.safetensors" in text
     for word in ("embeddings", "attention", "ffn", "experts", "router", "norm", "total"):
         assert word in text
@@ -44,17 +37,16 @@ def test_the_table_counts_every_part(tiny, capsys):
     assert "34,304" in text
 
 
-def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path, capsys):
+def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path):
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
     MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    assert run(tmp_path / "mamba") == 0
-    told = capsys.readouterr().err
+    told = done(tmp_path / "mamba").err
     assert "64 hidden units in each layer (intermediate_size)" in told
     assert "FFN" not in told
 
 
-def test_json_holds_the_same_numbers(tiny, capsys):
-    found = as_json(capsys, tiny)
+def test_json_holds_the_same_numbers(tiny):
+    found = as_json(tiny)
     tensors = random_tensors(config_of(tiny)).values()
     assert found["format"] == "prunecli.inspect/1"
     assert found["models"][0]["fingerprint"].startswith("sha256:")
@@ -68,42 +60,35 @@ def test_json_holds_the_same_numbers(tiny, capsys):
     assert found["files"] == [{"name": "model.safetensors", "bytes": size}]
 
 
-def test_heads_are_one_line_a_kind_until_some_are_removed(tiny, capsys):
-    assert run(tiny) == 0
-    assert re.search(r"cross +4 +2\b", capsys.readouterr().out)
+def test_heads_are_one_line_a_kind_until_some_are_removed(tiny):
+    assert re.search(r"cross +4 +2\b", done(tiny).out)
     name = "model.decoder.layers.1.cross_attention"
     structure = Structure(axes_of("head", {name: ()}, 2)).to_json()
     change_config(tiny, prunecli=structure)
-    assert run(tiny) == 0
-    text = capsys.readouterr().out
+    text = done(tiny).out
     assert re.search(rf"{name} +1 +0 of 2\b", text)
     assert re.search(r"encoder +4 +2\b", text)
 
 
-def test_changed_ffns_are_one_line(tmp_path, capsys):
+def test_changed_ffns_are_one_line(tmp_path):
     source = tiny_layout(tmp_path / "source", "bart")
-    assert run(source) == 0
-    assert "FFN:" not in capsys.readouterr().out
+    assert "FFN:" not in done(source).out
     encoder, decoder = ([f"model.{side}.layers.{n}" for n in range(2)] for side in ("encoder", "decoder"))
     changes = {encoder[1]: {"shared_with": encoder[0]}, **{name: {"removed": True} for name in decoder}}
     reduced = write_changed(source, tmp_path / "reduced", "bart", changes)
-    assert run(reduced) == 0
-    assert "\nFFN: encoder 1 shares layer 0's; decoder 0-1 removed\n" in capsys.readouterr().out
-    found = {ffn["name"]: ffn for ffn in as_json(capsys, reduced)["ffns"]}
+    assert "\nFFN: encoder 1 shares layer 0's; decoder 0-1 removed\n" in done(reduced).out
+    found = {ffn["name"]: ffn for ffn in as_json(reduced)["ffns"]}
     assert found[encoder[1]]["shared_with"] == encoder[0]
     assert found[decoder[0]]["removed"] is True
 
 
-def test_an_ffn_that_cannot_be_is_named(tiny, capsys):
+def test_an_ffn_that_cannot_be_is_named(tiny):
     structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
     change_config(tiny, prunecli=structure)
-    assert run(tiny) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert "config.json names model.encoder.layers.9.ffn, which is no FFN or attention" in lines[0]
-    assert len(lines) == 2
+    refused(run(tiny), "config.json names model.encoder.layers.9.ffn, which is no FFN or attention", 1)
 
 
-def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
+def test_a_pruned_model_shows_what_is_left_and_how(tmp_path):
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
     step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
@@ -111,30 +96,27 @@ def test_a_pruned_model_shows_what_is_left_and_how(tmp_path, capsys):
     structure = {"version": 1, "history": [step], "experts": experts}
     structure["original_experts"] = dict.fromkeys(layers, 8)
     directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
-    assert run(directory) == 0
-    text = capsys.readouterr().out
+    text = done(directory).out
     assert text.count("4 of 8") == 4
     assert "2 .safetensors files" in text
     assert "prune-experts --force --metric importance --ratio 0.5  # from base" in text
-    assert as_json(capsys, directory)["layers"][0]["experts"] == [0, 3, 5, 6]
+    assert as_json(directory)["layers"][0]["experts"] == [0, 3, 5, 6]
 
 
-def test_an_undeclared_family_is_counted_as_other(tmp_path, capsys):
+def test_an_undeclared_family_is_counted_as_other(tmp_path):
     directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
-    assert run(directory) == 0
-    captured = capsys.readouterr()
-    assert "other" in captured.out
-    assert "model.encoder.layers.*.ffn" in captured.out
-    assert "Nothing can be removed from it: " in captured.err
-    assert "no NllbMoeForConditionalGeneration can be made of it" in captured.err
-    assert as_json(capsys, directory)["modules"]["model.shared"] == ["model.shared.weight"]
+    shown = done(directory)
+    assert "other" in shown.out
+    assert "model.encoder.layers.*.ffn" in shown.out
+    assert "Nothing can be removed from it: " in shown.err
+    assert "no NllbMoeForConditionalGeneration can be made of it" in shown.err
+    assert as_json(directory)["modules"]["model.shared"] == ["model.shared.weight"]
 
 
-def test_a_found_family_is_counted_by_part(tmp_path, capsys):
+def test_a_found_family_is_counted_by_part(tmp_path):
     parameters = dict(saved("granite", tmp_path).named_parameters())
-    assert run(tmp_path) == 0
-    assert "Found by asking GraniteForCausalLM" in capsys.readouterr().err
-    held = as_json(capsys, tmp_path)
+    assert "Found by asking GraniteForCausalLM" in done(tmp_path).err
+    held = as_json(tmp_path)
     named = {"embeddings": "embed|lm_head", "attention": "self_attn", "ffn": "mlp", "norm": "norm"}
     assert {part: amount["parameters"] for part, amount in held["parts"].items()} == {
         part: sum(one.numel() for name, one in parameters.items() if re.search(pattern, name))
@@ -143,22 +125,18 @@ def test_a_found_family_is_counted_by_part(tmp_path, capsys):
     assert len(held["attentions"]) == len(held["ffns"]) == held["stacks"][0]["original_layers"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["--fit", "much"], 2, "--fit much: not a size"),
-        (["--fit", "1GiB", "--dtype", "float17"], 2, "unknown type"),
-        (["--dtype", "float16"], 2, "--dtype goes with --fit"),
-    ],
+@refusals(
+    (("--fit", "much"), "--fit much: not a size"),
+    (("--fit", "1GiB", "--dtype", "float17"), "unknown type"),
+    (("--dtype", "float16"), "--dtype goes with --fit"),
 )
-def test_bad_options(tiny, capsys, arguments, status, says):
-    assert run(tiny, *arguments) == status
-    assert says in capsys.readouterr().err
+def test_bad_options(refusal, tiny):
+    refusal(run, tiny)
 
 
-def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
+def test_the_table_has_the_json_s_values(tiny, tmp_path):
     table = tmp_path / "t.csv"
-    payload = as_json(capsys, tiny, "--table", table)
+    payload = as_json(tiny, "--table", table)
     keys = ("tensors", "parameters", "bytes")
     counts = {row["part"]: {key: row[key] for key in keys} for row in rows(table, "parameters")}
     assert counts == {**payload["parts"], "total": payload["total"]}
@@ -167,12 +145,10 @@ def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
         (one["name"], len(one["experts"]), one["original_experts"]) for one in payload["layers"]
     ]
     assert [row["name"] for row in rows(table, "heads")] == [one["name"] for one in payload["attentions"]]
-    assert run(tiny, "--table", table) == 1
-    assert "exists already" in capsys.readouterr().err
-    assert run(tiny, "--table", table, "--force", "--fit", "1GiB") == 0
-    captured = capsys.readouterr()
-    assert f"Written to {table}." in captured.err
-    assert "Parameters" in captured.out
+    refused(run(tiny, "--table", table), "exists already", 1)
+    shown = done(tiny, "--table", table, "--force", "--fit", "1GiB")
+    assert f"Written to {table}." in shown.err
+    assert "Parameters" in shown.out
     assert {row["way"] for row in rows(table, "fit")} == {"whole", "layer by layer"}
 
 
@@ -182,12 +158,12 @@ def test_the_table_has_the_json_s_values(tiny, tmp_path, capsys):
 LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
 
 
-def fit(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
-    return as_json(capsys, *arguments, *LOAD)["fit"]
+def fit(*arguments: Any) -> dict[str, Any]:
+    return as_json(*arguments, *LOAD)["fit"]
 
 
-def test_the_whole_model_in_each_type(tiny, capsys):
-    whole = fit(capsys, tiny, "--fit", "1GiB")["whole"]
+def test_the_whole_model_in_each_type(tiny):
+    whole = fit(tiny, "--fit", "1GiB")["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
     parameters = sum(array.size for array in random_tensors(config_of(tiny)).values())
     assert [way["weight_bytes"] for way in whole] == [4 * parameters, 2 * parameters]
@@ -204,16 +180,16 @@ def test_the_whole_model_in_each_type(tiny, capsys):
         ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
     ],
 )
-def test_types_of_the_same_size_are_one_way(tmp_path, capsys, stored, asked, found):
+def test_types_of_the_same_size_are_one_way(tmp_path, stored, asked, found):
     directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
-    whole = fit(capsys, directory, "--fit", "1GiB", *asked)["whole"]
+    whole = fit(directory, "--fit", "1GiB", *asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 
-def test_what_does_not_fit_is_pruned_in_each_type(tmp_path, capsys):
+def test_what_does_not_fit_is_pruned_in_each_type(tmp_path):
     model = tiny_nllb_moe(tmp_path / "model", experts=32)
-    half = fit(capsys, model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
-    found = fit(capsys, model, "--fit", half - 1)
+    half = fit(model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
+    found = fit(model, "--fit", half - 1)
     assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]
     wide, narrow = found["pruned"]
     assert wide["fits"]
@@ -221,32 +197,28 @@ def test_what_does_not_fit_is_pruned_in_each_type(tmp_path, capsys):
     assert wide["ratio"] > narrow["ratio"] > 0
     assert (found["ratio"], found["keep"]) == (wide["ratio"], wide["keep"])
     assert narrow["weight_bytes"] < found["whole"][1]["weight_bytes"]
-    assert run(model, "--fit", half - 1, *LOAD) == 0
-    text = capsys.readouterr().out
-    assert f"--ratio {narrow['ratio']:g} --dtype float16" in text
-    assert run(model, "--fit", half, *LOAD) == 0
-    assert capsys.readouterr().out.endswith("It fits in float16.\n")
+    shown = done(model, "--fit", half - 1, *LOAD).out
+    assert f"--ratio {narrow['ratio']:g} --dtype float16" in shown
+    assert done(model, "--fit", half, *LOAD).out.endswith("It fits in float16.\n")
 
 
-def test_nothing_fits_is_an_answer(tiny, capsys):
-    found = fit(capsys, tiny, "--fit", "1KiB")
+def test_nothing_fits_is_an_answer(tiny):
+    found = fit(tiny, "--fit", "1KiB")
     ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
     assert not any(way["fits"] for way in ways)
     assert "ratio" not in found
     assert {way["keep"] for way in found["pruned"]} == {8}  # two in each of four layers
-    assert run(tiny, "--fit", "1KiB") == 0
-    assert "Next:" not in capsys.readouterr().out
+    assert "Next:" not in done(tiny, "--fit", "1KiB").out
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
-def test_every_family_is_reckoned_with(model_type, models, capsys):
+def test_every_family_is_reckoned_with(model_type, models):
     directory = models[model_type]
-    found = fit(capsys, directory, "--fit", "2KiB")
+    found = fit(directory, "--fit", "2KiB")
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []
     assert found["whole"][0]["decoding_bytes"] > 0
-    assert run(directory, "--fit", "2KiB", *LOAD) == 0
-    text = capsys.readouterr().out
+    text = done(directory, "--fit", "2KiB", *LOAD).out
     over = found["whole"][1]["needed_bytes"] - 2048
     assert f"needs {over / 1024:.2f} KiB more, in float16" in text
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text

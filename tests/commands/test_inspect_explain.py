@@ -1,4 +1,3 @@
-import json
 from functools import partial
 
 import pytest
@@ -9,7 +8,7 @@ from prunecli.commands.prune import prune_layers
 from prunecli.model.checkpoint import open_model
 from prunecli.results.decisions import FILE
 from prunecli.tensors.transaction import write_json
-from tests.commands.calls import call, done, names
+from tests.commands.calls import call, done, names, refusals
 from tests.commands.heads import done as prune_heads
 from tests.commands.heads import scored
 from tests.families import tiny_family
@@ -19,15 +18,15 @@ ask = partial(call, explain)
 
 @pytest.fixture
 def folder(tmp_path):
-    with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
-        write_json(tmp_path / "heads.json", scored(model, split="dev"))
+    model = open_model(tiny_family(tmp_path / "bart", "bart"))
+    write_json(tmp_path / "heads.json", scored(model, split="dev"))
     return tmp_path
 
 
 def test_a_question_and_the_overview(folder):
     made = prune_heads("bart", "--count", 3, "--json")
     (folder / "heads.json").unlink()  # the result is enough
-    decision = json.loads(made.out)["decision"]
+    decision = made.json["decision"]
     place = next(one for one in decision["places"] if one["attention"] == "cross")
     asked = ("head", "1", "of", "decoder", "cross-attention", "layer", place["layer"])
     answer = done(explain, "pruned-heads", *asked)
@@ -38,12 +37,12 @@ def test_a_question_and_the_overview(folder):
     assert f" {value:.4g} is rank {rank} of " in answer.out
     assert "8 sentences" in answer.out
     assert "split dev, in heads.json (sha256 " in answer.out
-    answers = json.loads(ask("pruned-heads", "head 1 of cross-attention", "--json").out)["answers"]
+    answers = ask("pruned-heads", "head 1 of cross-attention", "--json").json["answers"]
     assert answers[0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = json.loads(ask("pruned-heads", "--json").out)
+    whole = ask("pruned-heads", "--json").json
     assert whole["decisions"][0]["places"] == decision["places"]
 
 
@@ -65,20 +64,14 @@ def test_the_layers_that_were_named_have_no_table(folder):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("bart", "head 1"), "prunecli did not write"),
-        (("pruned-layers", "head 1"), "chose among heads"),
-        (("pruned-layers", "layer 99"), "nothing tells of layer 99"),
-        (("pruned-layers", "house 1"), "no part of a model"),
-    ],
+@refusals(
+    (("bart", "head 1"), "prunecli did not write", 1),
+    (("pruned-layers", "head 1"), "chose among heads", 1),
+    (("pruned-layers", "layer 99"), "nothing tells of layer 99", 1),
+    (("pruned-layers", "house 1"), "no part of a model"),
 )
-def test_refusals_are_two_lines(arguments, said, folder):
+def test_refusals_are_two_lines(refusal, folder):
     done(prune_layers, "bart", "--remove", "encoder:0")
-    result = ask(*arguments)
-    assert result.status in (1, 2)
-    assert said in result.err
-    assert len(result.err.strip().splitlines()) == 2
+    refusal(ask)
     (folder / "pruned-layers" / FILE).write_text("{")
     assert "cut short" in ask("pruned-layers", "layer 1").err

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from transformers import AutoTokenizer
 
 from prunecli.commands.measure import score_heads
 from prunecli.model.axes import module_of
-from tests.commands.calls import call, raising, refused
+from tests.commands.calls import call, done, refusals
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
@@ -27,9 +28,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(*arguments: object) -> Any:
-    """One call of the command; its refusals are raised."""
-    return raising(score_heads, *arguments, "--device", "cpu")
+run = partial(done, score_heads, "--device", "cpu")
 
 
 def scores(path: str = "heads.json") -> dict[str, Any]:
@@ -38,11 +37,11 @@ def scores(path: str = "heads.json") -> dict[str, Any]:
 
 def test_importance_per_token(folder):
     plain = run("m", "--data", "data", *PAIRS, "-o", "example.json")
-    assert "Importance (I_h of eq. 2, not normalised)" in plain.stdout
-    assert "Mean over 3 examples of translation." in plain.stdout
+    assert "Importance (I_h of eq. 2, not normalised)" in plain.out
+    assert "Mean over 3 examples of translation." in plain.out
     result = run("m", "--data", "data", *PAIRS, "--importance", "token", "--memory", "2GiB")
-    assert "Importance (I_h of eq. 2, per token, not normalised)" in result.stdout
-    assert "Mean over the tokens of 3 examples of translation." in result.stdout
+    assert "Importance (I_h of eq. 2, per token, not normalised)" in result.out
+    assert "Mean over the tokens of 3 examples of translation." in result.out
     found, other = scores(), scores("example.json")
     assert (found["per"], other["per"], found["examples"]) == ("token", "example", 3)
     assert (other["format"], other["method"], other["seed"]) == ("prunecli.scores/1", "gradient", None)
@@ -66,10 +65,10 @@ def test_ablation_by_beam_search(folder):
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
     shallow = tiny_family("shallow", "m2m_100", **sizes)
     result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
-    assert "Change of chrF++ without the head" in result.stdout
-    assert "chrF++ of the whole model" in result.stdout
-    assert "Too few examples for a test of significance" in result.stderr
-    assert "significantly" not in result.stdout
+    assert "Change of chrF++ without the head" in result.out
+    assert "chrF++ of the whole model" in result.out
+    assert "Too few examples for a test of significance" in result.err
+    assert "significantly" not in result.out
     found = scores()
     assert (found["metric"], found["seed"]) == ("chrf++", 12345)
     assert [one["metric"] for one in found["also"]] == ["bleu"]
@@ -80,10 +79,10 @@ def test_enough_examples_for_a_test(folder):
     (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
     tiny_family(folder / "other", "gpt2")
     result = run("other", "--text", "many.txt", "--lines", "--metric", "ablation")
-    assert "make it significantly worse" in result.stdout
-    assert "too few" not in result.stderr
+    assert "make it significantly worse" in result.out
+    assert "too few" not in result.err
     result = run("other", "--text", "many.txt", "--lines", "--metric", "all-but-one", "-o", "one.json")
-    assert "* differs from the whole model" in result.stdout
+    assert "* differs from the whole model" in result.out
 
 
 @pytest.mark.parametrize(
@@ -99,9 +98,9 @@ def test_all_but_one_chosen_on_one_text_reported_on_another(folder, arguments, c
     common = ("--metric", "all-but-one", "--measure", "loss")
     option = "--select-split" if "--data" in arguments else "--select-data"
     result = run(*arguments, *reported, *common, option, chosen[-1])
-    assert "The best single head of each layer, chosen on other text" in result.stdout
-    assert "Too few examples for a test of significance" in result.stderr
-    assert "*" not in result.stdout
+    assert "The best single head of each layer, chosen on other text" in result.out
+    assert "Too few examples for a test of significance" in result.err
+    assert "*" not in result.out
     run(*arguments, *chosen, *common, "-o", "chosen.json")
     run(*arguments, *reported, *common, "-o", "reported.json")
     found, known, others = scores(), scores("chosen.json"), scores("reported.json")
@@ -131,7 +130,7 @@ def test_tasks(folder, family, changes, arguments, task):
 def test_scores_of_a_pruned_model_have_original_numbers(folder):
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
-    shown = run("pruned", "--data", "data", *PAIRS, "-o", "again.json").stdout
+    shown = run("pruned", "--data", "data", *PAIRS, "-o", "again.json").out
     ids = {module_of(name): tuple(ids) for name, ids in scores("again.json")["ids"].items()}
     assert ids == kept(folder / "pruned")
     table = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["1"], ["2"])]
@@ -146,19 +145,15 @@ ALONE = ("--metric", "all-but-one", "--measure", "loss")
 FILES = ("--source-file", "text.txt", "--target-file", "text.tsv")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--measure", "loss"), "--measure goes with --metric ablation"),
-        (("--metric", "ablation", "--importance", "token"), "--importance goes with --metric"),
-        (("--data", "data", *PAIRS, *ALONE[:3], "accuracy"), "not one of translation"),
-        (("--data", "data", *PAIRS, "--compute-dtype", "float16"), "small gradients vanish"),
-        ((*ALONE, *FILES, *PAIRS, "--select-split", "b"), "--select-split: the text has no splits"),
-        ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt"),
-        (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
-    ],
+@refusals(
+    (("--measure", "loss"), "--measure goes with --metric ablation"),
+    (("--metric", "ablation", "--importance", "token"), "--importance goes with --metric"),
+    (("--data", "data", *PAIRS, *ALONE[:3], "accuracy"), "not one of translation"),
+    (("--data", "data", *PAIRS, "--compute-dtype", "float16"), "small gradients vanish"),
+    ((*ALONE, *FILES, *PAIRS, "--select-split", "b"), "--select-split: the text has no splits"),
+    ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt", 1),
+    (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
 )
-def test_refusals(folder, arguments, message):
-    status = 1 if message == "nothing.txt" else 2
-    refused(call(score_heads, "m", *arguments), message, status)
+def test_refusals(refusal, folder):
+    refusal(call, score_heads, "m")
     assert not Path("heads.json").exists()

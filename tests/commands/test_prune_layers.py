@@ -10,7 +10,7 @@ from prunecli.demo import DATA
 from prunecli.methods.options import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from tests.commands.calls import both, refused
+from tests.commands.calls import both, refusals, refused
 from tests.structures import kept_ids
 from tests.tiny import write_files
 
@@ -24,23 +24,23 @@ def _text():
 
 
 def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
-    with open_model(directory) as opened:
-        opened.check()
-        return kept_ids(opened.structure, "layer")
+    opened = open_model(directory)
+    opened.check()
+    return kept_ids(opened.structure, "layer")
 
 
 def test_named_layers_go(models):
     result = done(models["m2m_100"], "--remove", "encoder:1,decoder:0")
     assert "Written: pruned-layers (stock layout)" in result.out
     assert kept() == {"encoder": (0, 2), "decoder": (1,)}
-    with open_model(models["m2m_100"]) as full, open_model("pruned-layers") as pruned:
-        name = "model.{}.layers.{}.fc1.weight"
-        np.testing.assert_array_equal(
-            pruned.read(name.format("encoder", 1)), full.read(name.format("encoder", 2))
-        )
-        assert not shim_classes(pruned.config)
-        assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
-        step = pruned.structure.history[-1]
+    pruned = open_model("pruned-layers")
+    name = "model.{}.layers.{}.fc1.weight"
+    np.testing.assert_array_equal(
+        pruned.read(name.format("encoder", 1)), open_model(models["m2m_100"]).read(name.format("encoder", 2))
+    )
+    assert not shim_classes(pruned.config)
+    assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
+    step = pruned.structure.history[-1]
     assert step["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
@@ -50,16 +50,17 @@ def test_removed_layers_leave_linear_maps(models):
     assert "Loss on " in done(models["gpt2"], "--remove", "1", *text).out  # the text at hand is measured too
     done(models["gpt2"], "--remove", "1", "-o", "plain")
     weight, norm = "transformer.h.0.mlp.c_proj.weight", "transformer.h.1.ln_1.weight"
-    with open_model("pruned-layers") as mapped, open_model("plain") as plain:
-        assert not np.array_equal(mapped.read(weight), plain.read(weight))
-        np.testing.assert_array_equal(mapped.read(norm), plain.read(norm))
-        arguments = mapped.structure.history[-1]["arguments"]
-        assert "replace" not in plain.structure.history[-1]["arguments"]
+    mapped = open_model("pruned-layers")
+    plain = open_model("plain")
+    assert not np.array_equal(mapped.read(weight), plain.read(weight))
+    np.testing.assert_array_equal(mapped.read(norm), plain.read(norm))
+    arguments = mapped.structure.history[-1]["arguments"]
+    assert "replace" not in plain.structure.history[-1]["arguments"]
     assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["text.txt"])
     needs = run(models["gpt2"], "--remove", "1", "--replace", "linear", "-o", "other")
-    refused(needs, "--replace linear needs text", 2)
+    refused(needs, "--replace linear needs text")
     streamed = run(models["gpt2"], "--remove", "1", *text, "--stream", "-o", "other")
-    refused(streamed, "--replace linear runs the model, which needs all of its weights", 2)
+    refused(streamed, "--replace linear runs the model, which needs all of its weights")
 
 
 def test_a_saved_selection_names_the_layers_that_stay(models):
@@ -73,9 +74,7 @@ def test_a_saved_selection_names_the_layers_that_stay(models):
 @pytest.mark.parametrize("metric", get_args(LayerMetric))
 def test_json_of_a_dry_run(metric, models):
     text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity", "embedding") else ()
-    shown = json.loads(
-        done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
-    )
+    shown = done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").json
     assert shown["held"] == {"decoder.layers": 3}
     (place,) = shown["decision"]["places"]
     scores = place.get("values", [2, 1, 0])  # last has none
@@ -102,20 +101,17 @@ def test_without_an_amount_the_default_is_said(models):
     assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
 
 
-@pytest.mark.parametrize(
-    ("case", "arguments", "message", "status"),
-    [
-        ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
-        ("gpt2", ("--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores", 2),
-        ("gpt2", ("--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka", 2),
-        ("gpt2", ("--remove", "0-2"), "decoder.layers: no layer would be left", 2),
-        ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one stack", 2),
-        ("m2m_100", ("--remove", "1"), "--remove 1: no layer of this model", 2),
-        ("m2m_100", ("--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given", 2),
-    ],
+@refusals(
+    (("gpt2", "--count", 1), "--metric cosine needs text"),
+    (("gpt2", "--remove", 1, "--scores", "layers.json"), "--remove does not go with --scores"),
+    (("gpt2", "--contiguous", "--metric", "cka"), "--contiguous does not go with --metric cka"),
+    (("gpt2", "--remove", "0-2"), "decoder.layers: no layer would be left"),
+    (("m2m_100", "--text", "text.txt"), "--text goes with models that have one stack"),
+    (("m2m_100", "--remove", "1"), "--remove 1: no layer of this model"),
+    (("m2m_100", "--contiguous", "--count", 1, "--data", DATA), "layers of each stack is not given"),
 )
-def test_refusals(models, case, arguments, message, status):
-    refused(run(models[case], *arguments), message, status)
+def test_refusals(refusal, models):
+    refusal(lambda case, *arguments: run(models[case], *arguments))
     assert not Path("pruned-layers").exists()
 
 
@@ -125,9 +121,9 @@ DRY = ("--dry-run", "--json")
 @pytest.mark.parametrize("metric", ["cka", "perplexity"])
 def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     options = ("--metric", metric, "--text", "text.txt", "--save-scores", "layers.json")
-    from_text = json.loads(done(models["gpt2"], *options, "--count", 1, *DRY).out)
+    from_text = done(models["gpt2"], *options, "--count", 1, *DRY).json
     result = done(models["gpt2"], "--scores", "layers.json", "--count", 1, *DRY)
-    found = json.loads(result.out)
+    found = result.json
     assert f"Layers by {metric}, from layers.json: the lowest of all layers are removed." in result.err
     assert found["kept"] == from_text["kept"]
     values = (one["decision"]["places"][0]["values"] for one in (found, from_text))
@@ -138,17 +134,14 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     if metric == "cka":
         refused(twice, "scores of the method cka are no sums", 1)
     else:
-        assert json.loads(twice.out)["kept"] == found["kept"]
+        assert twice.json["kept"] == found["kept"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "status"),
-    [
-        (("--metric", "last"), "--metric last reads no --scores", 2),
-        (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
-        (("--save-scores", "other.json"), "nothing is measured on text here", 2),
-    ],
+@refusals(
+    (("--metric", "last"), "--metric last reads no --scores"),
+    (("--metric", "cosine"), "layers.json: of the metric cka, not cosine", 1),
+    (("--save-scores", "other.json"), "nothing is measured on text here"),
 )
-def test_saved_scores_that_do_not_fit_are_refused(models, arguments, message, status):
+def test_saved_scores_that_do_not_fit_are_refused(refusal, models):
     done(models["gpt2"], "--metric", "cka", "--text", "text.txt", "--save-scores", "layers.json", *DRY)
-    refused(run(models["gpt2"], "--scores", "layers.json", "--count", 1, *arguments), message, status)
+    refusal(run, models["gpt2"], "--scores", "layers.json", "--count", 1)

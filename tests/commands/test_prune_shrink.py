@@ -1,4 +1,3 @@
-import json
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,7 +15,7 @@ from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls
-from tests.commands.calls import call, names, refused
+from tests.commands.calls import call, names, refusals, refused
 from tests.families import tiny_family
 
 run = partial(call, shrink)
@@ -58,10 +57,10 @@ def test_a_model_is_shrunk_by_all_kinds(model):
     curves = {kind for one in document.tried if one.stage == "curve" for kind in one.shares}
     assert {"layers", "units", "heads"} <= curves
     assert {*document.tables()} == {"tried", "stages"}
-    with open_model("shrunk") as opened:
-        opened.check()
-        assert opened.total_parameters == document.parameters_after
-        steps = [step["command"] for step in opened.structure.history]
+    opened = open_model("shrunk")
+    opened.check()
+    assert opened.total_parameters == document.parameters_after
+    steps = [step["command"] for step in opened.structure.history]
     assert len(steps) == len(document.shares)
     # Each kind has its own decision, which `explain` reads.
     assert ("falls into more tokens" in result.out) == ("tokens" in document.shares)
@@ -92,9 +91,9 @@ def test_channels_are_removed_if_they_are_named(model):
     document = shrunk()
     assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
     done(model, "--text", "text.txt", "--only", "channels", "--params", "70%", "-o", "narrow", *QUICK)
-    with open_model("narrow") as opened, open_model(model) as source:
-        assert opened.config["hidden_size"] < source.config["hidden_size"]
-        (step,) = opened.structure.history
+    opened = open_model("narrow")
+    assert opened.config["hidden_size"] < open_model(model).config["hidden_size"]
+    (step,) = opened.structure.history
     assert "--only channels" in step_text(step)
     (answer,) = explain(Path("narrow"), "channel 3")
     assert "norm-output" in answer.text
@@ -141,14 +140,13 @@ def test_a_healed_model_learns_from_the_original(model):
     document = shrunk()
     assert [one.model for one in document.stages] == ["original", "cut", "healed"]
     assert "Written: shrunk" in result.out
-    with open_model("shrunk") as opened:
-        assert opened.structure.history[-1]["command"] == "finetune"
+    assert open_model("shrunk").structure.history[-1]["command"] == "finetune"
     assert not Path("shrunk.cut").exists()
 
 
 def test_a_dry_run_writes_nothing(model):
     result = done(model, "--text", "text.txt", "--only", "layers", "--dry-run", "--json", *QUICK)
-    assert json.loads(result.out)["shares"] == {"layers": pytest.approx(0.3333)}
+    assert result.json["shares"] == {"layers": pytest.approx(0.3333)}
     assert names(Path()) == ["text.txt"]
 
 
@@ -161,29 +159,24 @@ def test_a_mixture_is_tried_however_short_the_time(model):
 
 
 def test_bytes_are_a_target(model):
-    with open_model(model) as opened:
-        size = int(0.8 * opened.total_bytes)
+    size = int(0.8 * open_model(model).total_bytes)
     done(model, "--text", "text.txt", "--only", "units", "--size", str(size), *QUICK)
-    with open_model("shrunk") as opened:
-        assert opened.total_bytes <= size
+    assert open_model("shrunk").total_bytes <= size
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "status"),
-    [
-        (("--params", "0.5", "--size", "1MiB"), "--params does not go with --size", 2),
-        (("--params", "1"), "is outside", 2),
-        (("--heal", "soon"), "not a duration", 2),
-        (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps", 2),
-        (("--memory", "8GiB", "--heal", "1m"), "--heal does not go with --memory", 2),
-        (("--memory", "8GiB", "--only", "channels"), "With --memory, channels are not scored", 2),
-        (("--only", "experts"), "has no experts", 1),
-        (("--only", "heads", "--params", "0.01"), "smallest mixture", 2),
-    ],
+@refusals(
+    (("--params", "0.5", "--size", "1MiB"), "--params does not go with --size"),
+    (("--params", "1"), "is outside"),
+    (("--heal", "soon"), "not a duration"),
+    (("--heal", "1m", "--heal-steps", "2"), "--heal does not go with --heal-steps"),
+    (("--memory", "8GiB", "--heal", "1m"), "--heal does not go with --memory"),
+    (("--memory", "8GiB", "--only", "channels"), "With --memory, channels are not scored"),
+    (("--only", "experts"), "has no experts", 1),
+    (("--only", "heads", "--params", "0.01"), "smallest mixture"),
 )
-def test_refusals(model, options, message, status):
-    refused(run(model, "--text", "text.txt", *options, *QUICK), message, status)
+def test_refusals(refusal, model):
+    refusal(run, model, "--text", "text.txt", *QUICK)
 
 
 def test_text_is_needed(model):
-    refused(run(model), "task lm needs text", 2)
+    refused(run(model), "task lm needs text")

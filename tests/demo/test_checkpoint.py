@@ -67,10 +67,10 @@ DIRECTIONS = [("qba_Latn", "qka_Latn"), ("qka_Latn", "qna_Latn"), ("qna_Latn", "
 def scores():
     """chrF++ of 12 test sentences in three directions, greedy, 80 % of the experts removed, balanced."""
     model, tokenizer = load_model(CHECKPOINT, device="cpu"), load_tokenizer(CHECKPOINT)
-    with open_model(CHECKPOINT) as opened:
-        choice = TextChoice(data=DATA, langs=",".join(CHOSEN), max_sentences=60)
-        gates = collect_gates(opened, choice, device="cpu").statistics
-        axes = axes_of(opened, "expert")
+    opened = open_model(CHECKPOINT)
+    choice = TextChoice(data=DATA, langs=",".join(CHOSEN), max_sentences=60)
+    gates = collect_gates(opened, choice, device="cpu").statistics
+    axes = axes_of(opened, "expert")
     budget = Budget(0.8, balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),

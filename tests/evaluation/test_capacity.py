@@ -1,6 +1,5 @@
 """What fits of mixture-of-experts language models: against the files that prune-experts writes."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,8 @@ def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16,
 
 
 def fit(directory: Path, budget: int, **load: int) -> dict[str, Any]:
-    with open_model(directory) as opened:
-        return capacity.what_fits(opened, budget, None, usual_load(opened, **load)).to_json()
+    opened = open_model(directory)
+    return capacity.what_fits(opened, budget, None, usual_load(opened, **load)).to_json()
 
 
 def tensor_bytes(directory: Path) -> int:
@@ -104,7 +103,7 @@ def test_what_is_quantised_and_how_far(tmp_path):
     plain = tiny_family(tmp_path / "plain", "llama")
     source = tmp_path / "stored"
     quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: ".mlp." in name)
-    found = json.loads(call(inspect, source, "--json").out)
+    found = call(inspect, source, "--json").json
     weights = 3 * 3  # of each layer
     assert found["quantisation"]["method"] == "fp8"
     assert found["quantisation"]["schemes"] == {"scaled, 8 bits, blocks of 16 x 16": weights}
@@ -114,7 +113,7 @@ def test_what_is_quantised_and_how_far(tmp_path):
     assert found["total"]["parameters"] == values
     assert found["quantisation"]["bits_per_parameter"] == pytest.approx(8 * tensor_bytes(source) / values)
     assert "Quantised: fp8: 9 matrices scaled, 8 bits" in call(inspect, source).out
-    assert json.loads(call(inspect, plain, "--json").out)["quantisation"] is None
+    assert call(inspect, plain, "--json").json["quantisation"] is None
 
 
 def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_path, monkeypatch):
@@ -152,8 +151,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def weights(path: Path, width: int) -> int:
-    with open_model(path) as checkpoint:
-        return width * sum(info.numel for info in checkpoint.tensors.values())
+    return width * sum(info.numel for info in open_model(path).tensors.values())
 
 
 NARROW = ("--width", "8", "--keep-units", "activations")
@@ -229,8 +227,7 @@ def test_of_quantised_language_models_too(folder, monkeypatch):
     tiny_mixture("glm4_moe").bfloat16().save_pretrained(folder / "plain")
     write_plain_tokenizer(folder / "plain")
     quantise(folder / "plain", folder / "glm", folder / "decoded", "fp8", lambda name: "experts." in name)
-    with open_model(folder / "glm") as checkpoint:
-        free = sum(2 * info.numel for info in checkpoint.unquantised.values()) * 9 // 10
+    free = sum(2 * info.numel for info in open_model(folder / "glm").unquantised.values()) * 9 // 10
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
@@ -239,6 +236,5 @@ def test_of_quantised_language_models_too(folder, monkeypatch):
     assert found, made.err
     assert "More: prunecli inspect glm --fit" in made.err
     done(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
-    with open_model(folder / "less") as checkpoint:
-        left = sum(2 * info.numel for info in checkpoint.unquantised.values())
+    left = sum(2 * info.numel for info in open_model(folder / "less").unquantised.values())
     assert left <= 0.9 * free

@@ -154,8 +154,7 @@ def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
 def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, new_tokens, left):
     path = tiny_family(tmp_path / "full", "llama")  # 64 positions
-    with open_model(path) as opened:
-        work = decoding(opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
+    work = decoding(open_model(path), ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in work.rows] == [left, left]
     decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):

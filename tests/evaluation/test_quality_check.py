@@ -14,7 +14,7 @@ from prunecli.modules import fitting
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.commands.calls import call, done, refused
+from tests.commands.calls import call, done, refusals
 from tests.evaluation.losses import TextLosses, lm_losses
 from tests.families import tiny, tiny_family
 from tests.tiny import write_files, write_plain_tokenizer
@@ -36,7 +36,7 @@ def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
 
 
 def quality(command: Callable[..., None], *arguments: object) -> dict:
-    return json.loads(done(command, *arguments, "--json").out)["quality"]
+    return done(command, *arguments, "--json").json["quality"]
 
 
 def test_losses_are_those_of_the_models(models):
@@ -89,17 +89,13 @@ def test_lines_are_texts_of_found_encoders_too(folder):
     assert line in done(prune_layers, model, "--remove", 1, "--check", "text.txt").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
-        (("--config-only",), "with --config-only one of them is missing"),
-        (("--check", "absent"), "absent"),
-    ],
+@refusals(
+    (("--dry-run",), "--check runs the original and the result; with --dry-run one of them is missing"),
+    (("--config-only",), "with --config-only one of them is missing"),
+    (("--check", "absent"), "absent", 1),
 )
-def test_refusals(models, arguments, message):
-    result = call(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt", *arguments)
-    refused(result, message, 1 if "absent" in arguments else 2)
+def test_refusals(refusal, models):
+    refusal(call, prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
     assert not Path("pruned-heads").exists()
 
 
@@ -107,8 +103,7 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(models, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
     result = done(prune_heads, models["llama"], "--metric", "random", "--check", "text.txt")
     assert "The quality of the result is not measured: " in result.err
-    with open_model("pruned-heads") as opened:
-        opened.check()
+    open_model("pruned-heads").check()
 
 
 def test_text_that_gave_no_scores_comes_first(models):

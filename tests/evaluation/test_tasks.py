@@ -258,9 +258,8 @@ CPU, PLENTY = torch.device("cpu"), 1 << 34
 
 def layered(path: Path, measure: Measure = lm_losses) -> tuple[TextLosses, RunReport]:
     work = RunReport()
-    with open_model(path) as checkpoint:
-        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, report=work, output=True)
-        return measure(runner, load_tokenizer(path), LINES, 40), work
+    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY, report=work, output=True)
+    return measure(runner, load_tokenizer(path), LINES, 40), work
 
 
 def whole(path: Path, measure: Measure = lm_losses, *, own: bool = False) -> TextLosses:
@@ -282,29 +281,24 @@ def test_families(model_type, measure, tmp_path):
     found, work = layered(path, measure)
     assert_same(found, whole(path, measure))
     assert work.readings == 1
-    with open_model(path) as checkpoint:
-        assert 0 < work.bytes_read <= checkpoint.total_bytes
+    assert 0 < work.bytes_read <= open_model(path).total_bytes
 
 
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
     path = tiny_family(tmp_path / "model", "gpt2")
-    with open_model(path) as checkpoint:
-        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
-        final = runner.model.transformer.ln_f.register_forward_hook(
-            lambda _m, _i, output: output * float("nan")
-        )
-        with pytest.raises(DataError, match="example 1: the loss is nan"):
-            lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
-        final.remove()
+    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY)
+    final = runner.model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
+    with pytest.raises(DataError, match="example 1: the loss is nan"):
+        lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
+    final.remove()
 
 
 def states_of(path: Path, source: int, target: int) -> list[tuple[int, ...]]:
     """Bytes of states of 2 translations with so many tokens: forwards, and with gradients."""
     ids, targets = (torch.ones(2, length, dtype=torch.long) for length in (source, target))
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
-    with open_model(path) as checkpoint:
-        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY)
-        return [batch_cost(runner, batch, backward=way).states for way in (False, True)]
+    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY)
+    return [batch_cost(runner, batch, backward=way).states for way in (False, True)]
 
 
 def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
@@ -327,9 +321,8 @@ def test_every_kind_of_layer(model_type, tmp_path):
     found, work = layered(path)
     assert_same(found, whole(path, own=True))
     np.testing.assert_allclose(found.nats, whole(path).nats, rtol=1e-6)
-    with open_model(path) as checkpoint:
-        assert work.readings == 1
-        assert 0 < work.bytes_read <= checkpoint.total_bytes
+    assert work.readings == 1
+    assert 0 < work.bytes_read <= open_model(path).total_bytes
 
 
 def test_a_family_that_runs_whole_is_refused(tmp_path):

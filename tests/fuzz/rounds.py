@@ -14,19 +14,17 @@ from types import FrameType
 from unittest.mock import patch
 
 from prunecli.commands import app, failures
+from tests.commands.calls import Result
 
 
 class TooLong(BaseException):
     """A command that ran longer than it may."""
 
 
-@dataclass
-class Ran:
+@dataclass(frozen=True)
+class Ran(Result):
     """The end of a command: exit status (None: an exception), output, seconds of the processor, the traceback."""
 
-    status: int | None
-    out: str
-    err: str
     seconds: float
     trace: str = ""
 

@@ -80,7 +80,7 @@ def loss_of(model: Path, task: str) -> float:
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     output = ("--json", "--force", "-o", model.parent / "out.json", "--device", "cpu")
     result = done(evaluate, model, "--task", task, "--text", text, *output)
-    return float(json.loads(result.out)["results"][0]["scores"]["loss"])
+    return float(result.json["results"][0]["scores"]["loss"])
 
 
 @pytest.mark.parametrize("model_type", CAUSAL)

@@ -66,8 +66,7 @@ def step(command, source, **arguments):
 
 
 def source_of(directory):
-    with open_model(directory) as opened:
-        return {"path": directory.name, "fingerprint": opened.fingerprint}
+    return {"path": directory.name, "fingerprint": open_model(directory).fingerprint}
 
 
 def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
@@ -178,8 +177,7 @@ def test_outputs_stand_side_by_side(tmp_path):
 def test_steps_can_be_typed_again(tmp_path, monkeypatch):
     """Each line of a history, parsed by a shell and run by the command, makes the same weights."""
     monkeypatch.chdir(tmp_path)
-    with open_model(tiny_nllb_moe(tmp_path / "base")) as opened:
-        write_json(tmp_path / "it's scored.json", scored(opened))
+    write_json(tmp_path / "it's scored.json", scored(open_model(tiny_nllb_moe(tmp_path / "base"))))
     arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
     done(prune_experts, "base", *arguments, "-o", "few experts")
     done(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
@@ -258,8 +256,7 @@ def test_parts_history_and_families_of_checkpoints(tmp_path):
     # An ancestor that no longer exists has the name its child read it under.
     assert "lost: share-ffn" in found.nodes
     assert len(found.nodes) == 5
-    with open_model(base) as opened:
-        total = sum(info.numel for info in opened.tensors.values())
+    total = sum(info.numel for info in open_model(base).tensors.values())
     assert f"{total:,}" in found.text
 
 
@@ -267,8 +264,7 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     base = tiny_nllb_moe(tmp_path / "base")
     chosen = tmp_path / "experts.json"
     write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
-    with open_model(base) as opened:
-        write_json(tmp_path / "heads.json", scored(opened))
+    write_json(tmp_path / "heads.json", scored(open_model(base)))
     done(prune_experts, base, "--keep", chosen, "-o", tmp_path / "fewer")
     options = ("--scores", tmp_path / "heads.json", "--count", 3)
     done(prune_heads, tmp_path / "fewer", *options, "-o", tmp_path / "small")

@@ -26,9 +26,9 @@ OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 def page(shared_path):
     """The page of checkpoints made from the demo, and of results of every kind."""
     shutil.copytree(demo.CHECKPOINT, shared_path / "demo")
-    with open_model(shared_path / "demo") as opened:
-        write_json(shared_path / "heads.json", scored(opened))
-        models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
+    opened = open_model(shared_path / "demo")
+    write_json(shared_path / "heads.json", scored(opened))
+    models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
     fewer, smaller = str(shared_path / "fewer-experts"), str(shared_path / "fewer-experts-and-heads")
     ranked = ("--metric", "random", "--ratio", "0.5", "-o", fewer)
     done(prune_experts, shared_path / "demo", *ranked)

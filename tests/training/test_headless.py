@@ -1,6 +1,5 @@
 """Models without a head learn their teacher's hidden states or vectors: the measures, runs, what is refused."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +56,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     done(prune_heads, "model", "--metric", "random", "--ratio", 0.5, "-o", "pruned")
     before, count = expected_distance(Path("pruned"), Path("model"))
     result = done(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
-    figures = json.loads(result.out)
+    figures = result.json
     assert figures["stock"]["is_stock"] is False
     assert figures["stock"]["reason"].startswith("heads were removed")
     assert figures["arguments"]["task"] == "feature-extraction"
@@ -85,7 +84,7 @@ def test_what_does_not_fit_is_refused(folder, options, message):
     plain(sentence_model(Path("plain")))
     tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
-    refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message, 2)
+    refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message)
     assert not Path("out").exists()
 
 
@@ -134,10 +133,10 @@ def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder)
     run = (*VECTORS, "--valid-text", "valid.txt", "--eval-every", 20, "--steps", 60, "--json")
     result = done(finetune, "pruned", *run, "-o", "out")
     assert "model has another vocabulary: it reads each text in its own tokens" in result.err
-    figures = json.loads(result.out)
+    figures = result.json
     assert figures["best"]["loss"] < figures["training"][0]["loss"] / 2
     last = figures["validation"][-1]
     assert last["cosine"] == pytest.approx(1 - last["loss"], abs=1e-5)
     assert Path("out/1_Pooling/config.json").read_bytes() == Path("model/1_Pooling/config.json").read_bytes()
     again = call(finetune, "pruned", *VECTORS, "--hidden-weight", 1, "--steps", 1, "-o", "more")
-    refused(again, "the teacher has a vocabulary of", 2)
+    refused(again, "the teacher has a vocabulary of")

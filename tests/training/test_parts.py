@@ -15,7 +15,7 @@ from prunecli.training.finetune import Destination, finetune, training_bytes
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import frozen_weights, merged_state, prepare
 from prunecli.training.state import Start
-from tests.commands.calls import names, raising
+from tests.commands.calls import done, names
 from tests.families import tiny_family
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import tiny_nllb_moe
@@ -129,7 +129,7 @@ def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
 def test_updates_of_low_rank_are_merged(tmp_path, family):
     original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
     side = "--decoder" if family == "gpt2" else "--encoder"
-    raising(share_ffn, original, side, "share", "-o", tmp_path / "model")
+    done(share_ffn, original, side, "share", "-o", tmp_path / "model")
     model, rank = tmp_path / "model", 2
     data = language_model() if family == "gpt2" else translation()
     chosen = options(steps=4, lora=rank, learning_rate=1e-2)

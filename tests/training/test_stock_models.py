@@ -20,7 +20,7 @@ from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.state import Start
-from tests.commands.calls import raising
+from tests.commands.calls import done
 from tests.families import tiny, tiny_family
 from tests.families.mixtures import TINY
 from tests.stock_mixtures import save_mixture
@@ -112,7 +112,7 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     source = saved(tmp_path / "model", "qwen3_moe")
     experts = config_of(source)["num_local_experts"]
     change_config(source, "num_local_experts", num_experts=experts, dtype="bfloat16")
-    raising(prune_experts, source, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "pruned")
+    done(prune_experts, source, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "pruned")
     file = text_file(tmp_path / "text", 60)
     text, held_out = (TextChoice(files=(file,), max_sentences=count) for count in (60, 9))
     loss = LossOptions(0.0, distill=0.9)
@@ -194,7 +194,7 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
     sizes = {} if family == "t5" else {"decoder_ffn_dim": 48}
     model = tiny_family(tmp_path / "model", family, **sizes)
     source = tmp_path / "reduced"
-    raising(share_ffn, model, "--preset", configuration, "-o", source)
+    done(share_ffn, model, "--preset", configuration, "-o", source)
     made = trained_and_written(source, tmp_path, translation())
     assert unchanged(source, made) <= {"final_logits_bias"}
     before, after = load_model(source, device="cpu"), load_model(made, device="cpu")
@@ -207,5 +207,5 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
 def test_with_factorised_embeddings(tmp_path):
     source = tmp_path / "reduced"
     sizes = ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)
-    raising(factorize_embeddings, tiny_family(tmp_path / "model", "m2m_100"), *sizes, "-o", source)
+    done(factorize_embeddings, tiny_family(tmp_path / "model", "m2m_100"), *sizes, "-o", source)
     assert not unchanged(source, trained_and_written(source, tmp_path, translation()))

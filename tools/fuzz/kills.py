@@ -239,8 +239,7 @@ def _look(
 def _unreadable(folder: Path) -> list[str]:
     try:
         if (folder / "out").exists():
-            with open_model(folder / "out") as made:
-                made.check()
+            open_model(folder / "out").check()
         if (folder / "out.json").exists():
             json.loads((folder / "out.json").read_text())
         if (folder / "out.html").exists() and not (folder / "out.html").read_text().rstrip().endswith(

@@ -219,7 +219,6 @@ def _left(folder: Path, before: dict[str, str], ran: Ran, command: str) -> Itera
         yield f"failed, and wrote {new[0]}"
     if ran.status == 0 and (folder / "out").is_dir() and "--config-only" not in command:
         try:
-            with open_model(folder / "out") as made:
-                made.check()
+            open_model(folder / "out").check()
         except Exception as error:
             yield f"a result that cannot be opened: {error!r}"
