@@ -119,8 +119,7 @@ class ModelLayout:
             raise UnsupportedModelError(
                 f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
                 "or one whose heads cannot be told apart or compute something else alone: they share one key and "
-                "value (multi-query), differ by their number (ALiBi), have a norm over all of them, or lie in an "
-                "unknown order in fused tensors",
+                "value (multi-query), have a norm over all of them, or lie in an unknown order in fused tensors",
                 "prune-layers, prune-ffn and share-attention may work: `prunecli inspect` shows what can be removed.",
             )
         return attentions
