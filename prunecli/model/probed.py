@@ -254,6 +254,8 @@ def _traced(
     confirmed: Placed = []
     for small in _traced_heads(trial, small_layers):
         counts, key = head_counts(skeleton.effective), [*small.keys][-1]
+        if key in uneven:
+            continue
         keys = {name: counts[name] // counts[key] for name in small.keys}
         units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
         for layout, biased in product(small.layouts, (False, True)) if units.scaled else ():
@@ -371,7 +373,11 @@ def _traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
                     within = [name for name in trial.linears if name.startswith(f"{own}.")]
                     carriers |= _carriers(trial, within, own, units.held, queries)
         if stored := _in_files(trial, carriers):
-            found.append(replace(units, carriers=stored))
+            # A vector that is no layer's has entries of heads (DeBERTa), or is the bias of the output.
+            plain = {name: own for name, own in stored.items() if name.endswith((".weight", ".bias"))}
+            found += [
+                replace(units, carriers=own) for own in (stored, plain) if own is stored or own != stored
+            ]
     return found
 
 

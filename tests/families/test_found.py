@@ -37,7 +37,8 @@ FOUND = {
     "bitnet": {"layer"},  # a norm over the hidden units
     "bloom": {"layer", "uneven unit", "uneven head"},  # a slope for each head; four units for each channel
     "mpt": {"layer", "uneven unit", "uneven head"},
-    "deberta": {"layer", "unit", "uneven head"},  # biases that are no layer's
+    "deberta": {"layer", "unit", "uneven head"},  # biases of heads that are no layer's
+    "gpt_neox_japanese": {"layer", "uneven unit", "uneven head"},  # one of the output that is no layer's
     "modernbert": {"layer", "unit", "uneven head"},
     "umt5": BOTH,
     "qwen3_5_text": {*BOTH, "channel"},
