@@ -85,7 +85,7 @@ class TestDeclaredTensors:
                 ffn = within(stack.layers.format(layer=number), stack.ffn)
                 experts = (f"{ffn}.experts.expert_{expert}" for expert in range(config["num_experts"]))
                 declared |= {
-                    f"{prefix}.{spec.name}": spec.units.axis
+                    f"{prefix}.{spec.name}": spec.units.dim
                     for prefix in (ffn, *experts)
                     for spec in stack.ffn.tensors
                     if spec.units is not None and f"{prefix}.{spec.name}" in before
