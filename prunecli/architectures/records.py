@@ -21,24 +21,31 @@ class Carrier:
         blocks: all units occur on it once for each of these, one block after another: three times where query, key
             and value are fused, twice where gate and up are. Each is the width of one unit there as a multiple of the
             others': of several query heads on one key/value head, say.
+        tail: widths of a unit that lie behind all blocks, and that no unit has alone: the one key and value of several
+            fused queries.
     """
 
     dim: int
     blocks: tuple[int, ...] = (1,)
+    tail: int = 0
 
     def unit(self, size: int, held: int) -> int:
         """Return the width that `blocks` are multiples of, on a dimension of length `size` with `held` units."""
-        return size // (sum(self.blocks) * held)
+        return size // (sum(self.blocks) * held + self.tail)
+
+    def length(self, kept: int, size: int, held: int) -> int:
+        """Return the length of the dimension with `kept` units."""
+        return self.unit(size, held) * (sum(self.blocks) * kept + self.tail)
 
     def ranges(self, places: Sequence[int], size: int, held: int) -> tuple[tuple[int, int], ...]:
-        """Index ranges (start, stop) of the units at `places`, block after block."""
+        """Index ranges (start, stop) of the units at `places`, block after block, and of the tail."""
         unit = self.unit(size, held)
         found, start = [], 0
         for block in self.blocks:
             width = block * unit
             found += [(start + place * width, start + (place + 1) * width) for place in places]
             start += held * width
-        return tuple(found)
+        return (*found, (start, size))
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ class ModelLayout:
         if not attentions:
             raise UnsupportedModelError(
                 f"models of type {self.family.model_type} have no heads that can be removed: they have no attention, "
-                "or one whose heads cannot be told apart or compute something else alone: they share one key and "
-                "value (multi-query), have a norm over all of them, or lie in an unknown order in fused tensors",
+                "or one whose heads cannot be told apart or compute something else alone: they have a norm over all of "
+                "them, or lie in an unknown order in fused tensors",
                 "prune-layers, prune-ffn and share-attention may work: `prunecli inspect` shows what can be removed.",
             )
         return attentions
@@ -228,7 +228,7 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
         elif not layer.is_shared and layer.count != layer.stated:
             for name, carrier in layer.carriers.items():
                 shape, part = tensors[name]
-                size = shape[carrier.dim] * layer.count // layer.stated
+                size = carrier.length(layer.count, shape[carrier.dim], layer.stated)
                 tensors[name] = (*shape[: carrier.dim], size, *shape[carrier.dim + 1 :]), part
     return {name: declared for name, declared in tensors.items() if name not in gone}
 

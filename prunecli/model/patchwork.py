@@ -378,8 +378,8 @@ def fit_sizes(
         if isinstance(module, (NoHeads, OnlyBias)):
             continue
         shape = list(getattr(module, attribute).shape)
-        unit = carrier.unit(shape[carrier.dim], held)
-        shape[carrier.dim] = unit * sum(carrier.blocks) * kept
+        size = shape[carrier.dim]
+        shape[carrier.dim] = carrier.length(kept, size, held)
         if kept:
             resize(module, attribute, tuple(shape))
         elif attribute != "weight":
@@ -389,7 +389,7 @@ def fit_sizes(
             others = math.prod(size for dim, size in enumerate(shape) if dim != carrier.dim)
             model.set_submodule(path, OnlyBias(module, others))
         else:
-            model.set_submodule(path, NoHeads(module, unit * sum(carrier.blocks)))
+            model.set_submodule(path, NoHeads(module, carrier.length(1, size, held)))
 
 
 def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:

@@ -356,7 +356,7 @@ def _traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
     every = head_counts(trial.skeleton.effective)
     counts = {key: count for key, count in every.items() if not is_key_value(key)}
     for key, queries in counts.items():
-        shared = next((one for one in shared_keys(every, key) if every[one] < queries), None)
+        shared = next((one for one in shared_keys(every, key) if 1 < every[one] < queries), None)
         held = queries if shared is None else every[shared]
         keys = {key: 1} if shared is None else {key: queries // held, shared: 1}
         units = with_scaled(UnitKeys(keys, held, {}), trial.skeleton)
@@ -427,12 +427,15 @@ def _carriers(
         length = shapes[f"{name}.weight"][dim]
         # Queries, or keys or values; all three, or two of them.
         counts = {heads: (1,), held: (1,), 2 * heads: (1, 1), heads + 2 * held: (heads // held, 1, 1)}
-        blocks = counts.get(length * heads // width, ())
-        if not blocks or length * heads % width or width % heads:
+        parts, rest = divmod(length * heads, width)
+        tail = 2 if parts == heads + 2 and parts not in counts else 0  # one key and value for all
+        blocks = counts.get(parts - tail, ())
+        if not blocks or rest or width % heads:
             return {}
         for tensor, axis in ((f"{name}.weight", dim), (f"{name}.bias", 0)):
             if tensor in shapes:
-                found[tensor] = (Carrier(axis), Carrier(axis, blocks))[: min(len(blocks), 2)]
+                tried = Carrier(axis, tail=tail), Carrier(axis, blocks, tail)
+                found[tensor] = tried[: min(len(blocks), 2)]
     for name, shape in shapes.items() if attention else ():
         owner = module_of(name)
         if not name.startswith(f"{attention}.") or owner in linears:

@@ -247,7 +247,7 @@ class Trial:
             count = least + number % (units.held - least)
             kept[axis] = sorted(torch.randperm(units.held, generator=generator)[:count].tolist())
         cut, masked = self._without(units.held, carriers, {name: kept[axes[name]] for name in carriers})
-        cut = {name: tensor for name, tensor in cut.items() if tensor.numel()}
+        cut = {name: tensor for name, tensor in cut.items() if name not in carriers or kept[axes[name]]}
 
         def fit(model: Any) -> None:
             for axis, own in kept.items():
@@ -318,9 +318,10 @@ class Trial:
         cut, masked = dict(stored), dict(stored)
         for name, carrier in carriers.items():
             tensor = stored[name]
-            goes = _rows(tensor, carrier, sorted({*range(held)}.difference(kept[name])), held)
-            cut[name] = tensor.index_select(carrier.dim, _rows(tensor, carrier, kept[name], held))
-            masked[name] = tensor.index_fill(carrier.dim, goes, 0)
+            stays = _rows(tensor, carrier, kept[name], held)
+            goes = sorted({*range(tensor.shape[carrier.dim])}.difference(stays.tolist()))
+            cut[name] = tensor.index_select(carrier.dim, stays)
+            masked[name] = tensor.index_fill(carrier.dim, torch.tensor(goes, dtype=torch.long), 0)
         return cut, masked
 
     @_once

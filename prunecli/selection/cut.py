@@ -278,7 +278,7 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         for carrier, own, held in carriers.get(name, ()):
             ranges = tuple(joined(carrier.ranges(own, shape[carrier.dim], held)))
             shape[carrier.dim] = sum(stop - start for start, stop in ranges)
-            new = new if ranges else None  # a tensor of no head at all is not stored
+            new = new if own else None  # a tensor of no head at all is not stored
             taken.append((carrier.dim, ranges))
         if new is not None:
             outputs.append(Output(new, info.dtype, tuple(shape), Copy(name, tuple(sorted(taken)))))

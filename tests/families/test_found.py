@@ -252,6 +252,7 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
     [
         ("BertLMHeadModel", {"is_decoder": True, "add_cross_attention": True}),
         ("BartForConditionalGeneration", {"tie_word_embeddings": False}),
+        ("FalconForCausalLM", {}),  # one key and value for all queries, fused with them
         ("FalconForCausalLM", {"multi_query": False, "parallel_attn": False, "alibi": True}),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
         # Its class computes positions, and never stores them.

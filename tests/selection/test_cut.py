@@ -100,20 +100,24 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
 @given(
     held=st.integers(1, 6),
     blocks=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    tail=st.integers(0, 2),
     width=st.integers(1, 4),
     data=st.data(),
 )
-def test_ranges_take_the_kept_units_of_every_block(held, blocks, width, data):
+def test_ranges_take_the_kept_units_of_every_block_and_the_tail(held, blocks, tail, width, data):
     places = sorted(data.draw(some_of(held, 0)))
-    axis = list(range(sum(blocks) * held * width))
-    ranges = Carrier(0, blocks).ranges(places, len(axis), held)
+    axis = list(range((sum(blocks) * held + tail) * width))
+    carrier = Carrier(0, blocks, tail)
+    ranges = carrier.ranges(places, len(axis), held)
     wanted = [
         value
         for number, block in enumerate(blocks)
         for start in [sum(blocks[:number]) * held * width]
         for value in kept_values(axis[start : start + block * held * width], held, places)
     ]
+    wanted += axis[len(axis) - tail * width :]
     assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
+    assert carrier.length(len(places), len(axis), held) == len(wanted)
 
 
 @pytest.mark.parametrize(
