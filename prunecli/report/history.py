@@ -25,7 +25,11 @@ _FACTS = {
 }
 """Command -> arguments that are no options; a comment shows them."""
 
-_OPTIONS = {("finetune", "hidden"): "--hidden-weight", ("finetune", "dtype"): "--compute-dtype"}
+_OPTIONS = {
+    ("finetune", "hidden"): "--hidden-weight",
+    ("finetune", "dtype"): "--compute-dtype",
+    ("finetune", "part"): "--train",
+}
 """Arguments -> options of another name."""
 
 _COUNTED = {

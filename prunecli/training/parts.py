@@ -220,11 +220,15 @@ def trained_outputs(model: Any, source: Checkpoint) -> tuple[Output, ...]:
 
 
 def decisive(options: TrainingOptions) -> Json:
-    """The options that the weights after a given number of updates depend on, but for the teacher."""
+    """The options that the weights after a given number of updates depend on, but for the teacher.
+
+    The part that is trained is called "part": "train" is the text (`TrainingData.describe`).
+    """
     apart = {
         *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher", "teacher_logits"),
         "gradient_checkpointing",
         *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
     }
     values = options.values_of(TrainingOptions).items()
-    return {key: value for key, value in values if key not in apart} | asdict(options.loss)
+    found = {"part" if key == "train" else key: value for key, value in values if key not in apart}
+    return found | asdict(options.loss)

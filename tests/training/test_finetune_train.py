@@ -2,6 +2,7 @@ import math
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -130,15 +131,17 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
     assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
 
 
-def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
-    train(model, tmp_path / "state", options(steps=2))
+@pytest.mark.parametrize("part", ["all", "embeddings"])
+def test_the_state_of_another_run_is_refused_or_thrown_away(part, model, tmp_path):
+    given = partial(options, steps=2, train=part)
+    train(model, tmp_path / "state", given())
     with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5") as caught:
-        train(model, tmp_path / "state", options(steps=2, learning_rate=0.5))
+        train(model, tmp_path / "state", given(learning_rate=0.5))
     assert "`resume=never`" in str(caught.value)
     with pytest.raises(UsageError, match=r"the training text changed \("):
-        train(model, tmp_path / "state", options(steps=2), translation(41))
-    anew = train(model, tmp_path / "state", options(steps=2, learning_rate=1e-2), resume=False)
-    assert staged(anew) == staged(train(model, tmp_path / "b", options(steps=2, learning_rate=1e-2)))
+        train(model, tmp_path / "state", given(), translation(41))
+    anew = train(model, tmp_path / "state", given(learning_rate=1e-2), resume=False)
+    assert staged(anew) == staged(train(model, tmp_path / "b", given(learning_rate=1e-2)))
 
 
 @pytest.mark.parametrize(("spoilt", "said"), [(math.nan, "not a finite number"), (1e17, "far too large")])
