@@ -68,7 +68,8 @@ ARGUMENTS = {
     "langs text_sha256 lines epochs dtype seed",
     "trim-vocabulary": "split langs min_count multiple_of dtype",
     "finetune": "task valid pairs batch_tokens accumulate learning_rate warmup betas clip_norm dtype eval_every metric "
-    "beam teacher context dropout train part lora seed label_smoothing distill temperature hidden steps best from_scratch",
+    "beam teacher context dropout train part lora seed label_smoothing distill temperature hidden steps best "
+    "from_scratch",
 }
 """Command -> arguments that its step in a history may have, but for the text."""
 
