@@ -8,7 +8,7 @@ parts are read one by one.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -127,16 +127,15 @@ def make_model(
         speed_up_linears(model)
     left_out, implementation = None, ""
     taken: set[str] = set()
+    names = StockNames(checkpoint, model)
     if checkpoint.runs_stock:
-        names = StockNames(checkpoint, model)
-        place = names.place
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
         taken |= dict(parts_of(layer for layer in held if layer.is_predicting)).keys()
         mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
         left_out = None if output else model.get_output_embeddings()
         implementation = use_own_experts(model) if mixtures else ""
     else:
-        place, mixtures = partial(module_name, model), own_mixtures(model, checkpoint)
+        mixtures = own_mixtures(model, checkpoint)
     stages = stages_of(model, checkpoint, mixtures)
     for stage in stages:
         taken |= stage.mixture.names if stage.mixture is not None else set()
@@ -146,7 +145,7 @@ def make_model(
         for module in stage.module.modules():
             owners[id(module)] = None if id(module) in owners else number
     targets = defaultdict(list)
-    for target in _targets(checkpoint, model, place, rest, dtype, left_out):
+    for target in _targets(checkpoint, names, rest, dtype, left_out):
         targets[owners.get(id(target.module))].append(target)
     made = EmptyModel(
         model.eval(),
@@ -260,18 +259,18 @@ def complete(made: EmptyModel) -> None:
 
 def _targets(
     checkpoint: Checkpoint,
-    model: Any,
-    place: Callable[[str], str],
+    names: StockNames,
     stored: Iterable[str],
     dtype: torch.dtype,
     left_out: nn.Module | None,
 ) -> Iterator[Destination]:
     """Destinations of tensors of the checkpoint, without those of a module that is left out."""
+    model = names.model
     # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
     parts = float32_parts(model, dtype)
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
-        own = place(name)
+        own = names.place(name)
         if not has_part(model, own):  # what the class does not run, as layers that predict further tokens
             continue
         owner, _, attribute = own.rpartition(".")
