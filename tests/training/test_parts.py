@@ -20,7 +20,7 @@ from tests.families import tiny_family
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
-    CALM,
+    calm_case,
     changed,
     language_model,
     options,
@@ -127,11 +127,10 @@ def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_updates_of_low_rank_are_merged(tmp_path, family):
-    original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
+    original, data = calm_case(tmp_path / "original", family)
     side = "--decoder" if family == "gpt2" else "--encoder"
     raising(share_ffn, original, side, "share", "-o", tmp_path / "model")
     model, rank = tmp_path / "model", 2
-    data = language_model() if family == "gpt2" else translation()
     chosen = options(steps=4, lora=rank, learning_rate=1e-2)
     trained = train(model, tmp_path / "state", chosen, data)
     ranks = update_ranks(model, trained)
@@ -154,8 +153,7 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_frozen_weights_take_half_and_train_the_same(tmp_path, monkeypatch, family):
-    model = tiny_family(tmp_path / "model", family, dtype="BF16", **(CALM if family == "m2m_100" else {}))
-    data = language_model() if family == "gpt2" else translation()
+    model, data = calm_case(tmp_path / "model", family, dtype="BF16")
     chosen = options(steps=2, lora=2, dtype="bfloat16", learning_rate=1e-2)
     short = train(model, tmp_path / "short", chosen, data)
     with open_model(model) as source:
@@ -208,8 +206,7 @@ def test_adapted_and_merged_compute_the_same(tmp_path):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_gradient_checkpointing_changes_nothing(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
-    data = language_model() if family == "gpt2" else translation()
+    model, data = calm_case(tmp_path / "model", family)
     made = []
     for again in (False, True):
         made.append(train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data))
