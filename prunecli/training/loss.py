@@ -219,8 +219,8 @@ def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
         )
 
 
-TAUGHT = "taught_"
-"""Begins the names of a teacher's inputs in a batch."""
+TAUGHT = "taught"
+"""Name in a batch of a teacher's inputs, if they differ."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +302,8 @@ class TaughtExamples(Examples):
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
         own, taught = self.own.batch(rows), self.taught.batch(rows)
-        also = {f"{TAUGHT}{name}": value for name, value in taught.inputs.items()}
-        return Batch({**own.inputs, **also}, own.labels, own.indices)
+        inputs: dict[str, Any] = {**own.inputs, TAUGHT: taught.inputs}
+        return Batch(inputs, own.labels, own.indices)
 
 
 @dataclass
@@ -320,12 +320,8 @@ class HiddenDistance(Objective):
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """See `Objective`."""
-        inputs = {
-            name: value for name, value in batch.items() if name != "labels" and not name.startswith(TAUGHT)
-        }
-        others = {
-            name.removeprefix(TAUGHT): value for name, value in batch.items() if name.startswith(TAUGHT)
-        } or inputs
+        inputs = {name: value for name, value in batch.items() if name not in ("labels", TAUGHT)}
+        others: Any = batch.get(TAUGHT, inputs)
         own = model(**inputs, output_hidden_states=True)
         with torch.no_grad():
             other = self.teacher(**others, output_hidden_states=True)
