@@ -313,7 +313,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
         alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
         assert alone.output is not None
-        output = replace(alone.output, table=alone.unit.map.weight.detach().numpy(), quality=alone.quality)
+        output = replace(alone.output, quality=alone.quality)
     return Factors(unit, fit, output)
 
 
@@ -343,11 +343,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
                 fitted[f"{source}.{part}"] = given(held.detach().numpy())
     if factors is not None and factors.output is not None:
         fitted[f"{plan.tables.output}.project.weight"] = given(factors.output.projection.T)
-        mapped = factors.output.table
-        if mapped is None and factors.unit is not None:
-            mapped = factors.unit.map.weight.detach().numpy()
-        if mapped is not None:
-            fitted[output] = given(mapped)
+        fitted[output] = given(factors.output.table)
     table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     first = next(name for name in checkpoint.tensors if name in gone)
