@@ -27,7 +27,6 @@ from tests.training.runs import (
     staged,
     text_file,
     train,
-    translation,
     update_ranks,
 )
 
@@ -44,14 +43,6 @@ def test_experts_alone(tmp_path):
     assert len(moved) > len(experts) / 2
     with pytest.raises(UsageError, match="no stacks of experts in its class"):
         train(model, tmp_path / "low", options(steps=2, train="experts", lora=2))
-
-
-def test_embeddings_alone(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100")
-    trained = train(model, tmp_path / "state", options(steps=2, train="embeddings"), translation())
-    with open_model(model) as source:
-        tables = {name for name in source.tensors if source.layout.part(name) == "embeddings"}
-    assert changed(model, trained) == tables
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "nllb-moe"])
