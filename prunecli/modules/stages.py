@@ -1,6 +1,5 @@
 """The layers and mixtures of a model without values, and where their tensors belong."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -205,34 +204,21 @@ def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture
 
     Args:
         mixtures: its experts by name.
-
-    Raises:
-        UnsupportedModelError: a stock class has experts in several stacks.
     """
-    named: list[tuple[Side, str, nn.Module]]
-    if mixtures and checkpoint.runs_stock:
-        stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
-        if len(stacks) != 1:
-            raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
-        stack = stacks.pop()
-        children = model.get_submodule(stack).named_children()
-        named = [("decoder", f"{stack}.{name}", module) for name, module in children]
-    elif (found := checkpoint.layout.family.found) is not None:
+    layers, found = checkpoint.layout.layers, checkpoint.layout.family.found
+    if found is None:
+        modules = [submodule(model, layer.name) for layer in layers]
+    else:
         keys = {stack.side: stack.depth for stack in checkpoint.layout.family.stacks}
         lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in found.layers}
-        named = [
-            (layer.side, layer.name, lists[keys[layer.side]][layer.number])
-            for layer in checkpoint.layout.layers
-        ]
-    else:
-        named = [(layer.side, layer.name, submodule(model, layer.name)) for layer in checkpoint.layout.layers]
+        modules = [lists[keys[layer.side]][layer.number] for layer in layers]
     return [
         Stage(
-            path,
-            side,
+            layer.name,
+            layer.side,
             module,
             tuple(part for name, part in module.named_children() if name in ATTENTIONS),
-            next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
+            next((held for held in mixtures.values() if held.module in {*module.modules()}), None),
         )
-        for side, path, module in named
+        for layer, module in zip(layers, modules, strict=True)
     ]
