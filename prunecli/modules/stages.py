@@ -151,8 +151,8 @@ class EmptyModel:
 
 def stock_mixtures(
     checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer]
-) -> dict[str, Mixture]:
-    """Module's name of each mixture of a stock class -> its experts."""
+) -> list[Mixture]:
+    """The experts of each mixture of a stock class."""
     modules = expert_modules(names.model)
     if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
         raise UnsupportedModelError(
@@ -160,7 +160,7 @@ def stock_mixtures(
             f"from outside, the checkpoint holds {len(mixtures)}",
             REMEDY,
         )
-    found = {}
+    found = []
     for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
         sources: dict[str, dict[int, str]] = {}
         for suffix in layer.expert_tensors:
@@ -183,42 +183,36 @@ def stock_mixtures(
             parts[attribute] = tuple(own[place] for place in sorted(own))
         if sources:
             raise names.refusal(next(iter(sources)))
-        found[path] = Mixture(layer, module, parts)
+        found.append(Mixture(layer, module, parts))
     return found
 
 
-def own_mixtures(model: Any, checkpoint: Checkpoint) -> dict[str, Mixture]:
-    """Name of each `SparseFFN` -> its experts."""
-    return {
-        layer.name: Mixture(
+def own_mixtures(model: Any, checkpoint: Checkpoint) -> list[Mixture]:
+    """The experts of each `SparseFFN`."""
+    return [
+        Mixture(
             layer,
             submodule(model, layer.name),
             {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
         )
         for layer in checkpoint.mixtures
-    }
+    ]
 
 
-def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Sequence[Mixture]) -> list[Stage]:
     """The layers of a model.
 
     Args:
-        mixtures: its experts by name.
+        mixtures: its experts.
     """
-    layers, found = checkpoint.layout.layers, checkpoint.layout.family.found
-    if found is None:
-        modules = [submodule(model, layer.name) for layer in layers]
-    else:
-        keys = {stack.side: stack.depth for stack in checkpoint.layout.family.stacks}
-        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in found.layers}
-        modules = [lists[keys[layer.side]][layer.number] for layer in layers]
+    modules = [(layer, submodule(model, layer.name)) for layer in checkpoint.layout.layers]
     return [
         Stage(
             layer.name,
             layer.side,
             module,
             tuple(part for name, part in module.named_children() if name in ATTENTIONS),
-            next((held for held in mixtures.values() if held.module in {*module.modules()}), None),
+            next((held for held in mixtures if held.module in {*module.modules()}), None),
         )
-        for layer, module in zip(layers, modules, strict=True)
+        for layer, module in modules
     ]
