@@ -25,7 +25,7 @@ from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton, computed_parameters
 from prunecli.model.sparse_layer import parts_of
 from prunecli.model.structure import KEY
-from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, own_config
+from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, own_config, stock_class
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
@@ -58,7 +58,7 @@ def build_model(
 
     Args:
         dtype: int8: linear layers and experts in it, one after another, all else in float32.
-        name: of its class, one of the family's; None: see `model_class`.
+        name: of its class, one of the family's; None: see `stock_class`.
         memory: GPU -> bytes that its weights may take there; None: all are on `device`.
 
     Raises:
@@ -173,7 +173,7 @@ def assemble(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None = None
 
     Args:
         dtype: of its floating tensors.
-        name: of its class; None: see `model_class`, or `fitted_class` of what runs in its stock class.
+        name: of its class; None: see `stock_class`, or `fitted_class` of what runs in its stock class.
 
     Raises:
         UnsupportedModelError: its class says nothing.
@@ -190,7 +190,7 @@ def assemble(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None = None
         }
         tie_parameters(model)
         return model
-    layout, stock = checkpoint.layout, model_class(checkpoint, name)
+    layout, stock = checkpoint.layout, stock_class(checkpoint, name)
     family, sizes = layout.family, layout.sizes
     # Its sparse layers are about to be replaced, so they get few experts.
     few = max((layer.top_k for layer in checkpoint.mixtures), default=1)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunecli.architectures import NLLB_MOE
 from prunecli.architectures.records import Mixture
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
@@ -60,25 +59,19 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """The class of transformers of this name; None: the one that config.json names, or else one of the model type.
 
+    None for an NLLB-MoE: the class that translates.
+
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
         CheckpointError: config.json names no type.
     """
-    name = name or checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
-    if name is None:
+    if not name and checkpoint.runs_stock:
+        name = checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
+    if not name:
         if checkpoint.family is None:
             return skeleton_of(checkpoint).model_class
         name = checkpoint.family.model_class
     return class_named(checkpoint, name, checkpoint.tensors)
-
-
-def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """`stock_class`; of an NLLB-MoE the one that translates, unless another one is asked for.
-
-    Raises:
-        UnsupportedModelError, CheckpointError: as `stock_class`.
-    """
-    return stock_class(checkpoint, name if checkpoint.runs_stock else name or NLLB_MOE.model_class)
 
 
 def own_config(checkpoint: Checkpoint, model_class: Any, **changes: Any) -> Any:

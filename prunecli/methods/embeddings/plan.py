@@ -19,7 +19,7 @@ from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given as stated
 from prunecli.model.history import history_step
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
-from prunecli.modules.classes import model_class, own_config
+from prunecli.modules.classes import own_config, stock_class
 from prunecli.modules.define import DefineEmbedding, padding_id, require_replaceable
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
@@ -100,7 +100,7 @@ def plan_embeddings(
     zero_row = None  # the padding token, if its row is zero
     if "input" in sides:
         table = checkpoint_table(checkpoint, f"{tables.input}.weight")
-        padding = getattr(own_config(checkpoint, model_class(checkpoint)), "pad_token_id", None)
+        padding = getattr(own_config(checkpoint, stock_class(checkpoint)), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
         unit = InputChange(
@@ -156,7 +156,7 @@ def plan_embeddings(
 
 def _has_output(checkpoint: Checkpoint) -> bool:
     embedding = checkpoint.require_architecture().embedding
-    return embedding is not None and model_class(checkpoint).__name__ in embedding.classes
+    return embedding is not None and stock_class(checkpoint).__name__ in embedding.classes
 
 
 def _sides(
@@ -176,7 +176,7 @@ def _sides(
             require_replaceable(checkpoint.probed.trial)
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
-            f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
+            f"{where}: {stock_class(checkpoint).__name__} has no output layer over the vocabulary",
             "Choose `side=input`.",
         )
     if "input" in found and tables.unit is not None:
@@ -299,7 +299,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
-        padding = padding_id(own_config(checkpoint, model_class(checkpoint)), tables)
+        padding = padding_id(own_config(checkpoint, stock_class(checkpoint)), tables)
         unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
         with torch.no_grad():
             for name, place in unit.named_parameters():
