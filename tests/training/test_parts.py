@@ -46,8 +46,8 @@ def test_experts_alone(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "nllb-moe"])
-def test_dropouts_of_the_training_alone(tmp_path, family):
-    path = tiny_family(tmp_path / "model", family)
+def test_dropouts_of_the_training_alone(models, family):
+    path = models[family]
     model = load_model(path, device="cpu").train()
     tokens = {"input_ids": torch.arange(4, 12).view(1, -1)}
     if model.config.is_encoder_decoder:
