@@ -8,7 +8,6 @@ Where constants stand for some experts (2507.00390, MoNE), the router goes on ch
 experts is that of a model with as many as are computed, and adds the constants' part to its output.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,7 +22,8 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.patchwork import Names, fit_layers, fitted, has_part
+from prunecli.model.names import layer_of
+from prunecli.model.patchwork import Names, fit_layers, fitted, has_part, module_name
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
@@ -133,9 +133,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
         return stock
 
     def fit(model: Any) -> None:
-        names = StockNames(checkpoint, model)
-        places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
-        counts = {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
+        counts = {module_name(model, layer_of(layer.name)): layer.num_experts for layer in layers}
         _give_counts(stock, mixture, counts, model)
 
     return fitted(stock, fit)
