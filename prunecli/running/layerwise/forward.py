@@ -253,7 +253,7 @@ class LayerwiseRun:
             self.want(following)
             self.run_experts(stage.mixture, wanted, [one.routed[self.current] for one in runs])
         for one in runs:
-            with self._answering(stage, one.routed[self.current]) if stage.mixture else nullcontext():
+            with self._answering(stage, one):
                 self._run_through(one)
             yield one
             self._advance(1)
@@ -357,15 +357,18 @@ class LayerwiseRun:
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
 
     @contextmanager
-    def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
+    def _answering(self, stage: Stage, one: PassRun) -> Iterator[None]:
         """Within the block, a pass gets the experts' outputs and the attentions' that are stored."""
+        if stage.mixture is None:
+            yield
+            return
+        routed = one.routed[self.current]
 
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if number in routed.attention:
                 return self._fetch(routed.attention[number])
             return forward(*args, **kwargs)
 
-        assert stage.mixture is not None
         with (
             swapped(
                 stage.mixture.module,
@@ -413,10 +416,7 @@ class LayerwiseRun:
         else:
             self._back_experts(stage, stage.mixture, runs)
         for one in runs:
-            replying = (
-                self._replying(stage.mixture, one.routed[self.current]) if stage.mixture else nullcontext()
-            )
-            with replying:
+            with self._replying(stage, one):
                 self._differentiate(stage, one)
             if stage.mixture:
                 self.free(one.routed.pop(self.current))
@@ -481,8 +481,11 @@ class LayerwiseRun:
             (gradient,) = torch.autograd.grad(made, outputs, given)
         routed.gradients = self.keep(gradient)
 
-    def _replying(self, mixture: Mixture, routed: Routed) -> AbstractContextManager[None]:
+    def _replying(self, stage: Stage, one: PassRun) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
+        if stage.mixture is None:
+            return nullcontext()
+        routed = one.routed[self.current]
 
         def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
             outputs = self.fetch(routed.rows)
@@ -490,7 +493,7 @@ class LayerwiseRun:
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 
-        return swapped(mixture.module, "runner", answer)
+        return swapped(stage.mixture.module, "runner", answer)
 
     def _paired(self, stage: Stage, one: PassRun) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
         """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""
