@@ -267,8 +267,9 @@ def _blocks(shown: Shown, factors: Factors, own: Mapping[str, str]) -> console.B
             name = f"input, projective with the same n = {shape.map_dim}"
             rows.append({"name": name, **asdict(fit.baseline), "parameters": fit.baseline_parameters})
     if (output := factors.output) is not None:
-        of = "the input's map table" if output.table is None else "its own map table"
-        name, quality = f"output, through {of}", output.quality
+        quality = output.quality
+        of = "its own map table" if quality else "the input's map table"
+        name = f"output, through {of}"
         rows.append(
             {
                 "name": name,

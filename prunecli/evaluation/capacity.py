@@ -28,10 +28,7 @@ from prunecli.running.encoding import window_length
 from prunecli.running.layerwise.budget import (
     MIN_BUFFERS,
     Demand,
-    activation_bytes,
-    output_bytes,
     shape_of,
-    state_bytes,
 )
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 from prunecli.tensors.quantities import bytes_text, option_size
@@ -169,11 +166,11 @@ def layers_in(
         tokenizer = load_tokenizer(checkpoint.path)  # a run holds it
     if checkpoint.runs_stock and skeleton.mixtures:
         length = window_length(skeleton.model, tokenizer)
-    activations = activation_bytes(shape, max(1, BATCH_TOKENS // length), length, length)
-    state = state_bytes(shape, 1, 1)
+    activations = shape.activation_bytes(max(1, BATCH_TOKENS // length), length, length)
+    state = shape.state_bytes(1, 1)
     if not shape.experts:  # gates are collected without logits, all else needs them
         vocabulary = checkpoint.layout.require_tables().vocabulary
-        activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
+        activations = max(activations, shape.output_bytes(vocabulary, BATCH_TOKENS, backward=False))
     process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
     demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
     needed = demand.smallest

@@ -23,7 +23,7 @@ from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load
 from prunecli.modules.building import assemble
-from prunecli.modules.classes import model_class, own_config
+from prunecli.modules.classes import own_config, stock_class
 from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
@@ -290,7 +290,7 @@ def decoding(
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
-    stock = model_class(checkpoint)
+    stock = stock_class(checkpoint)
     if not stock.can_generate():
         raise UnsupportedModelError(
             f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",

@@ -38,7 +38,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.find_axes import CHANNELS
 from prunecli.model.names import layer_of
 from prunecli.model.parts import FfnLayer
-from prunecli.model.patchwork import module_name, submodule
+from prunecli.model.patchwork import submodule
 from prunecli.model.probe import MIXES, outputs
 from prunecli.model.trial import given_states, stream_norms
 from prunecli.modules.hooks import replaced, states_of
@@ -152,7 +152,7 @@ def gradient_sums(
         sums.flush(len(batch.indices))
         return losses_of(model, batch)
 
-    names = StockNames(checkpoint, model) if checkpoint.runs_stock else None
+    names = StockNames(checkpoint, model)
     with frozen(model), ExitStack() as hooks:
         takers: dict[Tensor, list[Take]] = defaultdict(list)
         seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
@@ -170,7 +170,7 @@ def gradient_sums(
             hooks.callback(parameter.requires_grad_, False)
         _watch_layers(checkpoint, model, named, sums.add, hooks)
         if (channels := named.get(CHANNELS)) is not None:
-            norms = {*map(StockNames(checkpoint, model).parameter, channels.carriers)}
+            norms = {*map(names.parameter, channels.carriers)}
             for norm in stream_norms(model, norms):
                 hooks.enter_context(norm.register_forward_hook(partial(_note_norm, sums.add, channels.count)))
         differentiate_losses(runner, batches, losses, progress)
@@ -259,13 +259,13 @@ def gradient_fields(
 
 
 def _inputs(
-    names: StockNames | None, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
+    names: StockNames, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
 ) -> Iterator[tuple[Tensor, Take]]:
     """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
     for axis in axes.values():
         for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
             carrier, count = axis.carriers[tensor], axis.count
-            place = module_name(model, tensor) if names is None else names.place(tensor)
+            place = names.place(tensor)
             owner, _, attribute = place.rpartition(".")
             parameter = model.get_parameter(place)
             if attribute == "weight" and parameter.dim() == 2:
@@ -310,7 +310,7 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
 
 
 def _experts(
-    names: StockNames | None, checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
+    names: StockNames, checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
 ) -> Iterator[tuple[Tensor, Take]]:
     """The output weights of experts and their biases."""
     if not any(axis.kind == "expert" for axis in axes.values()):
@@ -318,13 +318,8 @@ def _experts(
     for layer in checkpoint.mixtures:
         if layer.is_predicting:
             continue
-        of_experts: dict[str, int | None]
-        if names is None:
-            own = module_name(model, layer.name)
-            of_experts = {f"{own}.fc2_weight": None, f"{own}.fc2_bias": None}
-        else:
-            every = sorted(names.of_experts(layer).items())
-            of_experts = {name: number for name, number in every if MIXES.search(name, len(layer_of(name)))}
+        every = sorted(names.of_experts(layer).items())
+        of_experts = {name: number for name, number in every if MIXES.search(name, len(layer_of(name)))}
         axis, count = axis_name(layer.name, "expert"), len(layer.experts)
         for name, number in of_experts.items():
             take = (

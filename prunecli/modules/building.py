@@ -8,7 +8,7 @@ parts are read one by one.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from prunecli.model.quantised import KEYS
 from prunecli.model.skeleton import Skeleton, computed_parameters
 from prunecli.model.sparse_layer import parts_of
 from prunecli.model.structure import KEY
-from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, model_class, own_config
+from prunecli.modules.classes import empty_model, fit_model, fitted_class, making, own_config, stock_class
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.devices import dispatch, module_devices, spread
 from prunecli.modules.filling import (
@@ -58,7 +58,7 @@ def build_model(
 
     Args:
         dtype: int8: linear layers and experts in it, one after another, all else in float32.
-        name: of its class, one of the family's; None: see `model_class`.
+        name: of its class, one of the family's; None: see `stock_class`.
         memory: GPU -> bytes that its weights may take there; None: all are on `device`.
 
     Raises:
@@ -127,16 +127,15 @@ def make_model(
         speed_up_linears(model)
     left_out, implementation = None, ""
     taken: set[str] = set()
+    names = StockNames(checkpoint, model)
     if checkpoint.runs_stock:
-        names = StockNames(checkpoint, model)
-        place = names.place
         held = () if checkpoint.family is None else checkpoint.require_mixtures()
         taken |= dict(parts_of(layer for layer in held if layer.is_predicting)).keys()
         mixtures = stock_mixtures(checkpoint, names, [layer for layer in held if not layer.is_predicting])
         left_out = None if output else model.get_output_embeddings()
         implementation = use_own_experts(model) if mixtures else ""
     else:
-        place, mixtures = partial(module_name, model), own_mixtures(model, checkpoint)
+        mixtures = own_mixtures(model, checkpoint)
     stages = stages_of(model, checkpoint, mixtures)
     for stage in stages:
         taken |= stage.mixture.names if stage.mixture is not None else set()
@@ -146,7 +145,7 @@ def make_model(
         for module in stage.module.modules():
             owners[id(module)] = None if id(module) in owners else number
     targets = defaultdict(list)
-    for target in _targets(checkpoint, model, place, rest, dtype, left_out):
+    for target in _targets(checkpoint, names, rest, dtype, left_out):
         targets[owners.get(id(target.module))].append(target)
     made = EmptyModel(
         model.eval(),
@@ -174,7 +173,7 @@ def assemble(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None = None
 
     Args:
         dtype: of its floating tensors.
-        name: of its class; None: see `model_class`, or `fitted_class` of what runs in its stock class.
+        name: of its class; None: see `stock_class`, or `fitted_class` of what runs in its stock class.
 
     Raises:
         UnsupportedModelError: its class says nothing.
@@ -191,7 +190,7 @@ def assemble(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None = None
         }
         tie_parameters(model)
         return model
-    layout, stock = checkpoint.layout, model_class(checkpoint, name)
+    layout, stock = checkpoint.layout, stock_class(checkpoint, name)
     family, sizes = layout.family, layout.sizes
     # Its sparse layers are about to be replaced, so they get few experts.
     few = max((layer.top_k for layer in checkpoint.mixtures), default=1)
@@ -260,18 +259,18 @@ def complete(made: EmptyModel) -> None:
 
 def _targets(
     checkpoint: Checkpoint,
-    model: Any,
-    place: Callable[[str], str],
+    names: StockNames,
     stored: Iterable[str],
     dtype: torch.dtype,
     left_out: nn.Module | None,
 ) -> Iterator[Destination]:
     """Destinations of tensors of the checkpoint, without those of a module that is left out."""
+    model = names.model
     # The parameters that the class has in float32 whatever it is opened in; as transformers does, anywhere in a name.
     parts = float32_parts(model, dtype)
     wide = re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
     for name in stored:
-        own = place(name)
+        own = names.place(name)
         if not has_part(model, own):  # what the class does not run, as layers that predict further tokens
             continue
         owner, _, attribute = own.rpartition(".")

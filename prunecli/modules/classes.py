@@ -8,7 +8,6 @@ Where constants stand for some experts (2507.00390, MoNE), the router goes on ch
 experts is that of a model with as many as are computed, and adds the constants' part to its output.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunecli.architectures import NLLB_MOE
 from prunecli.architectures.records import Mixture
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.patchwork import Names, fit_layers, fitted, has_part
+from prunecli.model.names import layer_of
+from prunecli.model.patchwork import Names, fit_layers, fitted, has_part, module_name
 from prunecli.model.skeleton import (
     Skeleton,
     class_named,
@@ -60,25 +59,19 @@ def making(checkpoint: Checkpoint) -> Iterator[None]:
 def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """The class of transformers of this name; None: the one that config.json names, or else one of the model type.
 
+    None for an NLLB-MoE: the class that translates.
+
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
         CheckpointError: config.json names no type.
     """
-    name = name or checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
-    if name is None:
+    if not name and checkpoint.runs_stock:
+        name = checkpoint.own_class or next(iter(class_names(checkpoint.config)), None)
+    if not name:
         if checkpoint.family is None:
             return skeleton_of(checkpoint).model_class
         name = checkpoint.family.model_class
     return class_named(checkpoint, name, checkpoint.tensors)
-
-
-def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
-    """`stock_class`; of an NLLB-MoE the one that translates, unless another one is asked for.
-
-    Raises:
-        UnsupportedModelError, CheckpointError: as `stock_class`.
-    """
-    return stock_class(checkpoint, name if checkpoint.runs_stock else name or NLLB_MOE.model_class)
 
 
 def own_config(checkpoint: Checkpoint, model_class: Any, **changes: Any) -> Any:
@@ -140,9 +133,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
         return stock
 
     def fit(model: Any) -> None:
-        names = StockNames(checkpoint, model)
-        places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
-        counts = {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
+        counts = {module_name(model, layer_of(layer.name)): layer.num_experts for layer in layers}
         _give_counts(stock, mixture, counts, model)
 
     return fitted(stock, fit)

@@ -141,9 +141,8 @@ def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _held(checkpoint: Checkpoint, dtype: torch.dtype, load: Load | None) -> dict[str, int]:
     """Bytes of the weights, and of attention cache and activations of decoding `load` if the family says them."""
-    held, width = {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype)))}, dtype
-    if dtype == torch.int8:
-        width = torch.float32
+    held = {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype)))}
+    width = torch.float32 if dtype == torch.int8 else dtype
     with suppress(UnsupportedModelError):
         if load is not None:
             held["decoding"] = sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))

@@ -1,6 +1,5 @@
 """The layers and mixtures of a model without values, and where their tensors belong."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,8 +151,8 @@ class EmptyModel:
 
 def stock_mixtures(
     checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer]
-) -> dict[str, Mixture]:
-    """Module's name of each mixture of a stock class -> its experts."""
+) -> list[Mixture]:
+    """The experts of each mixture of a stock class."""
     modules = expert_modules(names.model)
     if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
         raise UnsupportedModelError(
@@ -161,7 +160,7 @@ def stock_mixtures(
             f"from outside, the checkpoint holds {len(mixtures)}",
             REMEDY,
         )
-    found = {}
+    found = []
     for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
         sources: dict[str, dict[int, str]] = {}
         for suffix in layer.expert_tensors:
@@ -184,55 +183,36 @@ def stock_mixtures(
             parts[attribute] = tuple(own[place] for place in sorted(own))
         if sources:
             raise names.refusal(next(iter(sources)))
-        found[path] = Mixture(layer, module, parts)
+        found.append(Mixture(layer, module, parts))
     return found
 
 
-def own_mixtures(model: Any, checkpoint: Checkpoint) -> dict[str, Mixture]:
-    """Name of each `SparseFFN` -> its experts."""
-    return {
-        layer.name: Mixture(
+def own_mixtures(model: Any, checkpoint: Checkpoint) -> list[Mixture]:
+    """The experts of each `SparseFFN`."""
+    return [
+        Mixture(
             layer,
             submodule(model, layer.name),
             {part: (f"{layer.expert_prefix}.{suffix}",) for part, suffix in EXPERT_PARTS.items()},
         )
         for layer in checkpoint.mixtures
-    }
+    ]
 
 
-def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Mapping[str, Mixture]) -> list[Stage]:
+def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Sequence[Mixture]) -> list[Stage]:
     """The layers of a model.
 
     Args:
-        mixtures: its experts by name.
-
-    Raises:
-        UnsupportedModelError: a stock class has experts in several stacks.
+        mixtures: its experts.
     """
-    named: list[tuple[Side, str, nn.Module]]
-    if mixtures and checkpoint.runs_stock:
-        stacks = {re.sub(r"\.\d+\..*", "", path) for path in mixtures}
-        if len(stacks) != 1:
-            raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
-        stack = stacks.pop()
-        children = model.get_submodule(stack).named_children()
-        named = [("decoder", f"{stack}.{name}", module) for name, module in children]
-    elif (found := checkpoint.layout.family.found) is not None:
-        keys = {stack.side: stack.depth for stack in checkpoint.layout.family.stacks}
-        lists = {stack.key: model.get_submodule(stack.modules[0]) for stack in found.layers}
-        named = [
-            (layer.side, layer.name, lists[keys[layer.side]][layer.number])
-            for layer in checkpoint.layout.layers
-        ]
-    else:
-        named = [(layer.side, layer.name, submodule(model, layer.name)) for layer in checkpoint.layout.layers]
+    modules = [(layer, submodule(model, layer.name)) for layer in checkpoint.layout.layers]
     return [
         Stage(
-            path,
-            side,
+            layer.name,
+            layer.side,
             module,
             tuple(part for name, part in module.named_children() if name in ATTENTIONS),
-            next((held for name, held in mixtures.items() if name.startswith(f"{path}.")), None),
+            next((held for held in mixtures if held.module in {*module.modules()}), None),
         )
-        for side, path, module in named
+        for layer, module in modules
     ]

@@ -1,4 +1,4 @@
-"""Names of tensors in the files of a model that runs in its stock class, and in that class: both ways.
+"""Names of tensors in the files of a model, and in its class: both ways.
 
 From the files to the class by transformers' own rules for opening a checkpoint, of whose conversions those alone are
 followed that stack experts. Back by its rules for saving one, which are the same turned round.
@@ -25,7 +25,7 @@ class StockNames:
         from transformers.core_model_loading import WeightConverter
 
         self.model = model
-        self._path = checkpoint.path
+        self._path, self._runs_stock = checkpoint.path, checkpoint.runs_stock
         rules = get_model_conversion_mapping(model)
         self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
@@ -65,6 +65,9 @@ class StockNames:
 
     def of_experts(self, layer: SparseLayer) -> dict[str, int | None]:
         """Name in the model of what a layer's experts end up in -> number of the expert; None: they are stacked."""
+        if not self._runs_stock:  # a `SparseFFN`
+            own = self.place(layer.name)
+            return {f"{own}.{suffix.replace('.', '_')}": None for suffix in layer.expert_tensors}
         found: dict[str, int | None] = {self.parameter(name): None for name in layer.stacked_tensors}
         for suffix in layer.expert_tensors:
             for number in range(layer.num_experts):

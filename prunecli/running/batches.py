@@ -34,7 +34,6 @@ from prunecli.running.encoding import (
     window_examples,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
-from prunecli.running.layerwise.budget import activation_bytes, output_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.text.choice import Dataset, columns
@@ -266,15 +265,15 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
     is_of_tokens = labels.dim() > 1
     values = int(config.vocab_size if is_of_tokens else config.num_labels)
     tokens = labels.numel() if is_of_tokens else rows * keys
-    activations, states = output_bytes(shape, values, tokens, backward=backward), 0
+    activations, states = shape.output_bytes(values, tokens, backward=backward), 0
     for side, length in (("encoder", keys), ("decoder", targets)):
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
             continue
-        layer_bytes = activation_bytes(shape, rows, length, keys, backward=backward)
+        layer_bytes = shape.activation_bytes(rows, length, keys, backward=backward)
         activations = max(activations, layer_bytes)
         output = rows * length * shape.d_model * shape.itemsize
-        sent = state_bytes(shape, rows * length, rows * length) - output
+        sent = shape.state_bytes(rows * length, rows * length) - output
         states += output + sent
         if runner.has_position_bias:
             states += shape.heads * length * (length + keys) * shape.itemsize

@@ -74,10 +74,10 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     """The task of a checkpoint's model."""
-    from prunecli.modules.classes import model_class
+    from prunecli.modules.classes import stock_class
 
     is_pair = not checkpoint.runs_stock or checkpoint.config.get("is_encoder_decoder") is True
-    return task_of_class(model_class(checkpoint).__name__, is_pair=is_pair)
+    return task_of_class(stock_class(checkpoint).__name__, is_pair=is_pair)
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:

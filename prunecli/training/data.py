@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader, Sampler
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
@@ -133,9 +134,8 @@ class Validation:
             # Where weights are sharded, every process takes part in each forward pass: some run a batch for nothing.
             number = first + process_group.rank
             batch = self.examples.batch(batches[min(number, len(batches) - 1)])
-            tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
             with torch.no_grad():
-                loss = float(self.objective(model, tensors))
+                loss = float(self.objective(model, send_to_device(batch.with_labels, model.device)))
             if number < len(batches):
                 total += loss
                 count += int((batch.labels != IGNORED).sum())

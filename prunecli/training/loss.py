@@ -64,10 +64,8 @@ class Objective:
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
-        known = {name: batch[name] for name in (LOG_PROBABILITIES, TOKENS) if name in batch}
-        inputs: dict[str, Any] = {
-            name: value for name, value in batch.items() if name != "labels" and name not in known
-        }
+        known: Any = batch.get(TAUGHT)
+        inputs: dict[str, Any] = own_inputs(batch)
         labels, options = batch["labels"], self.options
         kept = labels != IGNORED
         targets = labels[kept]
@@ -83,7 +81,7 @@ class Objective:
         def loss(number: int, place: slice) -> Tensor:
             own = logits.block(number)
             total = smoothed_cross_entropy(own, targets[place], options.label_smoothing)
-            if not options.distill or (taught is None and not known):
+            if not options.distill or (taught is None and known is None):
                 return total
             with torch.no_grad():
                 if taught is not None:
@@ -219,8 +217,13 @@ def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
         )
 
 
-TAUGHT = "taught_"
-"""Begins the names of a teacher's inputs in a batch."""
+TAUGHT = "taught"
+"""Name in a batch of a teacher's inputs, if they differ; or of its likeliest tokens."""
+
+
+def own_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs of the model that learns."""
+    return {name: value for name, value in batch.items() if name not in ("labels", TAUGHT)}
 
 
 @dataclass(frozen=True)
@@ -302,8 +305,8 @@ class TaughtExamples(Examples):
     def batch(self, rows: Sequence[int]) -> Batch:
         """See `Examples`."""
         own, taught = self.own.batch(rows), self.taught.batch(rows)
-        also = {f"{TAUGHT}{name}": value for name, value in taught.inputs.items()}
-        return Batch({**own.inputs, **also}, own.labels, own.indices)
+        inputs: dict[str, Any] = {**own.inputs, TAUGHT: taught.inputs}
+        return Batch(inputs, own.labels, own.indices)
 
 
 @dataclass
@@ -320,12 +323,8 @@ class HiddenDistance(Objective):
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """See `Objective`."""
-        inputs = {
-            name: value for name, value in batch.items() if name != "labels" and not name.startswith(TAUGHT)
-        }
-        others = {
-            name.removeprefix(TAUGHT): value for name, value in batch.items() if name.startswith(TAUGHT)
-        } or inputs
+        inputs = own_inputs(batch)
+        others: Any = batch.get(TAUGHT, inputs)
         own = model(**inputs, output_hidden_states=True)
         with torch.no_grad():
             other = self.teacher(**others, output_hidden_states=True)
@@ -343,7 +342,7 @@ KEPT = 64
 """Tokens of a position that are kept: k."""
 
 LOG_PROBABILITIES, TOKENS = "teacher_log_probabilities", "teacher_tokens"
-"""Inputs of a batch: `[positions, k]` float16 and int32, of its scored positions in their order."""
+"""Of a batch, and in the file: `[positions, k]` float16 and int32, of the scored positions in their order."""
 
 
 def whole_logits(log_probabilities: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
@@ -385,7 +384,7 @@ def digest_of_examples(examples: Examples, teacher: str) -> str:
     return digest.hexdigest()
 
 
-def read_logits(path: Path, digest: str) -> Callable[[Sequence[int]], dict[str, Tensor]]:
+def read_logits(path: Path, digest: str) -> Callable[[Sequence[int]], dict[str, Any]]:
     """Read a file of logits: `[positions, k]` float16, the largest first, and int32; and where each example begins.
 
     Args:
@@ -410,9 +409,9 @@ def read_logits(path: Path, digest: str) -> Callable[[Sequence[int]], dict[str, 
             "Name a file that is not there yet: it is written.",
         )
 
-    def inputs(rows: Sequence[int]) -> dict[str, Tensor]:
+    def inputs(rows: Sequence[int]) -> dict[str, Any]:
         spans = [slice(ends[row], ends[row + 1]) for row in rows]
-        return {name: torch.cat([tensor[span] for span in spans]) for name, tensor in found.items()}
+        return {TAUGHT: {name: torch.cat([held[span] for span in spans]) for name, held in found.items()}}
 
     return inputs
 

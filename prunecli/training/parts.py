@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from prunecli.errors import UsageError
-from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
@@ -20,9 +19,6 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.results.document import Json
 from prunecli.tensors.stream import Copy, Expression, Generated, Output
 from prunecli.training.options import TrainedPart, TrainingOptions
-
-PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
-"""Values of `train` -> the part of a layout."""
 
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
@@ -63,31 +59,19 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
 
 def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
     """The model's names of the parameters that a value of `train` chooses, and others that it has no parameter of."""
-    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
-    if checkpoint.runs_stock:
-        if train == "embeddings":
-            tables = {
-                id(parameter)
-                for table in _tables(model)
-                for name, parameter in table.named_parameters()
-                if name != "bias"
-            }
-            return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in tables}
-        to_model = StockNames(checkpoint, model)
-        if train == "routers":
-            return {to_model.parameter(name) for layer in layers for name in layer.router_tensors}
-        return {name for layer in layers for name in to_model.of_experts(layer)}
-    if train == "experts":
-        return {
-            f"{module_name(model, layer.name)}.{suffix.replace('.', '_')}"
-            for layer in layers
-            for suffix in layer.expert_tensors
+    if train == "embeddings":
+        tables = {
+            id(parameter)
+            for table in _tables(model)
+            for name, parameter in table.named_parameters()
+            if name != "bias"
         }
-    return {
-        module_name(model, name)
-        for name, (_, part) in checkpoint.layout.tensors.items()
-        if part == PARTS[train]
-    }
+        return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in tables}
+    names = StockNames(checkpoint, model)
+    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    if train == "routers":
+        return {names.parameter(name) for layer in layers for name in layer.router_tensors}
+    return {name for layer in layers for name in names.of_experts(layer)}
 
 
 def _tables(model: Any) -> list[nn.Module]:
@@ -101,12 +85,8 @@ def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
 
     modules = dict(model.named_modules(remove_duplicate=False))
     linear = {name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
-    if not checkpoint.runs_stock:
-        parts = checkpoint.layout.tensors.items()
-        names = (module_name(model, name) for name, (_, part) in parts if part in ("attention", "ffn"))
-        return sorted(linear.intersection(map(module_of, names)))
     apart = _part(model, checkpoint, "routers") | _part(model, checkpoint, "experts")
-    tables = _tables(model)
+    tables = {part for table in _tables(model) for part in table.modules()}
     # Kernels of Mamba multiply by that weight themselves: they know nothing of an update beside it.
     fused = {f"{name}.out_proj" for name, module in modules.items() if hasattr(module, "A_log")}
     return sorted(

@@ -20,7 +20,7 @@ from prunecli.modules.cpu_linear import (
     speed_up_linears,
 )
 from prunecli.modules.loading import load_for_decoding
-from tests.families import DECODERS, TRANSLATORS, tiny_family
+from tests.families import DECODERS, TRANSLATORS
 from tests.families.records import own_branches
 from tests.tiny import tiny_nllb_moe
 
@@ -176,8 +176,8 @@ def test_tied_small_other_types_and_subclasses_stay(monkeypatch):
 
 
 @pytest.mark.parametrize("model_type", [*own_branches([*TRANSLATORS, *DECODERS]), "qwen3", "gemma3_text"])
-def test_families_decode_the_same(model_type, tmp_path):
-    path = tiny_family(tmp_path / "model", model_type)
+def test_families_decode_the_same(model_type, models):
+    path = models[model_type]
     ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 2]])
     packed = load_for_decoding(path, device="cpu", dtype="float32")
     stock = prunecli.load_model(path, device="cpu", dtype="float32")

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers import ElectraConfig, ElectraModel
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
@@ -14,7 +13,7 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_experts
 from tests.tiny import change_config, tiny_nllb_moe
@@ -104,7 +103,7 @@ def test_loading_never_holds_a_second_copy(tmp_path):
     assert int(out) < 1.3 * size + 64e6
 
 
-def tiny(directory: Path, **changes: Any) -> Path:
+def moe(directory: Path, **changes: Any) -> Path:
     path = tiny_nllb_moe(directory / "tiny")
     change_config(path, **changes)
     return path
@@ -137,44 +136,33 @@ def tiny(directory: Path, **changes: Any) -> Path:
 )
 def test_config_values_of_the_wrong_kind(tmp_path, key, value):
     with pytest.raises(CheckpointError) as caught:
-        load_model(tiny(tmp_path, **{key: value}), device="cpu")
+        load_model(moe(tmp_path, **{key: value}), device="cpu")
     assert str(caught.value).count("\n") <= 1
 
 
 @pytest.mark.parametrize("architectures", [["Nothing"], {}])
 def test_an_unknown_family(tmp_path, architectures):
-    path = tiny(tmp_path, model_type="no-such-family", architectures=architectures)
+    path = moe(tmp_path, model_type="no-such-family", architectures=architectures)
     with pytest.raises(UnsupportedModelError, match="no-such-family"):
         load_model(path, device="cpu")
 
 
-SIZES = {
-    "hidden_size": 16,
-    "embedding_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "intermediate_size": 24,
-    "vocab_size": 30,
-}
-
-
 def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
-    config = ElectraConfig(**SIZES)
-    stock = ElectraModel(config).eval()
+    stock = tiny.build("electra")
     stock.save_pretrained(tmp_path / "other")
     capfd.readouterr()
     model = load_model(tmp_path / "other", device="cpu")
     assert capfd.readouterr() == ("", "")  # no bar of transformers
     ids = torch.tensor([[3, 4, 5]])
     with torch.inference_mode():
-        assert torch.equal(model(ids).last_hidden_state, stock(ids).last_hidden_state)
+        assert torch.equal(model(ids).logits, stock(ids).logits)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"num_hidden_layers": 2}, "other"),
-        ({"hidden_size": 18}, "other"),
+        ({"num_hidden_layers": 4}, "other"),
+        ({"hidden_size": 52}, "other"),
         ({"hidden_size": "x"}, "other"),
         (
             {"num_hidden_layers": 1 << 31},
@@ -184,7 +172,7 @@ def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
     ],
 )
 def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, change, said):
-    ElectraModel(ElectraConfig(**SIZES)).save_pretrained(tmp_path / "other")
+    tiny.build("electra").save_pretrained(tmp_path / "other")
     change_config(tmp_path / "other", **change)
     with pytest.raises(CheckpointError, match=said):
         load_model(tmp_path / "other", device="cpu")
@@ -192,7 +180,7 @@ def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, chan
 
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_broken_generation_config(tmp_path, text):
-    path = tiny(tmp_path)
+    path = moe(tmp_path)
     (path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_model(path, device="cpu")
@@ -220,4 +208,4 @@ def test_what_transformers_4_stored_once(tmp_path, absent, same):
 @pytest.mark.parametrize("device", ["banana", "meta", "cuda:99"])
 def test_devices_that_cannot_be_used(tmp_path, device):
     with pytest.raises(UsageError):
-        load_model(tiny(tmp_path), device=device)
+        load_model(moe(tmp_path), device=device)

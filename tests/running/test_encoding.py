@@ -49,8 +49,8 @@ def loss_of(model, batch):
         return float(smoothed_cross_entropy(model(**inputs).logits.flatten(0, -2), batch["labels"].flatten()))
 
 
-def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+def test_lines_that_are_blank_on_one_side_are_left_out(models):
+    tokenizer, model = opened(models["m2m_100"])
     text = ParallelText("t", {"eng_Latn": ("the", "", "no"), "fra_Latn": ("ten", "on", " ")})
     assert len(translation_examples(tokenizer, model, text, PAIRS, skip_blank=True).lengths) == 2
     blank = ParallelText("t", {"eng_Latn": ("", "no"), "fra_Latn": ("ten", " ")})
@@ -58,8 +58,8 @@ def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
         translation_examples(tokenizer, model, blank, PAIRS, skip_blank=True)
 
 
-def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
-    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+def test_each_language_is_tokenised_once_in_each_role(models, monkeypatch):
+    tokenizer, model = opened(models["m2m_100"])
     text = ParallelText(
         "t", {"eng_Latn": ("the hen", "no", ""), "fra_Latn": ("ten", "", "no"), "deu_Latn": ("on", "in", "a")}
     )
@@ -87,9 +87,9 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("family", "context"), [("gpt2", None), ("llama", None), ("llama", 7)])
-def test_texts_are_packed_and_ended(tmp_path, family, context):
+def test_texts_are_packed_and_ended(models, family, context):
     """Lines one after another with </s> (2) behind each, cut where a window is full."""
-    tokenizer, model = opened(tiny_family(tmp_path, family))
+    tokenizer, model = opened(models[family])
     lines = ["the hen", "no", "ten " * 60]
     stream = []
     for line in lines:
@@ -130,8 +130,8 @@ def test_labelled_texts(tmp_path):
     assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
 
 
-def test_hidden_tokens(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+def test_hidden_tokens(models):
+    tokenizer, model = opened(models["bert"])
     examples = mlm_examples(tokenizer, model, ["the hen no ten on then " * 3, "", "no"], seed=3)
     assert len(examples.lengths) == 2  # the blank one has nothing to hide
     plain = [tokenizer(text)["input_ids"] for text in ("the hen no ten on then " * 3, "no")]
@@ -152,9 +152,9 @@ def test_hidden_tokens(tmp_path):
     assert torch.equal(examples.batch([1]).labels[0], seen[2]["labels"][1, : len(plain[1])])
 
 
-def test_how_tokens_are_hidden(tmp_path):
+def test_how_tokens_are_hidden(models):
     """15 % of the tokens; of these 80 % by the mask, 10 % by another token, 10 % not (1810.04805, 3.1)."""
-    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    tokenizer, model = opened(models["bert"])
     examples = mlm_examples(tokenizer, model, ["the hen no ten on then he " * 4] * 400, seed=0)
     batch = whole(examples)
     hidden = batch["labels"] != -100
@@ -168,8 +168,8 @@ def test_how_tokens_are_hidden(tmp_path):
 
 @pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])
 @pytest.mark.parametrize("family", ["t5", "m2m_100"])
-def test_inputs_of_decoders_want_both_tokens(tmp_path, family, key):
-    model = load_model(tiny_family(tmp_path / "model", family), device="cpu")
+def test_inputs_of_decoders_want_both_tokens(models, family, key):
+    model = load_model(models[family], device="cpu")
     setattr(model.config, key, None)
     with pytest.raises(CheckpointError, match=f"no {key}"):
         encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))

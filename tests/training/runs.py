@@ -19,6 +19,7 @@ from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import trained_outputs
 from prunecli.training.state import WEIGHTS, Start
 from prunecli.training.trainer import Watch
+from tests.families import tiny_family
 from tests.tiny import write_files
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
@@ -70,6 +71,13 @@ def language_model(count=40, valid=8):
         return PlainText((Path("text"),), tuple(lines(number, seed)))
 
     return TrainingData("lm", text(count, 0), text(valid, 1) if valid else None)
+
+
+def calm_case(folder, family, **changes):
+    """A tiny M2M-100 or GPT-2 that leaves nothing to chance, and data to train it on."""
+    if family == "gpt2":
+        return tiny_family(folder, family, **changes), language_model()
+    return tiny_family(folder, family, **CALM, **changes), translation()
 
 
 OPTIONS = TrainingOptions(

@@ -42,8 +42,11 @@ def scored(labels):
     return [(row, column) for row, column in (labels != -100).nonzero().tolist()]
 
 
+SIZES = (st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9))
+
+
 @settings(max_examples=25)
-@given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.0, 0.9))
+@given(*SIZES, st.floats(0.0, 0.9))
 def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
     logits, labels = logits_and_labels(seed, batch, length, vocabulary)
     expected = sum(smoothed(logits[at].tolist(), int(labels[at]), smoothing) for at in scored(labels))
@@ -53,7 +56,7 @@ def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.5, 4.0))
+@given(*SIZES, st.floats(0.5, 4.0))
 def test_distillation(seed, batch, length, vocabulary, temperature):
     logits, labels = logits_and_labels(seed, batch, length, vocabulary)
     taught, _ = logits_and_labels(seed + 1000, batch, length, vocabulary)

@@ -20,14 +20,13 @@ from tests.families import tiny_family
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
-    CALM,
+    calm_case,
     changed,
     language_model,
     options,
     staged,
     text_file,
     train,
-    translation,
     update_ranks,
 )
 
@@ -46,17 +45,9 @@ def test_experts_alone(tmp_path):
         train(model, tmp_path / "low", options(steps=2, train="experts", lora=2))
 
 
-def test_embeddings_alone(tmp_path):
-    model = tiny_family(tmp_path / "model", "m2m_100")
-    trained = train(model, tmp_path / "state", options(steps=2, train="embeddings"), translation())
-    with open_model(model) as source:
-        tables = {name for name in source.tensors if source.layout.part(name) == "embeddings"}
-    assert changed(model, trained) == tables
-
-
 @pytest.mark.parametrize("family", ["t5", "gpt2", "nllb-moe"])
-def test_dropouts_of_the_training_alone(tmp_path, family):
-    path = tiny_family(tmp_path / "model", family)
+def test_dropouts_of_the_training_alone(models, family):
+    path = models[family]
     model = load_model(path, device="cpu").train()
     tokens = {"input_ids": torch.arange(4, 12).view(1, -1)}
     if model.config.is_encoder_decoder:
@@ -127,11 +118,10 @@ def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_updates_of_low_rank_are_merged(tmp_path, family):
-    original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
+    original, data = calm_case(tmp_path / "original", family)
     side = "--decoder" if family == "gpt2" else "--encoder"
     done(share_ffn, original, side, "share", "-o", tmp_path / "model")
     model, rank = tmp_path / "model", 2
-    data = language_model() if family == "gpt2" else translation()
     chosen = options(steps=4, lora=rank, learning_rate=1e-2)
     trained = train(model, tmp_path / "state", chosen, data)
     ranks = update_ranks(model, trained)
@@ -154,8 +144,7 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_frozen_weights_take_half_and_train_the_same(tmp_path, monkeypatch, family):
-    model = tiny_family(tmp_path / "model", family, dtype="BF16", **(CALM if family == "m2m_100" else {}))
-    data = language_model() if family == "gpt2" else translation()
+    model, data = calm_case(tmp_path / "model", family, dtype="BF16")
     chosen = options(steps=2, lora=2, dtype="bfloat16", learning_rate=1e-2)
     short = train(model, tmp_path / "short", chosen, data)
     with open_model(model) as source:
@@ -208,8 +197,7 @@ def test_adapted_and_merged_compute_the_same(tmp_path):
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_gradient_checkpointing_changes_nothing(tmp_path, family):
-    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
-    data = language_model() if family == "gpt2" else translation()
+    model, data = calm_case(tmp_path / "model", family)
     made = []
     for again in (False, True):
         made.append(train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data))

@@ -41,13 +41,13 @@ class OutputMap:
     Attributes:
         projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
         explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
-        table: U [V, n]. If None, the map table of the input's unit.
-        quality: quality of the rows P U^T with their mean, if it was measured.
+        table: U [V, n].
+        quality: quality of the rows P U^T with their mean. None if U is the map table of the input's unit.
     """
 
     projection: NDArray[np.float32]
     explained_variance: float
-    table: Array | None = None
+    table: Array
     quality: Quality | None = None
 
 
@@ -190,7 +190,8 @@ def fit_output(table: Table, mapped: Array) -> OutputMap:
     variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
-    return OutputMap(projection.T.astype(np.float32), explained / variance if variance > 0 else 1.0)
+    part = explained / variance if variance > 0 else 1.0
+    return OutputMap(projection.T.astype(np.float32), part, mapped)
 
 
 @torch.no_grad()

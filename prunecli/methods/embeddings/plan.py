@@ -19,7 +19,7 @@ from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given as stated
 from prunecli.model.history import history_step
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
-from prunecli.modules.classes import model_class, own_config
+from prunecli.modules.classes import own_config, stock_class
 from prunecli.modules.define import DefineEmbedding, padding_id, require_replaceable
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
@@ -100,7 +100,7 @@ def plan_embeddings(
     zero_row = None  # the padding token, if its row is zero
     if "input" in sides:
         table = checkpoint_table(checkpoint, f"{tables.input}.weight")
-        padding = getattr(own_config(checkpoint, model_class(checkpoint)), "pad_token_id", None)
+        padding = getattr(own_config(checkpoint, stock_class(checkpoint)), "pad_token_id", None)
         if isinstance(padding, int) and 0 <= padding < table.vocabulary:
             zero_row = None if table.rows(padding, padding + 1).any() else padding
         unit = InputChange(
@@ -156,7 +156,7 @@ def plan_embeddings(
 
 def _has_output(checkpoint: Checkpoint) -> bool:
     embedding = checkpoint.require_architecture().embedding
-    return embedding is not None and model_class(checkpoint).__name__ in embedding.classes
+    return embedding is not None and stock_class(checkpoint).__name__ in embedding.classes
 
 
 def _sides(
@@ -176,7 +176,7 @@ def _sides(
             require_replaceable(checkpoint.probed.trial)
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
-            f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
+            f"{where}: {stock_class(checkpoint).__name__} has no output layer over the vocabulary",
             "Choose `side=input`.",
         )
     if "input" in found and tables.unit is not None:
@@ -299,7 +299,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         )
         unit, output = fit.unit, fit.output
     elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
-        padding = padding_id(own_config(checkpoint, model_class(checkpoint)), tables)
+        padding = padding_id(own_config(checkpoint, stock_class(checkpoint)), tables)
         unit = DefineEmbedding(tables.unit, padding_idx=padding)  # without the factor of its rows
         with torch.no_grad():
             for name, place in unit.named_parameters():
@@ -313,7 +313,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         projective = UnitShape(source.vocabulary, plan.output_dim, source.model_dim, kind="projective")
         alone = fit_define(source, projective, counts=counts, padding_idx=padding, tied_output=True)
         assert alone.output is not None
-        output = replace(alone.output, table=alone.unit.map.weight.detach().numpy(), quality=alone.quality)
+        output = replace(alone.output, quality=alone.quality)
     return Factors(unit, fit, output)
 
 
@@ -343,11 +343,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
                 fitted[f"{source}.{part}"] = given(held.detach().numpy())
     if factors is not None and factors.output is not None:
         fitted[f"{plan.tables.output}.project.weight"] = given(factors.output.projection.T)
-        mapped = factors.output.table
-        if mapped is None and factors.unit is not None:
-            mapped = factors.unit.map.weight.detach().numpy()
-        if mapped is not None:
-            fitted[output] = given(mapped)
+        fitted[output] = given(factors.output.table)
     table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     first = next(name for name in checkpoint.tensors if name in gone)

@@ -37,7 +37,6 @@ from prunecli.running.encoding import (
     require_tokens,
     window_length,
 )
-from prunecli.running.layerwise.budget import activation_bytes, state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import BatchCost, Runner
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad
@@ -220,13 +219,13 @@ def _translation_cost(
     shape, sentences = runner.shape, len(sources)
 
     def states(rows: Sequence[Ids]) -> int:
-        return state_bytes(shape, sentences * max(map(len, rows)), sum(map(len, rows)))
+        return shape.state_bytes(sentences * max(map(len, rows)), sum(map(len, rows)))
 
     lengths = [max(map(len, rows)) for rows in (sources, *targets.values())]
     keys = lengths[0]
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
-        max(activation_bytes(shape, sentences, length, keys) for length in lengths),
+        max(shape.activation_bytes(sentences, length, keys) for length in lengths),
         (states(sources) + output, output + sum(map(states, targets.values()))),
     )
 
@@ -316,8 +315,8 @@ class Texts:
 
 def _window_cost(count: int, longest: int, runner: Layerwise) -> BatchCost:
     """Memory of a batch of windows."""
-    states = state_bytes(runner.shape, count * longest, count * longest)
-    return BatchCost(activation_bytes(runner.shape, count, longest, longest), (states,))
+    states = runner.shape.state_bytes(count * longest, count * longest)
+    return BatchCost(runner.shape.activation_bytes(count, longest, longest), (states,))
 
 
 def text_windows(

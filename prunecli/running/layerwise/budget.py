@@ -110,6 +110,59 @@ class Shape:
     top_k: int
     itemsize: int
 
+    def activation_bytes(self, batch: int, length: int, keys: int, *, backward: bool = False) -> int:
+        """Bytes that one layer needs for a batch, at most.
+
+        With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before
+        and after its activation, three times the attention weights; in a layer with experts the rows that they get and
+        return, and in float32 the gates and the sum of the outputs.
+
+        On the way back: the inputs that the layer's operations keep, and the gradients at work. Parameters get none, so
+        that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals, queries, keys,
+        values and attention with their gradients; 10 of the FFN's width those of an activation that is made of several
+        operations; attention weights are counted five times where they exist at all.
+
+        Args:
+            batch: sequences.
+            length: padded tokens of each.
+            keys: tokens that are attended to, of the same or of the encoder's sequences.
+            backward: whether the layer is computed on the way back.
+        """
+        hidden, ffn, of_keys, scores, rows, gates = (24, 10, 8, 5, 7, 12) if backward else (10, 2, 4, 3, 2, 8)
+        tokens = batch * length
+        values = tokens * (hidden * self.d_model + ffn * self.ffn_dim) + batch * keys * of_keys * self.d_model
+        values += scores * batch * self.heads * length * max(length, keys)
+        sparse = rows * self.top_k * self.d_model * self.itemsize
+        sparse += (2 * self.d_model + gates * self.experts) * 4
+        return values * self.itemsize + (tokens * sparse if self.experts else 0)
+
+    def output_bytes(self, vocabulary: int, tokens: int, *, backward: bool) -> int:
+        """Bytes of a batch's logits and losses, at most: logits with and without their bias, in float32, logarithms.
+
+        They are those of a block of positions; on the way back of two. And 12 values of d_model a token for what comes
+        between the last layer and the logits.
+
+        Args:
+            vocabulary: values that a token's logits have.
+            tokens: with padding.
+            backward: whether gradients of all of them are held too.
+        """
+        cast = 4 if self.itemsize < 4 else 0
+        forward = max(2 * self.itemsize, self.itemsize + cast + 4)
+        per_value = max(forward, 12 + cast) if backward else forward
+        held = min(tokens, block_positions(vocabulary) * (2 if backward else 1))
+        return held * vocabulary * per_value + tokens * 12 * self.d_model * self.itemsize
+
+    def state_bytes(self, tokens: int, real_tokens: int) -> int:
+        """Bytes of a batch's state between layers, and of its rows in one with experts.
+
+        Args:
+            tokens: with padding.
+            real_tokens: without.
+        """
+        rows = real_tokens * self.top_k * self.itemsize if self.experts else 0
+        return (tokens * self.itemsize + rows) * self.d_model
+
 
 def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
@@ -127,61 +180,3 @@ def shape_of(checkpoint: Checkpoint, skeleton: EmptyModel, dtype: torch.dtype) -
         top_k=max((layer.top_k for layer in layers), default=1),
         itemsize=dtype.itemsize,
     )
-
-
-def activation_bytes(shape: Shape, batch: int, length: int, keys: int, *, backward: bool = False) -> int:
-    """Bytes that one layer needs for a batch, at most.
-
-    With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before and
-    after its activation, three times the attention weights; in a layer with experts the rows that they get and return,
-    and in float32 the gates and the sum of the outputs.
-
-    On the way back: the inputs that the layer's operations keep, and the gradients at work. Parameters get none, so
-    that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals, queries, keys, values
-    and attention with their gradients; 10 of the FFN's width those of an activation that is made of several operations;
-    attention weights are counted five times where they exist at all.
-
-    Args:
-        shape: of the model.
-        batch: sequences.
-        length: padded tokens of each.
-        keys: tokens that are attended to, of the same or of the encoder's sequences.
-        backward: whether the layer is computed on the way back.
-    """
-    hidden, ffn, of_keys, scores, rows, gates = (24, 10, 8, 5, 7, 12) if backward else (10, 2, 4, 3, 2, 8)
-    tokens = batch * length
-    values = tokens * (hidden * shape.d_model + ffn * shape.ffn_dim) + batch * keys * of_keys * shape.d_model
-    values += scores * batch * shape.heads * length * max(length, keys)
-    sparse = rows * shape.top_k * shape.d_model * shape.itemsize
-    sparse += (2 * shape.d_model + gates * shape.experts) * 4
-    return values * shape.itemsize + (tokens * sparse if shape.experts else 0)
-
-
-def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:
-    """Bytes of a batch's logits and losses, at most: logits with and without their bias, in float32, logarithms.
-
-    They are those of a block of positions; on the way back of two. And 12 values of d_model a token for what comes
-    between the last layer and the logits.
-
-    Args:
-        vocabulary: values that a token's logits have.
-        tokens: with padding.
-        backward: whether gradients of all of them are held too.
-    """
-    cast = 4 if shape.itemsize < 4 else 0
-    forward = max(2 * shape.itemsize, shape.itemsize + cast + 4)
-    per_value = max(forward, 12 + cast) if backward else forward
-    held = min(tokens, block_positions(vocabulary) * (2 if backward else 1))
-    return held * vocabulary * per_value + tokens * 12 * shape.d_model * shape.itemsize
-
-
-def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
-    """Bytes of a batch's state between layers, and of its rows in one with experts.
-
-    Args:
-        shape: of the model.
-        tokens: with padding.
-        real_tokens: without.
-    """
-    rows = real_tokens * shape.top_k * shape.itemsize if shape.experts else 0
-    return (tokens * shape.itemsize + rows) * shape.d_model

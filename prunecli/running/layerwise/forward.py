@@ -41,7 +41,7 @@ class StopForward(BaseException):
     """Ends a forward pass early with an output; not an Exception, so that no model code catches it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Routed:
     """Rows that one pass sends to the experts of a layer.
 
@@ -50,12 +50,16 @@ class Routed:
         starts: first row of each expert, and the end of the last.
         shared_out: whether the layer would give each expert to one thread.
         attention: stored outputs of attentions of the layer, by number.
+        given: on the way back, the rows `[assignments, d_model]` that the experts got.
+        gradients: then those `[assignments, d_model]` of the experts' outputs, in the end of their rows.
     """
 
     rows: Stored
     starts: tuple[int, ...]
     shared_out: bool
     attention: dict[int, Any]
+    given: Any = None
+    gradients: Any = None
 
     def span(self, expert: int) -> tuple[int, int]:
         """First row of an expert, and the end of its last; equal if it has none."""
@@ -81,21 +85,6 @@ class PassRun:
     outputs: Outputs = field(default_factory=dict)
     routed: dict[int, Routed] = field(default_factory=dict)
     gradients: dict[Side, list[Stored | None]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """One pass on its way back through the experts of a layer.
-
-    Attributes:
-        routed: its rows hold the experts' outputs.
-        rows: `[assignments, d_model]`, which the experts got.
-        gradients: `[assignments, d_model]`, of the experts' outputs, then of their rows.
-    """
-
-    routed: Routed
-    rows: Stored
-    gradients: Stored
 
 
 class LayerwiseRun:
@@ -264,7 +253,7 @@ class LayerwiseRun:
             self.want(following)
             self.run_experts(stage.mixture, wanted, [one.routed[self.current] for one in runs])
         for one in runs:
-            with self._answering(stage, one.routed[self.current]) if stage.mixture else nullcontext():
+            with self._answering(stage, one):
                 self._run_through(one)
             yield one
             self._advance(1)
@@ -296,8 +285,9 @@ class LayerwiseRun:
             self._states.drop(held)
 
     def free(self, routed: Routed) -> None:
-        """Free rows and attentions of a pass."""
-        map_tree((routed.rows, routed.attention), self._states.drop, Stored)
+        """Free everything that is stored of a pass in a layer with experts."""
+        held = (routed.rows, routed.attention, routed.given, routed.gradients)
+        map_tree(held, self._states.drop, Stored)
 
     def _inputs(self, one: PassRun) -> dict[Side, Any]:
         """By stack, the output of its last layer before the current one."""
@@ -367,15 +357,18 @@ class LayerwiseRun:
         return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
 
     @contextmanager
-    def _answering(self, stage: Stage, routed: Routed) -> Iterator[None]:
+    def _answering(self, stage: Stage, one: PassRun) -> Iterator[None]:
         """Within the block, a pass gets the experts' outputs and the attentions' that are stored."""
+        if stage.mixture is None:
+            yield
+            return
+        routed = one.routed[self.current]
 
         def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if number in routed.attention:
                 return self._fetch(routed.attention[number])
             return forward(*args, **kwargs)
 
-        assert stage.mixture is not None
         with (
             swapped(
                 stage.mixture.module,
@@ -415,20 +408,18 @@ class LayerwiseRun:
                     self._back(runs)
 
     def _back(self, runs: Sequence[PassRun]) -> None:
-        stage, sent = self._stages[self.current], list[_Sent]()
+        stage = self._stages[self.current]
         for one in runs:
             self.forget(one, self.current)
         if stage.mixture is None:
             self.want(self.current - 1)
         else:
-            sent = self._back_experts(stage, stage.mixture, runs)
-        for number, one in enumerate(runs):
-            with self._replying(stage.mixture, sent[number]) if stage.mixture else nullcontext():
+            self._back_experts(stage, stage.mixture, runs)
+        for one in runs:
+            with self._replying(stage, one):
                 self._differentiate(stage, one)
-            if sent:
-                self.free(sent[number].routed)
-                self._states.drop(sent[number].rows)
-                self._states.drop(sent[number].gradients)
+            if stage.mixture:
+                self.free(one.routed.pop(self.current))
             self._advance(1)
 
     def _turn(self, one: PassRun, start: Callable[[Any], Tensor]) -> None:
@@ -450,36 +441,36 @@ class LayerwiseRun:
                 self._states.drop(held)
         self._collect(one, given)
 
-    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[PassRun]) -> list[_Sent]:
+    def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[PassRun]) -> None:
         """From the gradients of the layer's outputs to those of the experts' rows."""
-        routed = [one.routed.pop(self.current) for one in runs]
+        routed = [one.routed[self.current] for one in runs]
         numbers = range(mixture.layer.num_experts)
         wanted = [number for number in numbers if any(one.count(number) for one in routed)]
         for number in wanted:
             self._reader.want(mixture.block(number))
         self.want(self.current - 1)
-        sent = [self._send(stage, mixture, one, own) for one, own in zip(runs, routed, strict=True)]
+        for one in runs:
+            self._send(stage, mixture, one)
         watcher = getattr(mixture.module, "watcher", None) or ignored
         for expert, tensors in self.experts(wanted):
             place = self._device, tensors[0].dtype
-            for one in sent:
-                start, end = one.routed.span(expert)
+            for own in routed:
+                start, end = own.span(expert)
                 if start == end:
                     continue
-                rows = self._states.rows(one.rows, start, end).to(*place).detach().requires_grad_()
+                rows = self._states.rows(own.given, start, end).to(*place).detach().requires_grad_()
                 made = mixture.run(rows, tensors, partial(watcher, expert))
-                gradient = self._states.rows(one.gradients, start, end).to(*place)
+                gradient = self._states.rows(own.gradients, start, end).to(*place)
                 (found,) = torch.autograd.grad(made, rows, gradient)
-                self._states.write(one.gradients, start, found)
-        return sent
+                self._states.write(own.gradients, start, found)
 
-    def _send(self, stage: Stage, mixture: Mixture, one: PassRun, routed: Routed) -> _Sent:
+    def _send(self, stage: Stage, mixture: Mixture, one: PassRun) -> None:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""
+        routed = one.routed[self.current]
         outputs = self.fetch(routed.rows).requires_grad_()
-        stored = []
 
         def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
-            stored.append(self.keep(rows.detach().to(mixture.dtype)))
+            routed.given = self.keep(rows.detach().to(mixture.dtype))
             return outputs
 
         with swapped(mixture.module, "runner", answer), rehearsing():
@@ -488,18 +479,21 @@ class LayerwiseRun:
         if pairs:
             made, given = zip(*pairs, strict=True)
             (gradient,) = torch.autograd.grad(made, outputs, given)
-        return _Sent(routed, stored[0], self.keep(gradient))
+        routed.gradients = self.keep(gradient)
 
-    def _replying(self, mixture: Mixture, sent: _Sent) -> AbstractContextManager[None]:
+    def _replying(self, stage: Stage, one: PassRun) -> AbstractContextManager[None]:
         """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
+        if stage.mixture is None:
+            return nullcontext()
+        routed = one.routed[self.current]
 
         def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
-            outputs = self.fetch(sent.routed.rows)
-            gradients = self.fetch(sent.gradients).to(rows.dtype)
+            outputs = self.fetch(routed.rows)
+            gradients = self.fetch(routed.gradients).to(rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
             return made
 
-        return swapped(mixture.module, "runner", answer)
+        return swapped(stage.mixture.module, "runner", answer)
 
     def _paired(self, stage: Stage, one: PassRun) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
         """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""

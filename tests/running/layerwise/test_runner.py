@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, Plan
 from prunecli.running.layerwise.runner import Layerwise, RunReport
 from prunecli.running.layerwise.states import (
     StateStore,
@@ -214,16 +214,11 @@ GIB = 1 << 30
 DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activations=300 * MIB)
 
 
-def test_what_is_left_is_for_states():
-    plan = DEMAND.plan(8 * GIB)
-    assert plan.buffers == 3
-    assert plan.states == 8 * GIB - (400 + 2048 + 3 * 256 + 300) * MIB - WORKSPACE
-
-
-def test_a_buffer_less_where_three_find_no_room():
-    fixed = (400 + 2048 + 300) * MIB + WORKSPACE + MIN_STATES
-    assert DEMAND.plan(fixed + 3 * 256 * MIB).buffers == 3
-    assert DEMAND.plan(fixed + 3 * 256 * MIB - 1).buffers == 2
+def test_what_is_left_is_for_states_if_three_buffers_find_room():
+    fixed = (400 + 2048 + 300 + 3 * 256) * MIB + WORKSPACE
+    assert DEMAND.plan(8 * GIB) == Plan(3, 8 * GIB - fixed)
+    assert DEMAND.plan(fixed + MIN_STATES).buffers == 3
+    assert DEMAND.plan(fixed + MIN_STATES - 1).buffers == 2
 
 
 @given(st.tuples(*[st.integers(0, 1 << 38)] * 4))
