@@ -212,7 +212,8 @@ def stages_of(model: Any, checkpoint: Checkpoint, mixtures: Sequence[Mixture]) -
             layer.side,
             module,
             tuple(part for name, part in module.named_children() if name in ATTENTIONS),
-            next((held for held in mixtures if held.module in {*module.modules()}), None),
+            next((held for held in mixtures if held.module in within), None),
         )
         for layer, module in modules
+        for within in [{*module.modules()}]
     ]
