@@ -38,7 +38,7 @@ def _task(prefix: str, task: str, **more: str) -> dict[str, str]:
     return {"AutoModel": f"{prefix}Model", **more, f"AutoModelFor{task}": f"{prefix}For{task}"}
 
 
-SEQUENCE, TOKEN, ANSWER = "SequenceClassification", "TokenClassification", "QuestionAnswering"
+SEQUENCE = "SequenceClassification"
 NLLB = _seq2seq("NllbMoeModel", "NllbMoeForConditionalGeneration")
 MARIAN = _seq2seq("MarianModel", "MarianMTModel")
 _BART = "BartForConditionalGeneration"
@@ -61,13 +61,10 @@ PUBLISHED = (
     ("mt5", "MT5Model", {}, _seq2seq("MT5Model", "MT5ForConditionalGeneration")),
     ("bert", "BertModel", {}, {"AutoModel": "BertModel"}),
     ("bert", "BertForPreTraining", {}, PRETRAINED),
-    ("bert", "BertForQuestionAnswering", {}, _task("Bert", ANSWER)),
-    ("roberta", "RobertaForTokenClassification", CLASSIFIED, _task("Roberta", TOKEN)),
     ("roberta", "RobertaForMultipleChoice", {}, _task("Roberta", "MultipleChoice")),
     ("gpt2", "GPT2LMHeadModel", {}, GPT2),
     ("gpt2", "GPT2ForSequenceClassification", CLASSIFIED, _task("GPT2", SEQUENCE, **GPT2)),
     ("llama", "LlamaModel", {"tie_word_embeddings": True}, LLAMA),
-    ("llama", "LlamaForCausalLM", {}, LLAMA),
 )
 """Family, class under `architectures` of published checkpoints, further changes, and what must open it."""
 

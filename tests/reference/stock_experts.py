@@ -41,6 +41,15 @@ def expert_calls(
     return calls
 
 
+def routed_tokens(model: Any, modules: dict[str, Any], **inputs: Any) -> list[list[Token]]:
+    """Routing of each token of a pass, module by module."""
+    found = []
+    for name, (hidden, experts, weights) in expert_calls(model, modules, **inputs).items():
+        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
+        found.append([*zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)])
+    return found
+
+
 def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, Tensor]]:
     """Name of a block of the class `kind` -> the block, and the hidden states that a pass of `model` hands to it."""
     found = {}
