@@ -52,20 +52,9 @@ def routed_tokens(model: Any, modules: dict[str, Any], **inputs: Any) -> list[li
 
 def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, Tensor]]:
     """Name of a block of the class `kind` -> the block, and the hidden states that a pass of `model` hands to it."""
-    found = {}
-    handles = [
-        block.register_forward_pre_hook(
-            lambda block, args, name=name: found.__setitem__(name, (block, args[0].detach()))
-        )
-        for name, block in model.named_modules()
-        if type(block).__name__ == kind
-    ]
-    try:
-        model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    blocks = {name: block for name, block in model.named_modules() if type(block).__name__ == kind}
+    calls = expert_calls(model, blocks, **inputs)
+    return {name: (blocks[name], hidden.detach()) for name, (hidden, *_) in calls.items()}
 
 
 def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:
