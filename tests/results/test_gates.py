@@ -3,7 +3,6 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,9 @@ from prunecli.results.gates import (
     write_outputs,
 )
 from prunecli.results.matching import match_gates
+from prunecli.tensors.stream import Output, zeros
 from prunecli.tensors.transaction import write_json
+from prunecli.tensors.writer import header_bytes
 from tests.gates import changed, gate_statistics
 from tests.reference import released_statistics
 from tests.results.tables import setting
@@ -176,28 +177,20 @@ def test_statistics_match_the_model_that_was_run(tmp_path):
                 match_gates(other, checkpoint)
 
 
-def outputs_write(path: Path, dtype: str, data: bytes, shape: tuple[int, ...] = (2, 2)) -> Path:
-    """A file of one tensor of any type."""
-    tensor = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
-    head = json.dumps(
-        {"__metadata__": {"format": OUTPUTS_FORMAT, "fingerprint": "x"}, "a/mlp": tensor}
-    ).encode()
-    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
-    return path
-
-
 @pytest.mark.parametrize(
     ("dtype", "data", "shape"),
     [
-        *(("C64", bytes(32), (2, 2)), ("BF16", bytes(8), (2, 2)), ("F8_E4M3", bytes(4), (2, 2))),
-        *(("F32", bytes(16), (2, 2)), ("I64", bytes(32), (2, 2))),
+        *(("C64", bytes(32), (2, 2)), ("BF16", bytes(8), (2, 2)), ("I64", bytes(32), (2, 2))),
         ("F64", bytes(32), (4,)),
         ("F64", struct.pack("<4d", 1, 2, float("nan"), 3), (2, 2)),
     ],
 )
 def test_other_types_and_shapes_are_refused(dtype, data, shape, tmp_path):
+    tensor = Output("a/mlp", dtype, shape, zeros(shape))
+    head = header_bytes([tensor], {"format": OUTPUTS_FORMAT, "fingerprint": "x"})
+    (tmp_path / "sums").write_bytes(head + data)
     with pytest.raises(StatisticsError, match="holds no sums of outputs"):
-        read_outputs(outputs_write(tmp_path / "sums", dtype, data, shape))
+        read_outputs(tmp_path / "sums")
 
 
 def test_sums_of_outputs_are_always_the_same_bytes(tmp_path):
