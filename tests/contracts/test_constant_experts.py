@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from prunecli.commands.evaluate import evaluate
@@ -74,9 +75,7 @@ def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> li
                 calls = expert_calls(model, modules, input_ids=ids[:, start : start + 8])
                 for number, (name, (hidden, experts, _)) in enumerate(calls.items()):
                     outputs = every_output(modules[name], hidden)
-                    chosen = (
-                        torch.nn.functional.one_hot(experts, len(outputs)).sum(dim=1).T
-                    )  # [experts, tokens]
+                    chosen = functional.one_hot(experts, len(outputs)).sum(dim=1).T  # [experts, tokens]
                     if number == len(found):
                         found.append((torch.zeros(len(outputs), outputs.shape[2]).double(), torch.zeros(8)))
                     found[number][0].add_(torch.einsum("et,eth->eh", chosen.double(), outputs.double()))
@@ -87,7 +86,6 @@ def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> li
 @contextmanager
 def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) -> Iterator[None]:
     """The stock model, every output of these experts replaced before the router's weight: module's name -> those."""
-    handles = []
 
     def replaced(
         own: Mapping[int, Tensor], module: Any, given: tuple[Tensor, Tensor, Tensor], _: Tensor
@@ -102,13 +100,10 @@ def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) ->
         return (outputs.transpose(0, 1)[rows, experts] * weights[..., None]).sum(dim=1)
 
     model.set_experts_implementation("eager")
-    for name, module in expert_modules(model).items():
-        handles.append(module.register_forward_hook(partial(replaced, constants[name])))
-    try:
+    with ExitStack() as hooks:
+        for name, module in expert_modules(model).items():
+            hooks.enter_context(module.register_forward_hook(partial(replaced, constants[name])))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -1,5 +1,6 @@
 """What each expert of a transformers class does: every expert on every token, by the class's own eager forward pass."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,19 +26,11 @@ def expert_calls(
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Name of a module of experts -> the hidden states, experts and weights that a pass of `model` hands to it."""
     calls = {}
-
-    def keep(name: str) -> Any:
-        def hook(_module: Any, args: tuple[Tensor, Tensor, Tensor]) -> None:
-            calls[name] = args
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(keep(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hook = module.register_forward_pre_hook(lambda _, args, name=name: calls.update({name: args}))
+            hooks.enter_context(hook)
         model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 

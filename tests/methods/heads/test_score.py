@@ -315,15 +315,11 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
     subject = Subject(tmp_path / "m", "m2m_100")
     calls = []
     lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
-    hooks = [
+    for number, module in enumerate((lowest, highest)):
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
-        for number, module in enumerate((lowest, highest))
-    ]
     decoding = replace(DECODING, max_new_tokens=1)
     measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
     measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
-    for hook in hooks:
-        hook.remove()
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
     assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
 

@@ -1,6 +1,5 @@
 """What layers do to hidden states and to the loss, against sentences that are run one by one."""
 
-from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
@@ -31,41 +30,29 @@ CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
 def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
     """Side -> x_0 to x_L, each `[tokens][width]`, one sentence at a time."""
     found = {}
+
+    def keep(rows: list[Any], value: Any) -> None:
+        value = value[0] if isinstance(value, tuple) else value
+        rows += value.reshape(-1, value.shape[-1]).double().tolist()
+
     for stack in stacks_of(case):
         side = "encoder" if "encoder" in stack or case == "bert" else "decoder"
         layers = list(model.get_submodule(stack))
-        rows = defaultdict(list)
-
-        def keep(number: int, value: Any, rows: Any = rows) -> None:
-            value = value[0] if isinstance(value, tuple) else value
-            rows[number] += value.reshape(-1, value.shape[-1]).double().tolist()
-
-        hooks = [
+        *before, after = found[side] = [[] for _ in range(len(layers) + 1)]
+        for layer, own in zip(layers, before, strict=True):
             layer.register_forward_pre_hook(
-                lambda _, arguments, options, number=number, keep=keep: keep(
-                    number, arguments or options["hidden_states"]
-                ),
+                lambda _, arguments, options, own=own: keep(own, arguments or options["hidden_states"]),
                 with_kwargs=True,
             )
-            for number, layer in enumerate(layers)
-        ]
-        hooks.append(
-            layers[-1].register_forward_hook(
-                lambda _, __, output, keep=keep, depth=len(layers): keep(depth, output)  # noqa: B008
-            )
-        )
-        run_singly(model)
-        for hook in hooks:
-            hook.remove()
-        found[side] = [rows[number] for number in range(len(layers) + 1)]
+        layers[-1].register_forward_hook(lambda _, __, output, own=after: keep(own, output))
+    run_singly(model)
     return found
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_states(models, case):
     source = models[case]
-    model = load(source)
-    states = states_by_hand(model, case)
+    model, states = load(source), states_by_hand(load(source), case)
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(source) as opened:
