@@ -72,10 +72,19 @@ def settings_of(directory: Path) -> Any:
     return config_of(directory)["quantization_config"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
+KIND = ("model_type", "scheme", "which", "sizes")
+STACKED = ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32})
+
+
+def alone(scheme: str) -> tuple[Any, ...]:
+    """A mixture whose experts have tensors of their own."""
+    return "qwen3_moe", scheme, is_projection, {"moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(KIND, [*map(alone, SCHEMES), STACKED])
+def test_experts_are_pruned_as_they_are_stored(model_type, scheme, which, sizes, tmp_path):
     results = []
-    for source in mixture(tmp_path, "qwen3_moe", scheme, is_projection, moe_intermediate_size=32):
+    for source in mixture(tmp_path, model_type, scheme, which, **sizes):
         with open_model(source) as checkpoint:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
             done = apply(
@@ -92,21 +101,7 @@ def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
     assert torch.equal(one(ids).logits, other(ids).logits)
 
 
-def test_stacked_experts_in_four_bits(tmp_path):
-    for source in mixture(tmp_path, "gpt_oss", "mxfp4", is_stacked, intermediate_size=32):
-        with open_model(source) as checkpoint:
-            kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
-            apply(checkpoint, cut(checkpoint, kept_experts(kept)), source.with_name(f"{source.name}-out"))
-    assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
-
-
-measured = pytest.mark.parametrize(
-    ("model_type", "scheme", "which", "sizes"),
-    [
-        ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
-        ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
-    ],
-)
+measured = pytest.mark.parametrize(KIND, [alone("gptq"), STACKED])
 
 
 @measured
