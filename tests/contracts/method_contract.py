@@ -14,17 +14,34 @@ import torch
 import transformers
 
 from prunecli.errors import PruneError
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
+from prunecli.methods.plans import plan_heads, plan_layers, plan_widths
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
+from prunecli.options import Options
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE
+from prunecli.selection.cut import cut
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
 from tests.families.records import CASES, DISTINCT
 from tests.tiny import config_of
 
-Decide = Callable[[Checkpoint], Rewrite]
+Decide = Callable[[Checkpoint], Rewrite] | Options
+"""A decision, or the options of a command, which decides by them."""
+COMMANDS: Mapping[type, tuple[Callable[..., Any], Callable[..., Rewrite]]] = {
+    ExpertOptions: (plan_experts, cut),
+    HeadOptions: (plan_heads, cut),
+    NarrowOptions: (plan_widths, cut),
+    LayerOptions: (plan_layers, cut),
+    FfnOptions: (plan_ffn, rewrite_shared),
+    AttentionOptions: (plan_attention, rewrite_shared),
+}
+"""Kind of options -> what chooses by them, and what makes a rewrite of the choice."""
 
 
 class Method:
@@ -202,9 +219,16 @@ class WrittenFiles(Method):
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def made_of(source: Checkpoint, decide: Decide) -> Rewrite:
+    if callable(decide):
+        return decide(source)
+    plan, rewrite = COMMANDS[type(decide)]
+    return rewrite(source, plan(source, decide))
+
+
 def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
     with open_model(source) as opened:
-        apply(opened, decide(opened), output, **options)
+        apply(opened, made_of(opened, decide), output, **options)
     return output
 
 

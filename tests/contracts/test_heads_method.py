@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.plans import HeadOptions, plan_heads
+from prunecli.methods.options import HeadOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.rewrite import Rewrite
@@ -18,6 +18,7 @@ from tests.contracts.method_contract import (
     WrittenFiles,
     logits,
     logits_of,
+    made_of,
     written,
 )
 from tests.families.records import BRANCHES
@@ -29,17 +30,13 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 """Of four heads, in layer after layer."""
 
 
-def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
+def without_others(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
     return cut(
         source,
         kept_heads(
             kept, dtype=dtype, step={"command": "prune-heads", "source": {"fingerprint": source.fingerprint}}
         ),
     )
-
-
-def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
-    return cut(source, plan_heads(source, options))
 
 
 class HeadPruning(Method):
@@ -49,17 +46,17 @@ class HeadPruning(Method):
     layers: tuple[AttentionLayer, ...] = ()
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return decided(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))
+        return made_of(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(self.kept), strict=False)}
-        made = made_of(source, kept, self.cast)
+        made = without_others(source, kept, self.cast)
         assert (() in self.kept) == ("auto_map" in made.config)  # not a stock model
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return decided(source, HeadOptions(metric="random", count=10_000))
+        return made_of(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
@@ -95,7 +92,7 @@ class TestEveryLayout(HeadPruning, InSteps):
         """Places in the file are not ids of the original: only those of the first step are."""
 
         def only(ids: set[int]) -> Any:
-            return lambda opened: made_of(
+            return lambda opened: without_others(
                 opened,
                 {
                     layer.name: tuple(head for head in layer.heads if head in ids)
@@ -116,7 +113,7 @@ class TestKinds(HeadPruning):
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
-            written(source, lambda opened: made_of(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
+            written(source, lambda opened: without_others(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
             zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)

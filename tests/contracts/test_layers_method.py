@@ -12,15 +12,13 @@ import torch
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
-from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads, plan_layers
+from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
-from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
     InSteps,
@@ -31,6 +29,7 @@ from tests.contracts.method_contract import (
     load,
     logits,
     logits_of,
+    made_of,
     stock_model,
     written,
 )
@@ -58,10 +57,6 @@ def stacks_of(case: str) -> tuple[str, ...]:
     """Beginnings of the names of the layers of each stack: "model.encoder.layers"."""
     names = (re.match(r"(.*?)\.\d+(?=\.|$)", name)[1] for name in CASES[case].ffns.names)
     return tuple(dict.fromkeys(names))
-
-
-def made_of(source: Checkpoint, options: LayerOptions) -> Rewrite:
-    return cut(source, plan_layers(source, options))
 
 
 @contextmanager
@@ -125,22 +120,17 @@ class TestEveryLayout(LayerPruning, InSteps):
         """Layers 0 and 2; the second time the latter is number 1."""
         side = "encoder:" if len(self.stacks) > 1 else ""
 
-        def removing(layers: str) -> Any:
-            return lambda opened: made_of(opened, LayerOptions(remove=f"{side}{layers}"))
-
-        return removing("0"), removing("1"), removing("0,2")
+        return tuple(LayerOptions(remove=f"{side}{layers}") for layers in ("0", "1", "0,2"))
 
     @pytest.mark.parametrize("method", ["heads", "ffns"])
     def test_other_parts_that_went_before_stay_gone(self, method, source, tmp_path):
         """Heads of the layers that stay; FFNs shared by all, whose holder goes, as if the layers had gone first."""
 
-        def other(opened: Checkpoint) -> Rewrite:
-            if method == "ffns":
+        other = HeadOptions(metric="random", ratio=0.3)
+        if method == "ffns":
+            with open_model(source) as opened:
                 sides = {layer.side: "share" for layer in opened.layout.ffns}
-                return rewrite_shared(
-                    opened, plan_ffn(opened, FfnOptions(**sides, init="last", dense_only=True))
-                )
-            return cut(opened, plan_heads(opened, HeadOptions(metric="random", ratio=0.3)))
+            other = FfnOptions(**sides, init="last", dense_only=True)
 
         written(source, other, tmp_path / "other")
         written(tmp_path / "other", self.reduce, tmp_path / "both")
@@ -179,13 +169,13 @@ def test_scores_of_the_original_follow_their_layers(tmp_path):
             values, fingerprint=opened.fingerprint, model_type="gpt2", task="lm", examples=1
         )
     options = HeadOptions(scores=scores, count=2, normalize="none")
-    once = written(source, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "once")
+    once = written(source, LayerOptions(remove="0"), tmp_path / "once")
     with open_model(once) as opened:
         assert plan_heads(opened, options).kept == {
             f"{names[0]}.heads": (2, 3),
             f"{names[1]}.heads": (0, 1, 2, 3),
         }
-    twice = written(once, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "twice")
+    twice = written(once, LayerOptions(remove="0"), tmp_path / "twice")
     with open_model(twice) as opened:
         assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
         assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
@@ -201,7 +191,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path):
         gates = gate_statistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )
-    out = written(source, lambda at: made_of(at, LayerOptions(remove="encoder:1")), tmp_path / "out")
+    out = written(source, LayerOptions(remove="encoder:1"), tmp_path / "out")
     with open_model(out) as opened:
         found = match_gates(gates, opened)
         assert found.layers == tuple(layer.name for layer in opened.mixtures)

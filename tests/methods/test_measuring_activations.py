@@ -21,7 +21,6 @@ from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
-from tests.contracts.test_ffn_method import made_of
 from tests.families import cutting
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 
@@ -144,8 +143,7 @@ def test_real_tokens_alone_count(case, tmp_path):
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
     """Over the tokens of all layers, which are each of one side."""
     source = tiny(tmp_path / "source", "m2m_100")
-    options = FfnOptions(preset="SharedEncDec", init="first")
-    shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
+    shared = written(source, FfnOptions(preset="SharedEncDec", init="first"), tmp_path / "shared")
     model = load(shared)
     sums = []
     model.get_submodule("model.encoder.layers.0.fc2").register_forward_pre_hook(

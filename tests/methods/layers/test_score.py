@@ -18,7 +18,7 @@ from prunecli.running.batches import observe_batches
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
-from tests.contracts.test_layers_method import made_of, stacks_of
+from tests.contracts.test_layers_method import stacks_of
 from tests.families import cutting
 from tests.methods.test_measuring_activations import SENTENCES, batch_of, run_singly
 from tests.reference import similarity as reference
@@ -102,9 +102,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_pa
     whole = loss_of(model, batches)
     for side, own in found.items():
         for number in (0, depths[side] - 1):
-            out = tmp_path / f"{side}-{number}"
-            options = LayerOptions(remove=f"{side}:{number}")
-            written(source, lambda at, options=options: made_of(at, options), out)
+            out = written(source, LayerOptions(remove=f"{side}:{number}"), tmp_path / f"{side}-{number}")
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
 
 
@@ -138,9 +136,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
         (own,) = layer_scores(opened, InMemory(model), batches, "embedding", pooling).importance().values()
     whole = vectors_of(model)
     for number, score in enumerate(own):
-        out = tmp_path / f"without-{number}"
-        options = LayerOptions(remove=str(number))
-        written(source, lambda at, options=options: made_of(at, options), out)
+        out = written(source, LayerOptions(remove=str(number)), tmp_path / f"without-{number}")
         expected = reference.block_influence(vectors_of(load(out)), whole)
         assert score == pytest.approx(expected, abs=1e-6)
         assert score > 0
