@@ -51,8 +51,14 @@ class Method:
         cases: the tiny checkpoints that the contract is tested with; by default one of each layout of tensors.
         cast: safetensors type that both decisions write, None: as stored. The original is then the rounded one.
         keeps_order: whether the tensors lie in the order of the source.
+        keep_everything: the decision that removes nothing.
+        reduce: a decision that removes a part, chosen without order or evenness.
+        impossible: a decision with a budget that cannot be met.
     """
 
+    keep_everything: Decide
+    reduce: Decide
+    impossible: Decide
     cases: Collection[str] = DISTINCT
     cast: str | None = None
     keeps_order: bool = True
@@ -71,18 +77,6 @@ class Method:
     def make_source(self) -> Path:
         """Write a tiny checkpoint that the method can reduce to `path`."""
         return tiny_family(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        """The decision that removes nothing."""
-        raise AssertionError("a contract answers this")
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        """A decision that removes a part, chosen without order or evenness."""
-        raise AssertionError("a contract answers this")
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        """Decide with a budget that cannot be met: raises PruneError."""
-        raise AssertionError("a contract answers this")
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Switch off in the original model what `rewrite` removes, or put there what it stands for."""
@@ -115,7 +109,7 @@ class MethodContract(Method):
         original = self.original(source)
         whole = logits_of(original)
         with open_model(source) as opened:
-            rewrite = self.reduce(opened)
+            rewrite = made_of(opened, self.reduce)
             apply(opened, rewrite, tmp_path / "out")
             masked = self.masked_logits(original, rewrite)
         matters = whole.shape != masked.shape or not torch.allclose(whole, masked)
@@ -136,7 +130,7 @@ class CachedGeneration(Method):
         original, reduced = self.original(source), load(tmp_path / "out")
         whole = generated(original)
         with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
+            self.mask(original, made_of(opened, self.reduce))
         masked = generated(original)
         assert not torch.allclose(whole, masked)
         torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
@@ -165,8 +159,14 @@ class WrittenFiles(Method):
 
     cases = ("nllb-moe", "t5", "phi3")
 
+    @property
+    def whole(self) -> Decide:
+        """`keep_everything`, cast."""
+        every = self.keep_everything
+        return every if self.cast is None else every.updated(dtype=self.cast)
+
     def test_keeping_everything_is_bit_identical(self, source: Path, tmp_path: Path) -> None:
-        written(source, self.keep_everything, tmp_path / "out")
+        written(source, self.whole, tmp_path / "out")
         with open_model(source) as before, open_model(tmp_path / "out") as after:
             order = list if self.keeps_order else set
             assert order(before.tensors) == order(after.tensors)
@@ -182,7 +182,7 @@ class WrittenFiles(Method):
     def test_a_result_can_be_rewritten_whole(self, source: Path, tmp_path: Path) -> None:
         """Removed units stay removed, and are still recorded."""
         written(source, self.reduce, tmp_path / "once")
-        written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
+        written(tmp_path / "once", self.whole, tmp_path / "twice")
         assert_same(tmp_path / "once", tmp_path / "twice")
 
     def test_two_runs_write_exactly_these_files_and_leave_the_input(
@@ -203,7 +203,11 @@ class WrittenFiles(Method):
             assert weights == {f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)}
             weights.add("model.safetensors.index.json")
         with open_model(source) as opened:
-            own = {"config.json", "README.md", *([FILE] if self.reduce(opened).decision is not None else [])}
+            own = {
+                "config.json",
+                "README.md",
+                *([FILE] if made_of(opened, self.reduce).decision is not None else []),
+            }
         if "auto_map" in config_of(out):  # no stock model
             own.add("modeling_prunecli.py")
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}

@@ -52,21 +52,17 @@ def windows(model: Any, layers: list[str]) -> list[list[str]]:
 class AttentionSharing(Method):
     """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
 
+    keep_everything = AttentionOptions(decoder="keep")
+    impossible = AttentionOptions(groups=(7,))
+
     @property
     def names(self) -> tuple[reference.AttentionNames, ...]:
         return reference.names_of(CASES[self.case].layout_of or self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, AttentionOptions(decoder="keep"))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(source, options_of(self.case))
         assert "auto_map" in made.config  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        side = "decoder" if CASES[self.case].task == "lm" else "encoder"
-        return made_of(source, AttentionOptions(**{side: "share"}, groups=(7,)))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         held = weights(self.path)

@@ -17,12 +17,11 @@ class TestExpertPruning(MethodContract, WrittenFiles):
     """From two shards to a layout that no stock model has."""
 
     cases = ("nllb-moe",)
+    keep_everything = ExpertOptions(metric="random", ratio=0.0)
+    impossible = ExpertOptions(metric="random", ratio=0.95)
 
     def make_source(self) -> Path:
         return tiny_nllb_moe(self.path, experts=8, layers=4, router_bias=True, shards=2)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, ExpertOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(
@@ -31,9 +30,6 @@ class TestExpertPruning(MethodContract, WrittenFiles):
         assert len({len(ids) for ids in kept_ids(made.structure, "expert").values()}) > 1
         assert shim_classes(made.config)
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, ExpertOptions(metric="random", ratio=0.95))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         for layer, module in sparse_ffns(model).items():

@@ -87,19 +87,16 @@ def sharing_of(case: str) -> Sharing:
 class FfnSharing(Method):
     """Sharing as `sharing_of` the case says."""
 
+    keep_everything = FfnOptions(encoder="keep")
+    impossible = FfnOptions(preset="OneWide", groups=(5,), dense_only=True)
+
     def make_source(self) -> Path:
         return tiny(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(encoder="keep"))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(source, sharing_of(self.case).options)
         assert "auto_map" in made.config  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(preset="OneWide", groups=(5,), dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
@@ -199,12 +196,7 @@ class TestEveryLayout(FfnSharing):
 class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
     cases = ("llama",)
     cast = "BF16"
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(encoder="keep", dtype=self.cast))
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(preset="Shared", init="last", dtype="bfloat16"))
+    reduce = FfnOptions(preset="Shared", init="last", dtype="bfloat16")
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         layers = model.model.layers

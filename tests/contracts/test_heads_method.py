@@ -18,7 +18,6 @@ from tests.contracts.method_contract import (
     WrittenFiles,
     logits,
     logits_of,
-    made_of,
     written,
 )
 from tests.families.records import BRANCHES
@@ -42,11 +41,10 @@ def without_others(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: 
 class HeadPruning(Method):
     """Uneven layers, one of them without heads."""
 
+    keep_everything = HeadOptions(metric="random", ratio=0.0)
+    impossible = HeadOptions(metric="random", count=10_000)
     kept = KEPT
     layers: tuple[AttentionLayer, ...] = ()
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
@@ -54,9 +52,6 @@ class HeadPruning(Method):
         made = without_others(source, kept, self.cast)
         assert (() in self.kept) == ("auto_map" in made.config)  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))

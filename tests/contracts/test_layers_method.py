@@ -70,26 +70,23 @@ def without(model: Any, names: list[str]) -> Any:
     with ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
-            hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield
 
 
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
+    keep_everything = LayerOptions(count=0, metric="last")
+    impossible = LayerOptions(count=99, metric="random")
+
     def make_source(self) -> Path:
         self.stacks = stacks_of(self.case)
         return tiny_family(self.path, self.case, **CHANGES.get(self.case, {}))
 
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, LayerOptions(count=0, metric="last", dtype=self.cast))
-
     def reduce(self, source: Checkpoint) -> Rewrite:
         layers = "encoder:0,decoder:0" if len(self.stacks) > 1 else "0"
         return made_of(source, LayerOptions(remove=layers, dtype=self.cast))
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, LayerOptions(count=99, metric="random"))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         self.hooks.enter_context(without(model, [f"{stack}.0" for stack in self.stacks]))

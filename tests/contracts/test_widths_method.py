@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.methods.plans import NarrowOptions, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import (
     InSteps,
@@ -48,17 +48,12 @@ def best(values: list[float], count: int) -> set[int]:
 class WidthPruning(Method):
     """40 % of all hidden units, ranked together."""
 
+    keep_everything = NarrowOptions(ratio=0.0, metric="norms", dense_only=True)
+    reduce = NarrowOptions(ratio=0.4, metric="norms", uniform=False, dense_only=True)
+    impossible = NarrowOptions(width=10_000, metric="norms", dense_only=True)
+
     def make_source(self) -> Path:
         return tiny(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.0, metric="norms", dense_only=True))
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.4, metric="norms", uniform=False, dense_only=True))
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(width=10_000, metric="norms", dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(weights(self.path), self.case)
