@@ -117,7 +117,7 @@ class MethodContract(Method):
         shutil.rmtree(source)
         (tmp_path / "elsewhere").mkdir()
         moved = (tmp_path / "out").rename(tmp_path / "elsewhere" / "moved")
-        torch.testing.assert_close(logits(moved), masked, rtol=1e-5, atol=1e-5)
+        assert_near(logits(moved), masked)
 
 
 class CachedGeneration(Method):
@@ -133,7 +133,7 @@ class CachedGeneration(Method):
             self.mask(original, made_of(opened, self.reduce))
         masked = generated(original)
         assert not torch.allclose(whole, masked)
-        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+        assert_near(generated(reduced), masked)
 
 
 class InSteps(Method):
@@ -250,6 +250,10 @@ def digests(directory: Path) -> dict[str, str]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+assert_near = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+"""Two tensors differ by rounding."""
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -19,6 +19,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     load,
     logits,
     logits_of,
@@ -169,7 +170,7 @@ class TestOneStack(FfnSharing):
         out = written(source, FfnOptions(preset="No"), tmp_path / "out")
         original = self.original(source)
         with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
-            torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
+            assert_near(logits(out), logits_of(original))
 
 
 class TestFiles(FfnSharing, WrittenFiles):
@@ -183,7 +184,7 @@ class TestEveryLayout(FfnSharing):
         groups = 2 if self.case == "nllb-moe" else 3
         options = FfnOptions(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
         out = written(source, options, tmp_path / "out")
-        torch.testing.assert_close(logits(out), logits_of(self.original(source)), rtol=1e-5, atol=1e-5)
+        assert_near(logits(out), logits_of(self.original(source)))
         name = next(iter(LAYOUTS[self.case].names))
         model = load(out)
         model(**inputs_of(model)).logits.square().sum().backward()

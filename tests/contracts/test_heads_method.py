@@ -16,6 +16,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     logits,
     logits_of,
     written,
@@ -112,7 +113,7 @@ class TestKinds(HeadPruning):
             zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)
-            torch.testing.assert_close(logits(tmp_path / kind), masked, rtol=1e-5, atol=1e-5)
+            assert_near(logits(tmp_path / kind), masked)
 
 
 class TestToFloat16(HeadPruning, WrittenFiles, MethodContract):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import plan_experts
@@ -25,6 +24,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     assert_same,
     load,
     logits,
@@ -108,7 +108,7 @@ class TestEveryLayout(LayerPruning, InSteps):
     def test_it_is_a_stock_model(self, case, source, tmp_path):
         out = written(source, self.reduce, tmp_path / "out")
         if case != "nllb-moe":
-            torch.testing.assert_close(logits_of(stock_model(out, source)), logits(out), rtol=1e-5, atol=1e-5)
+            assert_near(logits_of(stock_model(out, source)), logits(out))
             return
         with open_model(out) as opened:  # never is; of four layers 1 and 3 are sparse
             assert [mixture.layer for mixture in opened.mixtures] == [0, 2, 0, 2]
@@ -133,7 +133,7 @@ class TestEveryLayout(LayerPruning, InSteps):
         written(tmp_path / "other", self.reduce, tmp_path / "both")
         original = load(tmp_path / "other")
         self.mask(original, None)
-        torch.testing.assert_close(logits(tmp_path / "both"), logits_of(original), rtol=1e-5, atol=1e-5)
+        assert_near(logits(tmp_path / "both"), logits_of(original))
         if method == "ffns":
             written(source, self.reduce, tmp_path / "layers")
             written(tmp_path / "layers", other, tmp_path / "swapped")
@@ -153,7 +153,7 @@ def test_a_layer_that_knows_its_number_keeps_it(tmp_path):
         apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), tmp_path / "out")
     model = load(source)
     with without(model, ["transformer.h.2"]):
-        torch.testing.assert_close(logits(tmp_path / "out"), logits_of(model), rtol=1e-5, atol=1e-5)
+        assert_near(logits(tmp_path / "out"), logits_of(model))
 
 
 def test_scores_of_the_original_follow_their_layers(tmp_path):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
@@ -97,6 +97,11 @@ UNEVEN = {
 """Family -> experts that stay of each layer: own tensors, stacked ones, correction biases, groups, other blocks."""
 
 
+def uneven(checkpoint: Checkpoint, model_type: str) -> dict[str, tuple[int, ...]]:
+    layers = (layer.name for layer in checkpoint.mixtures)
+    return dict(zip(layers, UNEVEN[model_type], strict=True))
+
+
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
 def test_layers_with_numbers_of_their_own(model_type, tmp_path):
     source, output, again = (
@@ -105,7 +110,7 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
         tmp_path / "again",
     )
     with open_model(source) as checkpoint:
-        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN[model_type], strict=True))
+        kept = uneven(checkpoint, model_type)
         applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = stock_class(model_type).from_pretrained(source).eval()
         expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
@@ -128,8 +133,7 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     """In memory and layer by layer; what then has one number for all layers is a stock model again."""
     source, output = save_mixture(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
     with open_model(source) as checkpoint:
-        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["qwen3_moe"], strict=True))
-        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+        apply(checkpoint, cut(checkpoint, kept_experts(uneven(checkpoint, "qwen3_moe"))), output)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("the hen and a hat in the inn\n" * 20)
     found = []
@@ -179,7 +183,7 @@ def test_quantised_layers_with_numbers_of_their_own(tmp_path):
     made = save_mixture(tmp_path / "made", "mixtral")
     quantise(made, source, tmp_path / "plain", "fp8", lambda name: ".experts." in name)
     with open_model(source) as checkpoint:
-        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["mixtral"], strict=True))
+        kept = uneven(checkpoint, "mixtral")
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
         full = load_model(source, device="cpu", dtype="float32")
         expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prunecli.errors import UsageError
 from prunecli.methods.plans import NarrowOptions, plan_widths
@@ -19,6 +18,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     logits,
     logits_of,
     made_of,
@@ -91,9 +91,9 @@ class TestEveryLayout(WidthPruning, InSteps):
             kept = best([unit.worth for unit in ffn.units], width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
         expected = logits_of(original)
-        torch.testing.assert_close(logits(out), expected, rtol=1e-5, atol=1e-5)
+        assert_near(logits(out), expected)
         if case != "nllb-moe":  # never is
-            torch.testing.assert_close(logits_of(stock_model(out, source)), expected, rtol=1e-5, atol=1e-5)
+            assert_near(logits_of(stock_model(out, source)), expected)
 
     def steps(self) -> tuple[Any, Any, Any]:
         return tuple(NarrowOptions(width=width, metric="norms", dense_only=True) for width in (20, 12, 12))
