@@ -21,6 +21,7 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
+from prunecli.modules.loading import load_model
 from prunecli.options import Options
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE
@@ -267,8 +268,6 @@ def assert_same(one: Path, other: Path) -> None:
 
 def load(directory: Path) -> Any:
     """The model in a directory, in float32 on the CPU whatever is stored."""
-    from prunecli.modules.loading import load_model
-
     return load_model(directory, device="cpu", dtype="float32")
 
 

@@ -25,6 +25,7 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
+from tests.contracts.method_contract import load
 from tests.contracts.test_mixtures import logits, masked_logits, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
@@ -133,7 +134,7 @@ def test_the_full_model_with_means(model_type, folder):
         gone = [expert for expert in range(8) if expert not in kept[layer.name]]
         means[name] = {e: (total[e] / tokens[e].clamp(min=1)).float() for e in gone}
     expected = masked_logits(full, model_type, with_constants(full, means))
-    pruned = load_model("out", device="cpu", dtype="float32")
+    pruned = load("out")
     assert isinstance(pruned, stock_class(model_type))
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     same, info = AutoModelForCausalLM.from_pretrained(

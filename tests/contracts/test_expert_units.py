@@ -15,9 +15,9 @@ from prunecli.methods.plans import plan_widths
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
-from prunecli.modules.loading import load_model
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
+from tests.contracts.method_contract import load
 from tests.contracts.test_mixtures import stock_class
 from tests.reference.expert_units import squared_activations
 from tests.stock_mixtures import save_mixture
@@ -59,7 +59,7 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     source = save_mixture(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
-    model = load_model(source, device="cpu", dtype="float32")
+    model = load(source)
     with open_model(source) as checkpoint:
         found = observed(checkpoint, model, ids, mask)
     expected, tokens = squared_activations(model, ids, mask)
@@ -71,7 +71,7 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
 
 def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
     source = save_mixture(tmp_path / "source", "deepseek_v3", **SHARED["deepseek_v3"])
-    model, ids, seen = load_model(source, device="cpu", dtype="float32"), torch.tensor([[5, 9, 12]]), {}
+    model, ids, seen = load(source), torch.tensor([[5, 9, 12]]), {}
     with open_model(source) as checkpoint:
         for axis in expert_axes(checkpoint):
             if axis.module.endswith("shared_experts"):

@@ -14,10 +14,10 @@ from prunecli.commands.measure import collect_gates
 from prunecli.commands.prune import prune_experts
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import done
+from tests.contracts.method_contract import load
 from tests.families import tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
 from tests.quantising import quantise
@@ -115,7 +115,7 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
         full = stock_class(model_type).from_pretrained(source).eval()
         expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
-    pruned = load_model(output, device="cpu", dtype="float32")
+    pruned = load(output)
     assert isinstance(pruned, stock_class(model_type))
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(again)
@@ -175,7 +175,7 @@ def test_a_limit_that_is_none_stays_infinity(tmp_path):
     limit = '"time_step_limit": [0.0, Infinity]'
     assert limit in path.read_text()
     assert limit in (output / "config.json").read_text()
-    assert load_model(output, device="cpu", dtype="float32").config.time_step_limit[1] == float("inf")
+    assert load(output).config.time_step_limit[1] == float("inf")
 
 
 def test_quantised_layers_with_numbers_of_their_own(tmp_path):
@@ -185,10 +185,10 @@ def test_quantised_layers_with_numbers_of_their_own(tmp_path):
     with open_model(source) as checkpoint:
         kept = uneven(checkpoint, "mixtral")
         apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-        full = load_model(source, device="cpu", dtype="float32")
+        full = load(source)
         expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
-    pruned = load_model(output, device="cpu", dtype="float32")
+    pruned = load(output)
     torch.testing.assert_close(logits(pruned, "mixtral"), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(tmp_path / "decoded")
-    again = load_model(tmp_path / "decoded", device="cpu", dtype="float32")
+    again = load(tmp_path / "decoded")
     assert torch.equal(logits(again, "mixtral"), logits(pruned, "mixtral"))

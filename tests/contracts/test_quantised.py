@@ -20,10 +20,10 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import call, done
+from tests.contracts.method_contract import load
 from tests.families import tiny_family
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY
@@ -95,9 +95,7 @@ def test_experts_are_pruned_as_they_are_stored(model_type, scheme, which, sizes,
     assert results[0] == results[1]
     assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
     ids = torch.arange(3, 19)[None]
-    one, other = (
-        load_model(tmp_path / name, device="cpu", dtype="float32") for name in ("stored-out", "plain-out")
-    )
+    one, other = (load(tmp_path / name) for name in ("stored-out", "plain-out"))
     assert torch.equal(one(ids).logits, other(ids).logits)
 
 

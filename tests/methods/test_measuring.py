@@ -18,7 +18,6 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.modules import stock_experts
 from prunecli.modules.devices import choose_devices
-from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import example_losses, task_batches
@@ -29,6 +28,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
+from tests.contracts.method_contract import load
 from tests.families import cutting, tiny_family
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
@@ -60,7 +60,7 @@ def made(case: str, folder: Path) -> Path:
 
 def opened(case: str, folder: Path) -> tuple[Path, Checkpoint, Any]:
     path = made(case, folder / "model")
-    return path, open_model(path), load_model(path, dtype="float32", device="cpu")
+    return path, open_model(path), load(path)
 
 
 def lines(texts: tuple[str, ...] = LINES) -> Dataset:
@@ -138,7 +138,7 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
     monkeypatch.setattr(stock_experts, "shares_out", lambda *_: shared_out)  # to threads, as large ones are
     path, checkpoint, model = opened("qwen3_moe", tmp_path)
     scores = score_units(checkpoint, InMemory(model), lines(), ["unit"])["unit"].means()
-    plain, total, tokens = load_model(path, dtype="float32", device="cpu"), 0.0, 0
+    plain, total, tokens = load(path), 0.0, 0
     plain.set_experts_implementation("eager")
     modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
     for line in LINES:
