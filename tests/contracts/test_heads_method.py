@@ -30,7 +30,7 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 """Of four heads, in layer after layer."""
 
 
-def without_others(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
+def without_others(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None) -> Rewrite:
     return cut(
         source,
         kept_heads(

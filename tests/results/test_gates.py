@@ -55,12 +55,9 @@ def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **cha
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
 
 
-def text_statistics(texts: Sequence[str], **changes: Any) -> GateStatistics:
+def text_statistics(texts: Sequence[str]) -> GateStatistics:
     entries = {text: random_sums(sum(map(ord, text)), 2, 6, TEXT_SUMS) for text in texts}
-    return changed(
-        gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32"),
-        **changes,
-    )
+    return gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32")
 
 
 def same(one: GateSums, other: GateSums) -> bool:

@@ -40,10 +40,10 @@ def written(path: Path, made: Scores) -> Path:
     return path
 
 
-def layers(**changes: Any) -> Scores:
+def layers() -> Scores:
     fields = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
     fields["distances"] = {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]}
-    return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
+    return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **fields)
 
 
 REPORTED = Reported(metric="loss", examples=7, base=0.5, only={AT: 0.25, BT: 1.0}, p_value={AT: 0.5, BT: 1.0})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.options import SCOPES, MemoryFit, default_balance, smallest_ratio, starved
+from prunecli.methods.experts.options import default_balance, smallest_ratio, starved
 from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions, parse_balance
 from prunecli.model.axes import Axis
@@ -187,24 +187,14 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(top_k, group
 
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
-"""Bytes of one expert of the tiny full_model in float32: two linear layers, and its row of the router."""
+"""Bytes of one expert of the tiny model in float32: two linear layers, and its row of the router."""
 
 
-@pytest.fixture(scope="module")
-def full_model(shared_path):
-    return tiny_nllb_moe(shared_path / "full", vocab=64)
-
-
-def fit(
-    full_model: Path, budget: int, strategy: str = "per-layer", dtype: str | None = None, **load: int
-) -> MemoryFit:
-    request = Budget(scope=SCOPES[strategy], balance=Fraction(3), least=2)  # type: ignore[index]
-    with open_model(full_model) as checkpoint:
-        return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
-
-
-def test_the_parts_are_those_counted_by_hand(full_model):
-    found = fit(full_model, 10**9, batch=2, beam=3, length=10)
+def test_the_parts_are_those_counted_by_hand(tmp_path):
+    with open_model(tiny_nllb_moe(tmp_path / "full", vocab=64)) as checkpoint:
+        load = usual_load(checkpoint, batch=2, beam=3, length=10)
+        budget = Budget(balance=Fraction(3), least=2)
+        found = smallest_ratio(checkpoint, 10**9, load, budget, dtype=None)
     weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
     assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
     assert found.expert_bytes == 32 * EXPERT
