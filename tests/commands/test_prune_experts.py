@@ -1,12 +1,11 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune import prune_experts
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import GateStatistics
 from prunecli.tensors.transaction import write_json
@@ -23,10 +22,6 @@ ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for si
 run, done = both(prune_experts)
 
 
-def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
-    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS, seed).to_json()}
-
-
 @pytest.fixture(scope="module")
 def model(shared_path):
     return tiny_nllb_moe(shared_path / "tiny", experts=16)
@@ -36,7 +31,8 @@ def model(shared_path):
 def folder(tmp_path, model):
     """A working directory with the gates.json of `model`."""
     with open_model(model) as checkpoint:
-        write_json(tmp_path / "gates.json", gates(checkpoint))
+        gates = random_gates(checkpoint, PAIRS).to_json()
+        write_json(tmp_path / "gates.json", {"format": GateStatistics.FORMAT, **gates})
     return tmp_path
 
 

@@ -12,10 +12,8 @@ from prunecli.errors import StatisticsError
 from prunecli.methods.experts.metrics import METRICS, aggregate
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import (
-    COUNTS,
     NLLB_200_LAYERS,
     OUTPUTS_FORMAT,
-    SUMS,
     TEXT_SUMS,
     GateStatistics,
     GateSums,
@@ -28,7 +26,7 @@ from prunecli.results.matching import match_gates
 from prunecli.tensors.stream import Output, zeros
 from prunecli.tensors.transaction import write_json
 from prunecli.tensors.writer import header_bytes
-from tests.gates import changed, gate_statistics
+from tests.gates import changed, gate_statistics, random_sums
 from tests.reference import released_statistics
 from tests.results.tables import setting
 from tests.tiny import json_of, tiny_nllb_moe
@@ -37,18 +35,8 @@ from tests.tiny import write_json as write_plain
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
 
-def random_sums(seed: int, layers: int = 4, experts: int = 8, names: Sequence[str] = SUMS) -> GateSums:
-    generator = np.random.default_rng(seed)
-
-    def draw(name: str) -> np.ndarray:
-        shape = (layers,) if name == "tokens" else (layers, experts)
-        return generator.integers(1, 50, shape) if name in COUNTS else generator.random(shape)
-
-    return GateSums(**{name: draw(name) for name in names})
-
-
 def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
-    entries = {pair: random_sums(sum(map(ord, pair))) for pair in pairs}
+    entries = {pair: random_sums(sum(map(ord, pair)), 4, 8) for pair in pairs}
     return changed(gate_statistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
 
 
