@@ -7,8 +7,6 @@ from safetensors.torch import load_file, save_file
 from prunecli.commands.prune import prune_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import GateStatistics
-from prunecli.tensors.transaction import write_json
 from tests.commands.calls import both, names, refused
 from tests.gates import random_gates
 from tests.reference import released_statistics, weights
@@ -31,8 +29,7 @@ def model(shared_path):
 def folder(tmp_path, model):
     """A working directory with the gates.json of `model`."""
     with open_model(model) as checkpoint:
-        gates = random_gates(checkpoint, PAIRS).to_json()
-        write_json(tmp_path / "gates.json", {"format": GateStatistics.FORMAT, **gates})
+        random_gates(checkpoint, PAIRS).write(tmp_path / "gates.json", force=False)
     return tmp_path
 
 
@@ -176,7 +173,7 @@ def write_statistics(path: Path, text_model: Path) -> None:
     with open_model(text_model) as checkpoint:
         made = random_gates(checkpoint, ("code", "chat"))
     made.entries["code"].routed[:, 3] = 2
-    write_json(path, {"format": made.format, **made.to_json()})
+    made.write(path, force=False)
 
 
 def best(text_model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:

@@ -24,13 +24,11 @@ from prunecli.results.gates import (
 )
 from prunecli.results.matching import match_gates
 from prunecli.tensors.stream import Output, zeros
-from prunecli.tensors.transaction import write_json
 from prunecli.tensors.writer import header_bytes
 from tests.gates import changed, gate_statistics, random_sums
 from tests.reference import released_statistics
 from tests.results.tables import setting
-from tests.tiny import json_of, tiny_nllb_moe
-from tests.tiny import write_json as write_plain
+from tests.tiny import json_of, tiny_nllb_moe, write_json
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
@@ -63,7 +61,7 @@ def same(one: GateSums, other: GateSums) -> bool:
 )
 def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path):
     path = tmp_path / "gates.json"
-    write_json(path, {"format": given.format, **given.to_json()})
+    given.write(path, force=False)
     read = read_gates(path)
     assert changed(read, entries={}) == changed(given, entries={})
     assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
@@ -139,7 +137,7 @@ DAMAGES_OF_TEXTS = (
     ],
 )
 def test_damaged_statistics_are_refused(given, spoil, message, tmp_path):
-    payload = {"format": given.format, **given.to_json()}
+    payload = given.to_json()
     spoil(payload)
     path = tmp_path / "gates.json"
     path.write_text(json.dumps(payload))
@@ -201,7 +199,7 @@ def ratios(seed: int, size: int = 8) -> dict[str, list[float]]:
 
 def test_a_published_entry_keeps_its_ratios(tmp_path):
     entry = ratios(1, 1536)
-    read = read_gates(write_plain(tmp_path / "stats.json", {"eng_Latn-fra_Latn": entry}))
+    read = read_gates(write_json(tmp_path / "stats.json", {"eng_Latn-fra_Latn": entry}))
     assert (read.layers, read.num_experts, read.mode) == (NLLB_200_LAYERS, 128, "published")
     assert read.layers[0] == "model.encoder.layers.3.ffn"
     assert read.layers[-1] == "model.decoder.layers.23.ffn"
@@ -217,7 +215,7 @@ def test_a_published_entry_keeps_its_ratios(tmp_path):
 
 def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path):
     content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
-    read = read_gates(write_plain(tmp_path / "stats.json", content), NAMES, 4)
+    read = read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
     values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
     np.testing.assert_allclose(values, [content["a-X"]["top1"][:4], content["X-b"]["top1"][4:]])
     everything = METRICS["top1"](aggregate(read, "global"))
@@ -244,7 +242,7 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity,
     content = {pair: ratios(seed) for seed, pair in enumerate(PAIRS)}
     content["b-a"]["top1"][:2] = [0.0, 0.0]  # experts that a pair never ranks first
     content["b-a"]["conf1"][:2] = [0.0, 0.0]
-    read = read_gates(write_plain(tmp_path / "stats.json", content), NAMES, 4)
+    read = read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
     values = METRICS["importance"](aggregate(read, granularity, *chosen))
     for row, names in enumerate(pairs):
         wanted = released_statistics.importance([content[pair] for pair in names])
@@ -266,4 +264,4 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity,
 )
 def test_damaged_files_are_refused(content, message, tmp_path):
     with pytest.raises(StatisticsError, match=message):
-        read_gates(write_plain(tmp_path / "stats.json", content), NAMES, 4)
+        read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
