@@ -26,6 +26,7 @@ from tests.reference import ranking
 from tests.scores import scores_by_hand, scores_of_all
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
+from tests.tiny import write_json
 
 JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
@@ -193,7 +194,7 @@ def test_hostile_files_are_refused_in_a_line(changes, models, tmp_path):
         key: value[:depth] if isinstance(value, list) and depth < 3 else value
         for key, value in changes.items()
     }
-    (tmp_path / "out" / FILE).write_text(json.dumps(hostile(decision, **changes)))
+    write_json(tmp_path / "out" / FILE, hostile(decision, **changes))
     with pytest.raises(CheckpointError) as caught:
         Explained.open(tmp_path / "out")
     assert len(str(caught.value).splitlines()) == 2

@@ -1,4 +1,3 @@
-import json
 import struct
 from collections.abc import Sequence
 from functools import partial
@@ -139,8 +138,7 @@ DAMAGES_OF_TEXTS = (
 def test_damaged_statistics_are_refused(given, spoil, message, tmp_path):
     payload = given.to_json()
     spoil(payload)
-    path = tmp_path / "gates.json"
-    path.write_text(json.dumps(payload))
+    path = write_json(tmp_path / "gates.json", payload)
     with pytest.raises(StatisticsError, match=message):
         read_gates(path)
 
