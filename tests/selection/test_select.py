@@ -30,7 +30,7 @@ models = st.dictionaries(
 def kept(model: Mapping[str, Sequence[float]], **budget: Any) -> dict[str, tuple[int, ...]]:
     values = {name: np.array(own, np.float64) for name, own in model.items()}
     axes = [Axis(name, "head", tuple(range(len(own))), len(own)) for name, own in model.items()]
-    return select(axes, values, Budget(**{"scope": "model", **budget}))
+    return select(axes, values, Budget(**{"scope": "model", **budget}))[0]
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
@@ -230,7 +230,7 @@ whole_values = st.lists(
 def test_threshold_solves_equation_5_with_the_exact_count(values, data, minimum):
     layers, metric = metric_of(values)
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
-    kept = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
+    kept, _ = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
     assert sum(map(len, kept.values())) == count
     below, above = expert_selection.global_threshold(values, count, minimum)
     for layer, row, least, most in zip(layers, values, below, above, strict=True):
@@ -287,7 +287,7 @@ def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     together = [own.sum(axis=0).tolist() for own in ranked]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
     sizes = {"least": 1, "multiple": groups, "groups": groups}
-    kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
+    kept, _ = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
     counts = [len(kept[layer.name]) // groups for layer in layers]
     below, above = expert_selection.global_threshold(together, keep, 1)
     assert sum(counts) == keep
@@ -305,7 +305,8 @@ def test_ties_are_broken_the_same_way_for_every_count():
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
     selections = [
-        select(layers, values, keeping(layers, count, "global-threshold", least=1)) for count in range(6, 37)
+        select(layers, values, keeping(layers, count, "global-threshold", least=1))[0]
+        for count in range(6, 37)
     ]
     chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
