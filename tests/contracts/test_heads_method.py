@@ -30,7 +30,7 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 """Of four heads, in layer after layer."""
 
 
-def without_others(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None) -> Rewrite:
+def keeping_heads(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
     return cut(
         source,
         kept_heads(
@@ -50,7 +50,7 @@ class HeadPruning(Method):
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(self.kept), strict=False)}
-        made = without_others(source, kept, self.cast)
+        made = keeping_heads(source, kept, self.cast)
         assert (() in self.kept) == ("auto_map" in made.config)  # not a stock model
         return made
 
@@ -88,7 +88,7 @@ class TestEveryLayout(HeadPruning, InSteps):
         """Places in the file are not ids of the original: only those of the first step are."""
 
         def only(ids: set[int]) -> Any:
-            return lambda opened: without_others(
+            return lambda opened: keeping_heads(
                 opened,
                 {
                     layer.name: tuple(head for head in layer.heads if head in ids)
@@ -109,7 +109,7 @@ class TestKinds(HeadPruning):
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
-            written(source, lambda opened: without_others(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
+            written(source, lambda opened: keeping_heads(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
             zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)
