@@ -121,10 +121,8 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme,
         with open_model(path) as checkpoint:
             found.append(aimer_values(checkpoint, checkpoint.mixtures))
             assert 0 < aimer_bytes(checkpoint, ExpertOptions(metric="aimer")) <= checkpoint.total_bytes
-    assert found[0].keys() == found[1].keys()
-    for name, values in found[0].items():
-        assert values.all()
-        np.testing.assert_allclose(values, found[1][name], rtol=1e-12)
+    assert all(values.all() for values in found[0].values())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "gptq, ordered", "nvfp4 of modelopt"])
