@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from prunecli.errors import StatisticsError
 from prunecli.methods.experts.metrics import METRICS, aggregate
@@ -15,7 +16,6 @@ from prunecli.results.gates import (
     OUTPUTS_FORMAT,
     TEXT_SUMS,
     GateStatistics,
-    GateSums,
     merge,
     read_gates,
     read_outputs,
@@ -45,12 +45,6 @@ def text_statistics(texts: Sequence[str]) -> GateStatistics:
     return gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32")
 
 
-def same(one: GateSums, other: GateSums) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in one
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "entry", "counts"),
     [
@@ -63,7 +57,7 @@ def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path
     given.write(path, force=False)
     read = read_gates(path)
     assert changed(read, entries={}) == changed(given, entries={})
-    assert all(same(read.entries[name], given.entries[name]) for name in given.entries)
+    torch.testing.assert_close(read.entries, given.entries, rtol=0, atol=0)
     assert getattr(read.entries[entry], counts).dtype == np.int64
     payload = json_of(path)
     assert payload["format"] == given.format
