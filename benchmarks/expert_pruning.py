@@ -127,7 +127,7 @@ def select(
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)
     budget = Budget(ratio, scope=SCOPES[options.strategy], balance=balance, least=2)
-    return selection.select(axes, values, budget)
+    return selection.select(axes, values, budget)[0]
 
 
 def mask(modules: Mapping[str, Any], kept: Kept) -> None:

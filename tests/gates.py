@@ -18,7 +18,6 @@ def gate_statistics(
     num_experts: int,
     top_k: int,
     entries: Mapping[str, GateSums],
-    lacks: Collection[str] = (),
     **more: Any,
 ) -> GateStatistics:
     """The statistics of a run."""
@@ -30,29 +29,29 @@ def gate_statistics(
         num_experts=num_experts,
         top_k=top_k,
         entries=dict(entries),
-        lacks=frozenset(lacks),
         **more,
     )
 
 
-def random_gates(checkpoint: Checkpoint, entries: Sequence[str], seed: int = 0) -> GateStatistics:
-    """Random statistics of the layers that a forward pass of the checkpoint runs; counts are 200 or more."""
+def random_sums(seed: Any, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
+    """Counts are 200 or more."""
+    draw, made = np.random.default_rng(seed), GateSums.zeros(layers, experts, names)
+    for name, own in made.items():
+        made[name] = draw.integers(200, 999, own.shape) if name in COUNTS else draw.random(own.shape)
+    return made
+
+
+def random_gates(checkpoint: Checkpoint, entries: Sequence[str]) -> GateStatistics:
+    """Random statistics of the layers that a forward pass of the checkpoint runs."""
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
-    shape = len(layers), layers[0].original_experts
+    experts, names = layers[0].original_experts, [layer.name for layer in layers]
     mode = "forced" if checkpoint.model_type == "nllb-moe" else "text"
-
-    def drawn(number: int) -> GateSums:
-        draw = np.random.default_rng((seed, number))
-        made = {}
-        for name in SUMS if mode == "forced" else TEXT_SUMS:
-            own = shape[:1] if name == "tokens" else shape
-            made[name] = draw.integers(200, 999, own) if name in COUNTS else draw.random(own)
-        return GateSums(made)
-
-    sums = {entry: drawn(number) for number, entry in enumerate(entries)}
-    names = [layer.name for layer in layers]
+    held = SUMS if mode == "forced" else TEXT_SUMS
+    sums = {
+        entry: random_sums((0, number), len(layers), experts, held) for number, entry in enumerate(entries)
+    }
     found = checkpoint.fingerprint, checkpoint.model_type
-    return gate_statistics(*found, mode, names, shape[1], layers[0].top_k, sums)
+    return gate_statistics(*found, mode, names, experts, layers[0].top_k, sums)
 
 
 def choose_among(module: Any, experts: Collection[int]) -> None:

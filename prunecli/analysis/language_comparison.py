@@ -128,7 +128,7 @@ def _select(
         released=statistics.mode == "published",
     )
     values = (metric_values(metric, statistics.entries[pair], statistics) for pair in pairs)
-    return [select(statistics.axes, own, budget) for own in values]
+    return [select(statistics.axes, own, budget)[0] for own in values]
 
 
 def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> Bools:
@@ -199,7 +199,7 @@ def compare_by_text(statistics: GateStatistics, options: LanguageOptions, files:
     kept = []
     for text in texts:
         try:
-            kept.append(select(axes, values[text], budget))
+            kept.append(select(axes, values[text], budget)[0])
         except StatisticsError as error:
             raise StatisticsError(
                 f"{text}: {error.message}", "Collect more of this text, or leave it out."

@@ -71,7 +71,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
     """The JSON that `--json` prints."""
     from prunecli.results.rewriting import AttentionSharing, FfnSharing, SharedGroup
 
-    parameters, is_ffn = _parameters(shown, plan), plan.part == "FFN"
+    parameters, is_ffn = _parameters(shown, plan), plan.options.part == "FFN"
     layers: Mapping[str, Any] = plan.layers
     groups = []
     for group in plan.groups:
@@ -89,7 +89,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
             )
         )
     kind, more = (FfnSharing, {"sparse": plan.sparse}) if is_ffn else (AttentionSharing, {})
-    return shown.document(kind, plan.seed, groups=groups, removed=plan.removed, **more)
+    return shown.document(kind, plan.options.seed, groups=groups, removed=plan.removed, **more)
 
 
 def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
@@ -103,7 +103,7 @@ def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
         runs = groupby((plan.layers[name] for name in parts), key=attrgetter("kind"))
         return ", ".join(f"{kind} {ranges([layer.layer for layer in run])}" for kind, run in runs)
 
-    title, size = ("Feed-forward networks", "width") if plan.part == "FFN" else ("Attention", "heads")
+    title, size = ("Feed-forward networks", "width") if plan.options.part == "FFN" else ("Attention", "heads")
     rows, alone = [], []
 
     def add(parts: Iterable[str], what: str, units: int | None, total: int | None) -> None:
@@ -111,7 +111,7 @@ def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
             size: None if units is None else f"{units:,}",
             "parameters": None if total is None else f"{total:,}",
         }
-        rows.append({"layers": names(parts), plan.part: what, **cells})
+        rows.append({"layers": names(parts), plan.options.part: what, **cells})
 
     for group in plan.groups:
         if group.is_merged or len(group.members) > 1:

@@ -18,7 +18,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.matching import scores_for
 from prunecli.results.unit_scores import Array, Scores
 from prunecli.selection.cut import Selection, decision_of, num_removed, read_kept, selection_of
-from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select_with_thresholds
+from prunecli.selection.select import HOLDERS, Budget, Values, best, held_in, select
 from prunecli.tensors.stream import Copy, Expression, values
 from prunecli.text.choice import Dataset, TaskName, TextChoice
 from prunecli.text.plain import MIXED
@@ -232,7 +232,7 @@ def plan(
     """
     chosen, values = chosen or axes, ranking.values
     shares = {name: own / (np.linalg.norm(own) or 1) for name, own in values.items()} if by_share else values
-    kept, thetas = select_with_thresholds(chosen, shares, budget)
+    kept, thetas = select(chosen, shares, budget)
     alone = {
         text: {
             axis.name: best(axis, own[axis.name], len(kept[axis.name]), budget.groups)

@@ -203,23 +203,14 @@ def held_in(axes: Iterable[Axis]) -> int:
     return sum(axis.count for axis in axes)
 
 
-def select(axes: Sequence[Axis], values: Values, budget: Budget) -> Kept:
-    """Name of each axis -> ids of the units that stay, in the order of `Axis.ids`.
+def select(axes: Sequence[Axis], values: Values, budget: Budget) -> tuple[Kept, dict[str, float]]:
+    """Name of each axis -> ids of the units that stay, in the order of `Axis.ids`; and thresholds, if there are any.
+
+    These are theta of eq. 5 under "model" or of each side.
 
     Raises:
         UsageError: a budget that these axes cannot meet.
         StatisticsError: with a balance, an axis whose values do not add up to a positive number.
-    """
-    return select_with_thresholds(axes, values, budget)[0]
-
-
-def select_with_thresholds(
-    axes: Sequence[Axis], values: Values, budget: Budget
-) -> tuple[Kept, dict[str, float]]:
-    """The selection of `select`; and theta of eq. 5 under "model" or of each side, if the budget has thresholds.
-
-    Raises:
-        UsageError, StatisticsError: as `select`.
     """
     thetas = {}
     if budget.balance is None:

@@ -1,15 +1,12 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune import prune_experts
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from prunecli.results.gates import GateStatistics
-from prunecli.tensors.transaction import write_json
 from tests.commands.calls import both, names, refusals, refused
 from tests.gates import random_gates
 from tests.reference import released_statistics, weights
@@ -23,10 +20,6 @@ ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for si
 run, done = both(prune_experts)
 
 
-def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
-    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS, seed).to_json()}
-
-
 @pytest.fixture(scope="module")
 def model(shared_path):
     return tiny_nllb_moe(shared_path / "tiny", experts=16)
@@ -35,7 +28,7 @@ def model(shared_path):
 @pytest.fixture
 def folder(tmp_path, model):
     """A working directory with the gates.json of `model`."""
-    write_json(tmp_path / "gates.json", gates(open_model(model)))
+    random_gates(open_model(model), PAIRS).write(tmp_path / "gates.json", force=False)
     return tmp_path
 
 
@@ -170,7 +163,7 @@ def write_statistics(path: Path, text_model: Path) -> None:
     """Random statistics; of `code` expert 3 saw 2 tokens, the others 200 or more."""
     made = random_gates(open_model(text_model), ("code", "chat"))
     made.entries["code"].routed[:, 3] = 2
-    write_json(path, {"format": made.format, **made.to_json()})
+    made.write(path, force=False)
 
 
 def best(text_model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:

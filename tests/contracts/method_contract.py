@@ -14,17 +14,35 @@ import torch
 import transformers
 
 from prunecli.errors import PruneError
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
+from prunecli.methods.plans import plan_heads, plan_layers, plan_widths
+from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
+from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
+from prunecli.modules.loading import load_model
+from prunecli.options import Options
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE
+from prunecli.selection.cut import cut
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
 from tests.families.records import CASES, DISTINCT
 from tests.tiny import config_of
 
-Decide = Callable[[Checkpoint], Rewrite]
+Decide = Callable[[Checkpoint], Rewrite] | Options
+"""A decision, or the options of a command, which decides by them."""
+COMMANDS: Mapping[type, tuple[Callable[..., Any], Callable[..., Rewrite]]] = {
+    ExpertOptions: (plan_experts, cut),
+    HeadOptions: (plan_heads, cut),
+    NarrowOptions: (plan_widths, cut),
+    LayerOptions: (plan_layers, cut),
+    FfnOptions: (plan_ffn, rewrite_shared),
+    AttentionOptions: (plan_attention, rewrite_shared),
+}
+"""Kind of options -> what chooses by them, and what makes a rewrite of the choice."""
 
 
 class Method:
@@ -34,8 +52,14 @@ class Method:
         cases: the tiny checkpoints that the contract is tested with; by default one of each layout of tensors.
         cast: safetensors type that both decisions write, None: as stored. The original is then the rounded one.
         keeps_order: whether the tensors lie in the order of the source.
+        keep_everything: the decision that removes nothing.
+        reduce: a decision that removes a part, chosen without order or evenness.
+        impossible: a decision with a budget that cannot be met.
     """
 
+    keep_everything: Decide
+    reduce: Decide
+    impossible: Decide
     cases: Collection[str] = DISTINCT
     cast: str | None = None
     keeps_order: bool = True
@@ -54,18 +78,6 @@ class Method:
     def make_source(self) -> Path:
         """Write a tiny checkpoint that the method can reduce to `path`."""
         return tiny_family(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        """The decision that removes nothing."""
-        raise AssertionError("a contract answers this")
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        """A decision that removes a part, chosen without order or evenness."""
-        raise AssertionError("a contract answers this")
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        """Decide with a budget that cannot be met: raises PruneError."""
-        raise AssertionError("a contract answers this")
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Switch off in the original model what `rewrite` removes, or put there what it stands for."""
@@ -98,7 +110,7 @@ class MethodContract(Method):
         original = self.original(source)
         whole = logits_of(original)
         with open_model(source) as opened:
-            rewrite = self.reduce(opened)
+            rewrite = made_of(opened, self.reduce)
             apply(opened, rewrite, tmp_path / "out")
             masked = self.masked_logits(original, rewrite)
         matters = whole.shape != masked.shape or not torch.allclose(whole, masked)
@@ -106,7 +118,7 @@ class MethodContract(Method):
         shutil.rmtree(source)
         (tmp_path / "elsewhere").mkdir()
         moved = (tmp_path / "out").rename(tmp_path / "elsewhere" / "moved")
-        torch.testing.assert_close(logits(moved), masked, rtol=1e-5, atol=1e-5)
+        assert_near(logits(moved), masked)
 
 
 class CachedGeneration(Method):
@@ -119,10 +131,10 @@ class CachedGeneration(Method):
         original, reduced = self.original(source), load(tmp_path / "out")
         whole = generated(original)
         with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
+            self.mask(original, made_of(opened, self.reduce))
         masked = generated(original)
         assert not torch.allclose(whole, masked)
-        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+        assert_near(generated(reduced), masked)
 
 
 class InSteps(Method):
@@ -148,8 +160,14 @@ class WrittenFiles(Method):
 
     cases = ("nllb-moe", "t5", "phi3")
 
+    @property
+    def whole(self) -> Decide:
+        """`keep_everything`, cast."""
+        every = self.keep_everything
+        return every if self.cast is None else every.updated(dtype=self.cast)
+
     def test_keeping_everything_is_bit_identical(self, source: Path, tmp_path: Path) -> None:
-        written(source, self.keep_everything, tmp_path / "out")
+        written(source, self.whole, tmp_path / "out")
         with open_model(source) as before, open_model(tmp_path / "out") as after:
             order = list if self.keeps_order else set
             assert order(before.tensors) == order(after.tensors)
@@ -165,7 +183,7 @@ class WrittenFiles(Method):
     def test_a_result_can_be_rewritten_whole(self, source: Path, tmp_path: Path) -> None:
         """Removed units stay removed, and are still recorded."""
         written(source, self.reduce, tmp_path / "once")
-        written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
+        written(tmp_path / "once", self.whole, tmp_path / "twice")
         assert_same(tmp_path / "once", tmp_path / "twice")
 
     def test_two_runs_write_exactly_these_files_and_leave_the_input(
@@ -186,7 +204,11 @@ class WrittenFiles(Method):
             assert weights == {f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)}
             weights.add("model.safetensors.index.json")
         with open_model(source) as opened:
-            own = {"config.json", "README.md", *([FILE] if self.reduce(opened).decision is not None else [])}
+            own = {
+                "config.json",
+                "README.md",
+                *([FILE] if made_of(opened, self.reduce).decision is not None else []),
+            }
         if "auto_map" in config_of(out):  # no stock model
             own.add("modeling_prunecli.py")
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -202,9 +224,16 @@ class WrittenFiles(Method):
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def made_of(source: Checkpoint, decide: Decide) -> Rewrite:
+    if callable(decide):
+        return decide(source)
+    plan, rewrite = COMMANDS[type(decide)]
+    return rewrite(source, plan(source, decide))
+
+
 def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
     with open_model(source) as opened:
-        apply(opened, decide(opened), output, **options)
+        apply(opened, made_of(opened, decide), output, **options)
     return output
 
 
@@ -224,6 +253,10 @@ def digests(directory: Path) -> dict[str, str]:
     }
 
 
+assert_near = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+"""Two tensors differ by rounding."""
+
+
 def assert_same(one: Path, other: Path) -> None:
     """Two results differ in their histories alone, and in what is told of these."""
     first, second = (digests(path).items() for path in (one, other))
@@ -235,8 +268,6 @@ def assert_same(one: Path, other: Path) -> None:
 
 def load(directory: Path) -> Any:
     """The model in a directory, in float32 on the CPU whatever is stored."""
-    from prunecli.modules.loading import load_model
-
     return load_model(directory, device="cpu", dtype="float32")
 
 

@@ -1,11 +1,9 @@
-from functools import partial
 from typing import Any
 
 import torch
 
-from prunecli.methods.plans import LayerOptions, plan_layers
+from prunecli.methods.options import LayerOptions
 from prunecli.methods.sharing.options import AttentionOptions
-from prunecli.methods.sharing.plan import plan_attention, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import cut
@@ -15,21 +13,19 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     assert_same,
     generated,
     load,
     logits,
     logits_of,
+    made_of,
     written,
 )
 from tests.families.records import BRANCHES, CASES
 from tests.ffn_layouts import weights, write_copy
 from tests.reference import attention as reference
 from tests.selections import kept_heads
-
-
-def made_of(source: Checkpoint, options: AttentionOptions) -> Rewrite:
-    return rewrite_shared(source, plan_attention(source, options))
 
 
 def options_of(case: str) -> AttentionOptions:
@@ -57,21 +53,17 @@ def windows(model: Any, layers: list[str]) -> list[list[str]]:
 class AttentionSharing(Method):
     """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
 
+    keep_everything = AttentionOptions(decoder="keep")
+    impossible = AttentionOptions(groups=(7,))
+
     @property
     def names(self) -> tuple[reference.AttentionNames, ...]:
         return reference.names_of(CASES[self.case].layout_of or self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, AttentionOptions(decoder="keep"))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(source, options_of(self.case))
         assert "auto_map" in made.config  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        side = "decoder" if CASES[self.case].task == "lm" else "encoder"
-        return made_of(source, AttentionOptions(**{side: "share"}, groups=(7,)))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         held = weights(self.path)
@@ -128,16 +120,16 @@ class TestEveryLayout(AttentionSharing):
         task = CASES[self.case].task
         if task != "translation":
             kinds = {"decoder" if task == "lm" else "encoder": "drop"}
-        out = written(source, lambda opened: made_of(opened, AttentionOptions(**kinds)), tmp_path / "out")
+        out = written(source, AttentionOptions(**kinds), tmp_path / "out")
         original, stacks = self.original(source), sides(reference.layers_of(weights(source)))
         for stack in stacks:
             self.drop(original, stack, self.names[0])
         if len(stacks) == 2:
             self.drop(original, stacks[1], self.names[1])
         reduced = load(out)
-        torch.testing.assert_close(logits_of(reduced), logits_of(original), rtol=1e-5, atol=1e-5)
+        assert_near(logits_of(reduced), logits_of(original))
         if reduced.can_generate():
-            torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+            assert_near(generated(reduced), generated(original))
 
 
 class TestComposition(AttentionSharing, InSteps):
@@ -150,33 +142,29 @@ class TestComposition(AttentionSharing, InSteps):
         """Heads, equal for all attentions that share."""
         return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
-    def share(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, AttentionOptions(**self.one_kind()))
-
     def test_heads_before_and_after_are_the_same(self, source, tmp_path):
-        one = written(written(source, self.share, tmp_path / "a"), self.heads, tmp_path / "ab")
-        two = written(written(source, self.heads, tmp_path / "b"), self.share, tmp_path / "ba")
+        share = AttentionOptions(**self.one_kind())
+        one = written(written(source, share, tmp_path / "a"), self.heads, tmp_path / "ab")
+        two = written(written(source, self.heads, tmp_path / "b"), share, tmp_path / "ba")
         assert_same(one, two)
 
     def steps(self) -> tuple[Any, Any, Any]:
         """Shared in groups, then dropped."""
         grouped = AttentionOptions(**self.one_kind(), groups=(3,), init="last")
         dropped = AttentionOptions(**dict.fromkeys(self.one_kind(), "drop"))
-        first, last = partial(made_of, options=grouped), partial(made_of, options=dropped)
-        return first, last, last
+        return grouped, dropped, dropped
 
     def test_the_owners_layer_may_go(self, source, tmp_path):
         """The result equals the merged weights in every layer, of which one goes."""
         side = next(iter(self.one_kind()))
 
-        def shorter(opened: Checkpoint) -> Rewrite:
-            return cut(opened, plan_layers(opened, LayerOptions(remove=f"{side}:0")))
-
-        short = written(written(source, self.share, tmp_path / "shared"), shorter, tmp_path / "short")
+        shorter = LayerOptions(remove=f"{side}:0")
+        shared = written(source, AttentionOptions(**self.one_kind()), tmp_path / "shared")
+        short = written(shared, shorter, tmp_path / "short")
         with open_model(short) as opened:
             attentions = [layer for layer in opened.layout.attentions if layer.kind == side]
             assert [layer.is_shared for layer in attentions] == [False, True]
         held = weights(source)
         held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
         copies = written(write_copy(source, tmp_path / "copies", held), shorter, tmp_path / "short-copies")
-        torch.testing.assert_close(logits(short), logits(copies), rtol=1e-5, atol=1e-5)
+        assert_near(logits(short), logits(copies))

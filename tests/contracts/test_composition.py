@@ -8,22 +8,10 @@ import pytest
 import torch
 import transformers
 
-from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.options import ExpertOptions
-from prunecli.methods.plans import (
-    HeadOptions,
-    LayerOptions,
-    NarrowOptions,
-    plan_heads,
-    plan_layers,
-    plan_widths,
-)
+from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
-from prunecli.model.rewrite import Rewrite
-from prunecli.selection.cut import cut
 from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
 from tests.factorised import cached, factorised
@@ -69,31 +57,7 @@ def side_of(case: str) -> str:
     return "decoder" if CASES[case].task == "lm" else "encoder"
 
 
-def experts(source: Checkpoint) -> Rewrite:
-    plan = plan_experts(source, ExpertOptions(metric="random", ratio=0.4))
-    return cut(source, plan)
-
-
-def heads(source: Checkpoint) -> Rewrite:
-    return cut(source, plan_heads(source, HeadOptions(metric="random", ratio=0.3)))
-
-
-def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
-    chosen = {side: treatment}
-    return rewrite_shared(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
-
-
-def widths(source: Checkpoint) -> Rewrite:
-    return cut(source, plan_widths(source, NarrowOptions(ratio=0.3, metric="norms", dense_only=True)))
-
-
-def without_layer(source: Checkpoint, layer: str) -> Rewrite:
-    return cut(source, plan_layers(source, LayerOptions(remove=layer)))
-
-
-def attention(source: Checkpoint, side: str) -> Rewrite:
-    chosen = {side: "share"}
-    return rewrite_shared(source, plan_attention(source, AttentionOptions(**chosen)))
+EXPERTS, HEADS = ExpertOptions(metric="random", ratio=0.4), HeadOptions(metric="random", ratio=0.3)
 
 
 def finetuned(case: str, source: Path, output: Path) -> Path:
@@ -107,13 +71,18 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
 def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
     """Step -> what makes a checkpoint of another; each a fixed choice."""
     side = side_of(case)
+    chosen = {
+        "experts": EXPERTS,
+        "heads": HEADS,
+        "ffns": FfnOptions(**{side: "share"}, dense_only=True),
+        "widths": NarrowOptions(ratio=0.3, metric="norms", dense_only=True),
+        "layers": LayerOptions(remove=f"{side}:1"),
+        "attention": AttentionOptions(**{side: "share"}),
+    }
     return {
-        "experts": lambda source, output: written(source, experts, output),
-        "heads": lambda source, output: written(source, heads, output),
-        "ffns": lambda source, output: written(source, lambda at: ffns(at, side, "share"), output),
-        "widths": lambda source, output: written(source, widths, output),
-        "layers": lambda source, output: written(source, lambda at: without_layer(at, f"{side}:1"), output),
-        "attention": lambda source, output: written(source, lambda at: attention(at, side), output),
+        **{
+            step: lambda source, output, own=own: written(source, own, output) for step, own in chosen.items()
+        },
         "embeddings": lambda source, output: factorised(source, output),
         "cache": cached,
         "vocabulary": lambda source, output: trimmed(source, output, LINES),
@@ -161,12 +130,12 @@ def again(case: str, path: Path, folder: Path) -> Path:
     is_unit = change is not None and not change.cached
     chain = [
         lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
-        lambda at, to: written(at, heads, to),
-        lambda at, to: written(at, lambda opened: ffns(opened, side_of(case), "drop"), to),
+        lambda at, to: written(at, HEADS, to),
+        lambda at, to: written(at, FfnOptions(**{side_of(case): "drop"}, dense_only=True), to),
         lambda at, to: trimmed(at, to, LINES[:1]),
     ]
     if case == "nllb-moe":
-        chain.append(lambda at, to: written(at, experts, to))
+        chain.append(lambda at, to: written(at, EXPERTS, to))
     folder.mkdir()
     for number, step in enumerate(chain):
         path = step(path, folder / str(number))

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from prunecli.commands.evaluate import evaluate
@@ -24,6 +25,7 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
+from tests.contracts.method_contract import load
 from tests.contracts.test_mixtures import logits, masked_logits, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
@@ -74,9 +76,7 @@ def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> li
                 calls = expert_calls(model, modules, input_ids=ids[:, start : start + 8])
                 for number, (name, (hidden, experts, _)) in enumerate(calls.items()):
                     outputs = every_output(modules[name], hidden)
-                    chosen = (
-                        torch.nn.functional.one_hot(experts, len(outputs)).sum(dim=1).T
-                    )  # [experts, tokens]
+                    chosen = functional.one_hot(experts, len(outputs)).sum(dim=1).T  # [experts, tokens]
                     if number == len(found):
                         found.append((torch.zeros(len(outputs), outputs.shape[2]).double(), torch.zeros(8)))
                     found[number][0].add_(torch.einsum("et,eth->eh", chosen.double(), outputs.double()))
@@ -87,7 +87,6 @@ def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> li
 @contextmanager
 def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) -> Iterator[None]:
     """The stock model, every output of these experts replaced before the router's weight: module's name -> those."""
-    handles = []
 
     def replaced(
         own: Mapping[int, Tensor], module: Any, given: tuple[Tensor, Tensor, Tensor], _: Tensor
@@ -102,13 +101,10 @@ def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) ->
         return (outputs.transpose(0, 1)[rows, experts] * weights[..., None]).sum(dim=1)
 
     model.set_experts_implementation("eager")
-    for name, module in expert_modules(model).items():
-        handles.append(module.register_forward_hook(partial(replaced, constants[name])))
-    try:
+    with ExitStack() as hooks:
+        for name, module in expert_modules(model).items():
+            hooks.enter_context(module.register_forward_hook(partial(replaced, constants[name])))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -138,7 +134,7 @@ def test_the_full_model_with_means(model_type, folder):
         gone = [expert for expert in range(8) if expert not in kept[layer.name]]
         means[name] = {e: (total[e] / tokens[e].clamp(min=1)).float() for e in gone}
     expected = masked_logits(full, model_type, with_constants(full, means))
-    pruned = load_model("out", device="cpu", dtype="float32")
+    pruned = load("out")
     assert isinstance(pruned, stock_class(model_type))
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     same, info = AutoModelForCausalLM.from_pretrained(
@@ -227,10 +223,8 @@ def test_layer_by_layer_to_the_last_bit(folder):
     measured(folder, "deepseek_v3")
     done(collect_gates, "full", *MEASURED, "--memory", "4GiB", "-o", "layers.json")
     one, other = (read_outputs(folder / f"{name}.outputs.safetensors")[1] for name in ("gates", "layers"))
-    assert one.keys() == other.keys()
-    for key, values in one.items():
-        assert values.any()
-        assert (values == other[key]).all()
+    assert all(values.any() for values in one.values())
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_experts_that_hand_out_no_outputs(folder):

@@ -9,25 +9,15 @@ from pydantic import TypeAdapter
 from prunecli.analysis.explanation import Explained, parse_question
 from prunecli.commands.command import COMMANDS, parameters
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts.plan import plan_experts
-from prunecli.methods.options import ExpertOptions
-from prunecli.methods.plans import (
-    HeadOptions,
-    LayerOptions,
-    NarrowOptions,
-    plan_heads,
-    plan_layers,
-    plan_widths,
-)
+from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.decision import Decision
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, Written, read_decisions
 from prunecli.results.unit_scores import Scores
-from prunecli.selection.cut import cut
+from tests.contracts.method_contract import made_of
 from tests.contracts.test_vocabulary_method import to_lines
 from tests.families import tiny_family
 from tests.families.records import CASES
@@ -36,6 +26,7 @@ from tests.reference import ranking
 from tests.scores import scores_by_hand, scores_of_all
 from tests.stock_mixtures import tiny_mixture
 from tests.structures import kept_ids
+from tests.tiny import write_json
 
 JSON = TypeAdapter(Written)
 PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
@@ -66,51 +57,33 @@ def measured(source: Checkpoint) -> Scores:
 def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
     def decide(source: Checkpoint) -> Rewrite:
         least = None if strategy == "per-layer" else 2
-        options = ExpertOptions(
-            gates=random_gates(source, ("code", "chat")), ratio=0.4, least=least, strategy=strategy
-        )  # type: ignore[arg-type]
-        return cut(source, plan_experts(source, options))
+        gates = random_gates(source, ("code", "chat"))
+        return made_of(source, ExpertOptions(gates=gates, ratio=0.4, least=least, strategy=strategy))  # type: ignore[arg-type]
 
     return decide
 
 
-def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(
-        source, plan_heads(source, options.model_copy(update=dict(scores=heads(source))))
-    )
-
-
-def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(
-        source, plan_layers(source, options.model_copy(update=dict(scores=measured(source))))
-    )
-
-
-def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:
-    return lambda source: cut(source, plan_widths(source, options))
+def scored(options: HeadOptions | LayerOptions) -> Callable[[Checkpoint], Rewrite]:
+    """By random scores."""
+    score = heads if isinstance(options, HeadOptions) else measured
+    return lambda source: made_of(source, options.model_copy(update=dict(scores=score(source))))
 
 
 CHOICES = {
     "experts-per-layer": ("qwen3_moe", "expert", by_experts("per-layer")),
     "experts-of-groups": ("deepseek_v3", "expert", by_experts("per-layer")),
     "experts-threshold": ("mixtral", "expert", by_experts("global-threshold")),
-    "heads": ("bart", "head", by_heads(HeadOptions(ratio=0.5, least=1))),
+    "heads": ("bart", "head", scored(HeadOptions(ratio=0.5, least=1))),
     "heads-of-a-kind": (
         "bart",
         "head",
-        by_heads(HeadOptions(count=2, attention=("cross",), normalize="none")),
+        scored(HeadOptions(count=2, attention=("cross",), normalize="none")),
     ),
-    "layers": ("bart", "layer", by_layers(LayerOptions(count=2))),
-    "layers-of-a-run": ("llama", "layer", by_layers(LayerOptions(count=2, contiguous=True))),
-    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, metric="norms"))),
-    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, metric="norms", uniform=False))),
-    "shared": (
-        "llama",
-        "unit",
-        lambda source: rewrite_shared(
-            source, plan_ffn(source, FfnOptions(preset="Shared", width=5, keep_units="norms"))
-        ),
-    ),
+    "layers": ("bart", "layer", scored(LayerOptions(count=2))),
+    "layers-of-a-run": ("llama", "layer", scored(LayerOptions(count=2, contiguous=True))),
+    "widths": ("llama", "unit", NarrowOptions(ratio=0.3, metric="norms")),
+    "widths-together": ("llama", "unit", NarrowOptions(ratio=0.3, metric="norms", uniform=False)),
+    "shared": ("llama", "unit", FfnOptions(preset="Shared", width=5, keep_units="norms")),
     "tokens": ("bart", "token", to_lines),
 }
 
@@ -128,7 +101,7 @@ def result(request, shared_path):
     case, part, decide = CHOICES[request.param]
     folder = shared_path / request.param
     with open_model(source_of(case, folder / "source")) as source:
-        rewrite = decide(source)
+        rewrite = made_of(source, decide)
         apply(source, rewrite, folder / "out")
     return part, folder / "out", rewrite
 
@@ -213,7 +186,7 @@ def hostile(decision: Decision, **changes: object) -> dict[str, object]:
 )
 def test_hostile_files_are_refused_in_a_line(changes, models, tmp_path):
     with open_model(models["llama"]) as source:
-        rewrite = by_layers(LayerOptions(count=1))(source)
+        rewrite = scored(LayerOptions(count=1))(source)
         apply(source, rewrite, tmp_path / "out")
     decision = rewrite.decision
     depth = len(decision.places[0].ids)
@@ -221,7 +194,7 @@ def test_hostile_files_are_refused_in_a_line(changes, models, tmp_path):
         key: value[:depth] if isinstance(value, list) and depth < 3 else value
         for key, value in changes.items()
     }
-    (tmp_path / "out" / FILE).write_text(json.dumps(hostile(decision, **changes)))
+    write_json(tmp_path / "out" / FILE, hostile(decision, **changes))
     with pytest.raises(CheckpointError) as caught:
         Explained.open(tmp_path / "out")
     assert len(str(caught.value).splitlines()) == 2

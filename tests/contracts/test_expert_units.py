@@ -1,5 +1,7 @@
 """Hidden units of experts: a result with fewer computes what the original does whose units are zero."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from prunecli.methods.plans import plan_widths
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
-from prunecli.modules.loading import load_model
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
+from tests.contracts.method_contract import load
 from tests.contracts.test_mixtures import stock_class
 from tests.reference.expert_units import squared_activations
 from tests.stock_mixtures import save_mixture
@@ -26,6 +28,15 @@ SHARED = {"deepseek_v3": {"n_shared_experts": 2}, "qwen2_moe": {"shared_expert_i
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
     return [axis for axis in axes_of(checkpoint, "unit") if axis.keys]
+
+
+def observed(checkpoint: Checkpoint, model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    """Fields of the scores for one pass of the model."""
+    observer = ExpertUnitObserver(checkpoint, expert_axes(checkpoint))
+    observer.mask = observer._decoder_mask = mask.bool()
+    with torch.no_grad(), observer.watching(model):
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
+    return observer.take()
 
 
 def test_norms_are_those_of_each_expert(tmp_path):
@@ -48,14 +59,9 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
     source = save_mixture(tmp_path / "source", model_type, **SHARED.get(model_type, {}))
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
-    model = load_model(source, device="cpu", dtype="float32")
+    model = load(source)
     with open_model(source) as checkpoint:
-        axes = expert_axes(checkpoint)
-        observer = ExpertUnitObserver(checkpoint, axes)
-        observer.mask = observer._decoder_mask = mask.bool()
-        with torch.no_grad(), observer.watching(model):
-            model(input_ids=ids, attention_mask=mask, use_cache=False)
-        found = observer.take()
+        found = observed(checkpoint, model, ids, mask)
     expected, tokens = squared_activations(model, ids, mask)
     assert expected.keys() <= found["values"].keys()
     for name, own in expected.items():
@@ -65,20 +71,15 @@ def test_activations_are_weighted_by_the_router(model_type, tmp_path):
 
 def test_shared_experts_side_by_side_have_each_unit_once(tmp_path):
     source = save_mixture(tmp_path / "source", "deepseek_v3", **SHARED["deepseek_v3"])
-    model, ids, seen = load_model(source, device="cpu", dtype="float32"), torch.tensor([[5, 9, 12]]), {}
+    model, ids, seen = load(source), torch.tensor([[5, 9, 12]]), {}
     with open_model(source) as checkpoint:
-        axes = expert_axes(checkpoint)
-        for axis in axes:
+        for axis in expert_axes(checkpoint):
             if axis.module.endswith("shared_experts"):
                 layer = model.get_submodule(f"{axis.module}.down_proj")
                 layer.register_forward_pre_hook(
                     lambda _, given, name=axis.name: seen.update({name: given[0]})
                 )
-        observer = ExpertUnitObserver(checkpoint, axes)
-        observer.mask = observer._decoder_mask = torch.ones_like(ids).bool()
-        with torch.no_grad(), observer.watching(model):
-            model(input_ids=ids, use_cache=False)
-    found = observer.take()
+        found = observed(checkpoint, model, ids, torch.ones_like(ids))
     assert seen
     for name, active in seen.items():
         first, second = active.double().square().sum(dim=(0, 1)).chunk(2)

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import shim_classes
@@ -21,9 +19,11 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     load,
     logits,
     logits_of,
+    made_of,
     written,
 )
 from tests.families.records import CASES, own_branches, own_layouts
@@ -31,10 +31,6 @@ from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.model.test_patchwork_ffn import without_ffn
 from tests.reference import ffn as reference
 from tests.tiny import config_of
-
-
-def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
-    return rewrite_shared(source, plan_ffn(source, options))
 
 
 @dataclass(frozen=True)
@@ -92,19 +88,16 @@ def sharing_of(case: str) -> Sharing:
 class FfnSharing(Method):
     """Sharing as `sharing_of` the case says."""
 
+    keep_everything = FfnOptions(encoder="keep")
+    impossible = FfnOptions(preset="OneWide", groups=(5,), dense_only=True)
+
     def make_source(self) -> Path:
         return tiny(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(encoder="keep"))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(source, sharing_of(self.case).options)
         assert "auto_map" in made.config  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(preset="OneWide", groups=(5,), dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
@@ -167,17 +160,17 @@ class TestTwoStacks(FfnSharing, InSteps):
         self.chosen = chosen
 
     def steps(self) -> Any:
-        return (partial(made_of, options=FfnOptions(**own, dense_only=True)) for own in self.chosen)
+        return (FfnOptions(**own, dense_only=True) for own in self.chosen)
 
 
 class TestOneStack(FfnSharing):
     cases = own_layouts(of_task("mlm", "lm"))
 
     def test_dropping_all(self, source, tmp_path):
-        out = written(source, lambda opened: made_of(opened, FfnOptions(preset="No")), tmp_path / "out")
+        out = written(source, FfnOptions(preset="No"), tmp_path / "out")
         original = self.original(source)
         with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
-            torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
+            assert_near(logits(out), logits_of(original))
 
 
 class TestFiles(FfnSharing, WrittenFiles):
@@ -190,8 +183,8 @@ class TestEveryLayout(FfnSharing):
         side = "decoder" if CASES[self.case].task == "lm" else "encoder"
         groups = 2 if self.case == "nllb-moe" else 3
         options = FfnOptions(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
-        out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
-        torch.testing.assert_close(logits(out), logits_of(self.original(source)), rtol=1e-5, atol=1e-5)
+        out = written(source, options, tmp_path / "out")
+        assert_near(logits(out), logits_of(self.original(source)))
         name = next(iter(LAYOUTS[self.case].names))
         model = load(out)
         model(**inputs_of(model)).logits.square().sum().backward()
@@ -204,12 +197,7 @@ class TestEveryLayout(FfnSharing):
 class TestLastToBFloat16(FfnSharing, WrittenFiles, MethodContract):
     cases = ("llama",)
     cast = "BF16"
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(encoder="keep", dtype=self.cast))
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, FfnOptions(preset="Shared", init="last", dtype="bfloat16"))
+    reduce = FfnOptions(preset="Shared", init="last", dtype="bfloat16")
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         layers = model.model.layers

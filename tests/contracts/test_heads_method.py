@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.plans import HeadOptions, plan_heads
+from prunecli.methods.options import HeadOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.parts import AttentionLayer
 from prunecli.model.rewrite import Rewrite
@@ -16,6 +16,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     logits,
     logits_of,
     written,
@@ -29,7 +30,7 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 """Of four heads, in layer after layer."""
 
 
-def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
+def keeping_heads(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
     return cut(
         source,
         kept_heads(
@@ -38,28 +39,20 @@ def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | N
     )
 
 
-def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
-    return cut(source, plan_heads(source, options))
-
-
 class HeadPruning(Method):
     """Uneven layers, one of them without heads."""
 
+    keep_everything = HeadOptions(metric="random", ratio=0.0)
+    impossible = HeadOptions(metric="random", count=10_000)
     kept = KEPT
     layers: tuple[AttentionLayer, ...] = ()
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return decided(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(self.kept), strict=False)}
-        made = made_of(source, kept, self.cast)
+        made = keeping_heads(source, kept, self.cast)
         assert (() in self.kept) == ("auto_map" in made.config)  # not a stock model
         return made
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return decided(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
@@ -95,7 +88,7 @@ class TestEveryLayout(HeadPruning, InSteps):
         """Places in the file are not ids of the original: only those of the first step are."""
 
         def only(ids: set[int]) -> Any:
-            return lambda opened: made_of(
+            return lambda opened: keeping_heads(
                 opened,
                 {
                     layer.name: tuple(head for head in layer.heads if head in ids)
@@ -116,11 +109,11 @@ class TestKinds(HeadPruning):
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
-            written(source, lambda opened: made_of(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
+            written(source, lambda opened: keeping_heads(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
             zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)
-            torch.testing.assert_close(logits(tmp_path / kind), masked, rtol=1e-5, atol=1e-5)
+            assert_near(logits(tmp_path / kind), masked)
 
 
 class TestToFloat16(HeadPruning, WrittenFiles, MethodContract):

@@ -7,30 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
-from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads, plan_layers
+from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
-from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     CachedGeneration,
     InSteps,
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     assert_same,
     load,
     logits,
     logits_of,
+    made_of,
     stock_model,
     written,
 )
@@ -60,10 +59,6 @@ def stacks_of(case: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def made_of(source: Checkpoint, options: LayerOptions) -> Rewrite:
-    return cut(source, plan_layers(source, options))
-
-
 @contextmanager
 def without(model: Any, names: list[str]) -> Any:
     """These layers give the states that they are given; T5's first still makes the position bias for all."""
@@ -75,26 +70,23 @@ def without(model: Any, names: list[str]) -> Any:
     with ExitStack() as hooks:
         for name in names:
             module = model.get_submodule(name)
-            hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield
 
 
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
+    keep_everything = LayerOptions(count=0, metric="last")
+    impossible = LayerOptions(count=99, metric="random")
+
     def make_source(self) -> Path:
         self.stacks = stacks_of(self.case)
         return tiny_family(self.path, self.case, **CHANGES.get(self.case, {}))
 
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, LayerOptions(count=0, metric="last", dtype=self.cast))
-
     def reduce(self, source: Checkpoint) -> Rewrite:
         layers = "encoder:0,decoder:0" if len(self.stacks) > 1 else "0"
         return made_of(source, LayerOptions(remove=layers, dtype=self.cast))
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, LayerOptions(count=99, metric="random"))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         self.hooks.enter_context(without(model, [f"{stack}.0" for stack in self.stacks]))
@@ -116,7 +108,7 @@ class TestEveryLayout(LayerPruning, InSteps):
     def test_it_is_a_stock_model(self, case, source, tmp_path):
         out = written(source, self.reduce, tmp_path / "out")
         if case != "nllb-moe":
-            torch.testing.assert_close(logits_of(stock_model(out, source)), logits(out), rtol=1e-5, atol=1e-5)
+            assert_near(logits_of(stock_model(out, source)), logits(out))
             return
         with open_model(out) as opened:  # never is; of four layers 1 and 3 are sparse
             assert [mixture.layer for mixture in opened.mixtures] == [0, 2, 0, 2]
@@ -125,28 +117,23 @@ class TestEveryLayout(LayerPruning, InSteps):
         """Layers 0 and 2; the second time the latter is number 1."""
         side = "encoder:" if len(self.stacks) > 1 else ""
 
-        def removing(layers: str) -> Any:
-            return lambda opened: made_of(opened, LayerOptions(remove=f"{side}{layers}"))
-
-        return removing("0"), removing("1"), removing("0,2")
+        return tuple(LayerOptions(remove=f"{side}{layers}") for layers in ("0", "1", "0,2"))
 
     @pytest.mark.parametrize("method", ["heads", "ffns"])
     def test_other_parts_that_went_before_stay_gone(self, method, source, tmp_path):
         """Heads of the layers that stay; FFNs shared by all, whose holder goes, as if the layers had gone first."""
 
-        def other(opened: Checkpoint) -> Rewrite:
-            if method == "ffns":
+        other = HeadOptions(metric="random", ratio=0.3)
+        if method == "ffns":
+            with open_model(source) as opened:
                 sides = {layer.side: "share" for layer in opened.layout.ffns}
-                return rewrite_shared(
-                    opened, plan_ffn(opened, FfnOptions(**sides, init="last", dense_only=True))
-                )
-            return cut(opened, plan_heads(opened, HeadOptions(metric="random", ratio=0.3)))
+            other = FfnOptions(**sides, init="last", dense_only=True)
 
         written(source, other, tmp_path / "other")
         written(tmp_path / "other", self.reduce, tmp_path / "both")
         original = load(tmp_path / "other")
         self.mask(original, None)
-        torch.testing.assert_close(logits(tmp_path / "both"), logits_of(original), rtol=1e-5, atol=1e-5)
+        assert_near(logits(tmp_path / "both"), logits_of(original))
         if method == "ffns":
             written(source, self.reduce, tmp_path / "layers")
             written(tmp_path / "layers", other, tmp_path / "swapped")
@@ -166,7 +153,7 @@ def test_a_layer_that_knows_its_number_keeps_it(tmp_path):
         apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), tmp_path / "out")
     model = load(source)
     with without(model, ["transformer.h.2"]):
-        torch.testing.assert_close(logits(tmp_path / "out"), logits_of(model), rtol=1e-5, atol=1e-5)
+        assert_near(logits(tmp_path / "out"), logits_of(model))
 
 
 def test_scores_of_the_original_follow_their_layers(tmp_path):
@@ -179,13 +166,13 @@ def test_scores_of_the_original_follow_their_layers(tmp_path):
             values, fingerprint=opened.fingerprint, model_type="gpt2", task="lm", examples=1
         )
     options = HeadOptions(scores=scores, count=2, normalize="none")
-    once = written(source, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "once")
+    once = written(source, LayerOptions(remove="0"), tmp_path / "once")
     with open_model(once) as opened:
         assert plan_heads(opened, options).kept == {
             f"{names[0]}.heads": (2, 3),
             f"{names[1]}.heads": (0, 1, 2, 3),
         }
-    twice = written(once, lambda at: made_of(at, LayerOptions(remove="0")), tmp_path / "twice")
+    twice = written(once, LayerOptions(remove="0"), tmp_path / "twice")
     with open_model(twice) as opened:
         assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
         assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
@@ -201,7 +188,7 @@ def test_gates_of_the_original_follow_their_layers(tmp_path):
         gates = gate_statistics(
             opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
         )
-    out = written(source, lambda at: made_of(at, LayerOptions(remove="encoder:1")), tmp_path / "out")
+    out = written(source, LayerOptions(remove="encoder:1"), tmp_path / "out")
     with open_model(out) as opened:
         found = match_gates(gates, opened)
         assert found.layers == tuple(layer.name for layer in opened.mixtures)

@@ -38,7 +38,7 @@ def _task(prefix: str, task: str, **more: str) -> dict[str, str]:
     return {"AutoModel": f"{prefix}Model", **more, f"AutoModelFor{task}": f"{prefix}For{task}"}
 
 
-SEQUENCE, TOKEN, ANSWER = "SequenceClassification", "TokenClassification", "QuestionAnswering"
+SEQUENCE = "SequenceClassification"
 NLLB = _seq2seq("NllbMoeModel", "NllbMoeForConditionalGeneration")
 MARIAN = _seq2seq("MarianModel", "MarianMTModel")
 _BART = "BartForConditionalGeneration"
@@ -61,13 +61,10 @@ PUBLISHED = (
     ("mt5", "MT5Model", {}, _seq2seq("MT5Model", "MT5ForConditionalGeneration")),
     ("bert", "BertModel", {}, {"AutoModel": "BertModel"}),
     ("bert", "BertForPreTraining", {}, PRETRAINED),
-    ("bert", "BertForQuestionAnswering", {}, _task("Bert", ANSWER)),
-    ("roberta", "RobertaForTokenClassification", CLASSIFIED, _task("Roberta", TOKEN)),
     ("roberta", "RobertaForMultipleChoice", {}, _task("Roberta", "MultipleChoice")),
     ("gpt2", "GPT2LMHeadModel", {}, GPT2),
     ("gpt2", "GPT2ForSequenceClassification", CLASSIFIED, _task("GPT2", SEQUENCE, **GPT2)),
     ("llama", "LlamaModel", {"tie_word_embeddings": True}, LLAMA),
-    ("llama", "LlamaForCausalLM", {}, LLAMA),
 )
 """Family, class under `architectures` of published checkpoints, further changes, and what must open it."""
 
@@ -158,9 +155,7 @@ def test_a_base_model_that_is_saved_opens_again(tmp_path, family):
         assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False
     again = transformers.AutoModel.from_pretrained(tmp_path / "saved", trust_remote_code=True)
     assert type(again) is type(model)
-    before, after = model.state_dict(), again.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="Not a stock model"):
         transformers.AutoModel.from_pretrained(tmp_path / "saved")
 
@@ -184,9 +179,7 @@ def test_a_base_model_of_0_2_0_is_read(tmp_path):
         assert [axis.ids for axis in axes_of(old, "head")] == [axis.ids for axis in axes]
         made = scores_of(old, kind="head", method="ablation", metric="loss", base=1.0, examples=1, **scores)
         assert match_scores(made, old).ids == {axis.name: [*axis.ids] for axis in axes}
-    after = load_model(out).state_dict()
-    assert after.keys() == before[0].keys()
-    assert all(torch.equal(after[name], value) for name, value in before[0].items())
+    torch.testing.assert_close(load_model(out).state_dict(), before[0], rtol=0, atol=0)
 
 
 def as_0_1_0_wrote(out: Path) -> Path:

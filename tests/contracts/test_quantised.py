@@ -20,10 +20,10 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import call, done
+from tests.contracts.method_contract import load
 from tests.families import tiny_family
 from tests.methods.experts.test_batches_texts import OPTIONS, TEXTS
 from tests.methods.experts.test_layerwise import PLENTY
@@ -72,10 +72,19 @@ def settings_of(directory: Path) -> Any:
     return config_of(directory)["quantization_config"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
+KIND = ("model_type", "scheme", "which", "sizes")
+STACKED = ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32})
+
+
+def alone(scheme: str) -> tuple[Any, ...]:
+    """A mixture whose experts have tensors of their own."""
+    return "qwen3_moe", scheme, is_projection, {"moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(KIND, [*map(alone, SCHEMES), STACKED])
+def test_experts_are_pruned_as_they_are_stored(model_type, scheme, which, sizes, tmp_path):
     results = []
-    for source in mixture(tmp_path, "qwen3_moe", scheme, is_projection, moe_intermediate_size=32):
+    for source in mixture(tmp_path, model_type, scheme, which, **sizes):
         with open_model(source) as checkpoint:
             kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
             done = apply(
@@ -86,27 +95,11 @@ def test_experts_are_pruned_as_they_are_stored(scheme, tmp_path):
     assert results[0] == results[1]
     assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
     ids = torch.arange(3, 19)[None]
-    one, other = (
-        load_model(tmp_path / name, device="cpu", dtype="float32") for name in ("stored-out", "plain-out")
-    )
+    one, other = (load(tmp_path / name) for name in ("stored-out", "plain-out"))
     assert torch.equal(one(ids).logits, other(ids).logits)
 
 
-def test_stacked_experts_in_four_bits(tmp_path):
-    for source in mixture(tmp_path, "gpt_oss", "mxfp4", is_stacked, intermediate_size=32):
-        with open_model(source) as checkpoint:
-            kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
-            apply(checkpoint, cut(checkpoint, kept_experts(kept)), source.with_name(f"{source.name}-out"))
-    assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
-
-
-measured = pytest.mark.parametrize(
-    ("model_type", "scheme", "which", "sizes"),
-    [
-        ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
-        ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
-    ],
-)
+measured = pytest.mark.parametrize(KIND, [alone("gptq"), STACKED])
 
 
 @measured
@@ -128,10 +121,8 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme,
         with open_model(path) as checkpoint:
             found.append(aimer_values(checkpoint, checkpoint.mixtures))
             assert 0 < aimer_bytes(checkpoint, ExpertOptions(metric="aimer")) <= checkpoint.total_bytes
-    assert found[0].keys() == found[1].keys()
-    for name, values in found[0].items():
-        assert values.all()
-        np.testing.assert_allclose(values, found[1][name], rtol=1e-12)
+    assert all(values.all() for values in found[0].values())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("scheme", ["fp8", "gptq, ordered", "nvfp4 of modelopt"])

@@ -21,6 +21,7 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     batch_for,
     load,
     logits_of,
@@ -71,7 +72,7 @@ def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
     kept = kept_ids(source, output)
     for line in lines:
         expected = logits(before, tokenizers[0], line)[..., kept]
-        torch.testing.assert_close(logits(after, tokenizers[1], line), expected, rtol=1e-5, atol=1e-5)
+        assert_near(logits(after, tokenizers[1], line), expected)
 
 
 def to_lines(source: Checkpoint, lines: tuple[str, ...] = LINES, **options: Any) -> Rewrite:

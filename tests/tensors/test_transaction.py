@@ -25,9 +25,9 @@ def result(directory: Path, text: str = "old") -> Path:
     return directory
 
 
-def make(target: Path, text: str = "new", **options: Any) -> None:
+def make(target: Path, **options: Any) -> None:
     with new_directory(target, **{"force": False, "needed_bytes": 3, **options}) as directory:
-        (directory / "config.json").write_text(text)
+        (directory / "config.json").write_text("new")
         (directory / "sub").mkdir()
         (directory / "sub" / "file").write_text("x")
 

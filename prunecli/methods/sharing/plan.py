@@ -61,6 +61,7 @@ class Group:
         init_width: number of hidden units, or heads, after merging.
         width: number of hidden units, or heads, of the result: the best ones, or all and new ones.
         scale: factor of an FFN's output.
+        units: hidden units to keep after merging, in order. If None, all.
     """
 
     members: tuple[str, ...]
@@ -69,6 +70,7 @@ class Group:
     init_width: int
     width: int
     scale: float = 1.0
+    units: Sequence[int] | None = None
 
     @property
     def owner(self) -> str:
@@ -86,27 +88,21 @@ class SharePlan:
     """Which FFNs, or which attentions, are merged and which go, and why.
 
     Attributes:
-        part: "FFN" or "attention".
+        options: the options of the command.
         layers: name -> FFN or attention of the source.
         groups: every dense FFN, or every attention, that the result stores, changed or not, in the order of the model.
         removed: names of the FFNs or attentions that the result lacks.
         sparse: names of the mixtures of experts, which do not change.
-        dtype: type of the result's floating-point tensors (`float16`, `F16`, …). If None, as stored.
-        seed: seed of new hidden units.
-        units: owner of a group that gets narrower -> the hidden units to keep after merging, in order.
         step: the entry for `Structure.history`.
         reasons: lines about choices made by default.
         decision: the values that hidden units were chosen by, if any were chosen.
     """
 
-    part: str
+    options: SharingOptions
     layers: Mapping[str, Any]
     groups: tuple[Group, ...]
     removed: tuple[str, ...]
     sparse: tuple[str, ...]
-    dtype: str | None
-    seed: int
-    units: Mapping[str, Sequence[int]] = field(default_factory=dict)
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     decision: Decision | None = None
@@ -189,13 +185,11 @@ def arrange(
         groups.append(Group(_names(members), (members[0].owner,), None, units, units))
     place = [layer.name for layer in layers]
     return SharePlan(
-        options.part,
+        options,
         {layer.name: layer for layer in layers},
         tuple(sorted(groups, key=lambda group: place.index(group.owner))),
         removed=_names(treated["drop"]),
         sparse=tuple(sparse),
-        dtype=options.dtype,
-        seed=options.seed,
     )
 
 
@@ -359,7 +353,8 @@ def plan_ffn(
         how="the highest of each FFN as init makes it are kept",
         origin=Origin.of_text(options.text),
     )
-    return replace(plan, units={axis.module: kept[axis.name] for axis in axes}, decision=decision)
+    groups = (replace(group, units=kept.get(axis_name(group.owner, "unit"))) for group in plan.groups)
+    return replace(plan, groups=tuple(groups), decision=decision)
 
 
 def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
@@ -388,11 +383,11 @@ def arranged(checkpoint: Checkpoint, options: SharingOptions) -> SharePlan:
             "No `init` given: a shared FFN is made of those that it replaces side by side (concat)."
         )
     if options.init is None and "mean" in inits:
-        reasons.append(f"No `init` given: a shared {plan.part} is the mean of those that it replaces.")
+        reasons.append(f"No `init` given: a shared {options.part} is the mean of those that it replaces.")
     windows = {getattr(layer, "window", "") for layer in layers if getattr(chosen, layer.kind) == "share"}
     if len(windows) > 1:
         reasons.append(f"Layers share with layers of their own window alone ({', '.join(sorted(windows))}).")
-    step = history_step(f"share-{plan.part.lower()}", checkpoint, given(arguments))
+    step = history_step(f"share-{options.part.lower()}", checkpoint, given(arguments))
     return replace(plan, step=step, reasons=tuple(reasons))
 
 
@@ -407,14 +402,13 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
         UnsupportedModelError: its class says nothing.
     """
     checkpoint.check()
-    layers = plan.layers
+    layers, is_ffn = plan.layers, plan.options.part == "FFN"
     own = {name: layer.tensor_names for name, layer in layers.items()}
     made = defaultdict(list)
     for group in plan.groups:
         for name, *sources in zip(own[group.owner], *(own[name] for name in group.sources), strict=True):
-            if plan.part == "FFN":
-                units, seed = plan.units.get(group.owner), f"{plan.seed}:{name}"
-                expression = ffn_tensor(checkpoint, layers, group, name, units, seed)
+            if is_ffn:
+                expression = ffn_tensor(checkpoint, layers, group, name, plan.options.seed)
             elif sources[0] in checkpoint.tensors:
                 expression = weighted_sum([Copy(source) for source in sources], 1 / len(sources))
             else:  # config.json does not ask for this tensor, or no head is left
@@ -431,7 +425,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
         if isinstance(layer, AttentionLayer):
             gone |= {f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
     outputs = replacing(checkpoint, {**dict.fromkeys(gone, ()), **made})
-    return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.dtype)
+    return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.options.dtype)
 
 
 def _structure(checkpoint: Checkpoint, plan: SharePlan) -> Structure:
@@ -443,7 +437,7 @@ def _structure(checkpoint: Checkpoint, plan: SharePlan) -> Structure:
         axes.pop(axis_name(name, "head"), None)
     for group in plan.groups:
         layer = layers[group.owner]
-        if plan.part == "FFN":
+        if plan.options.part == "FFN":
             if group.width != layer.stated:
                 widths[group.owner] = group.width
             continue
@@ -458,8 +452,7 @@ def ffn_tensor(
     layers: Mapping[str, FfnLayer],
     group: Group,
     name: str,
-    units: Sequence[int] | None = None,
-    seed: str = "",
+    seed: int = 0,
 ) -> Expression:
     """One tensor of a group's FFN, new hidden units and all; a copy where the FFN stays as it is.
 
@@ -474,7 +467,6 @@ def ffn_tensor(
         layers: all of its FFNs by name.
         group: the group of the FFN.
         name: full name of the tensor.
-        units: the hidden units of the initialisation that stay. If None, all.
         seed: seed of new hidden units.
     """
     names = [source + name.removeprefix(group.owner) for source in group.sources]
@@ -489,7 +481,7 @@ def ffn_tensor(
         return weighted_sum([Copy(own) for own in names], weight)
     axis, blocks = carrier.dim, len(carrier.blocks)
     parts: list[Expression] = []
-    kept = range(group.init_width) if units is None else {*units}
+    kept = range(group.init_width) if group.units is None else {*group.units}
     for block in range(blocks):  # of a fused tensor, which holds the hidden units several times
         held: list[Expression] = []
         before = 0
@@ -509,7 +501,7 @@ def ffn_tensor(
             if is_last or len(shape) == 1:
                 parts.append(zeros(tuple(shape)))
             else:
-                own_seed = f"{seed}:{block}" if block else seed
+                own_seed = f"{seed}:{name}:{block}" if block else f"{seed}:{name}"
                 number = int.from_bytes(hashlib.sha256(own_seed.encode()).digest()[:8], "little")
                 config = checkpoint.config
                 drawn: Any = config.get("initializer_range", config.get("init_std"))

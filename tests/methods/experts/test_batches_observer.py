@@ -1,6 +1,7 @@
 """Sums of what experts of stock classes do, against one token and one expert at a time."""
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import TEXT_SUMS, GateSums
 from tests.reference.routed_outputs import sums
-from tests.reference.stock_experts import every_output, expert_calls
+from tests.reference.stock_experts import expert_calls, routed_tokens
 from tests.stock_mixtures import tiny_mixture
 
 IDS = torch.randint(2, 64, (3, 13), generator=torch.Generator().manual_seed(2))
@@ -52,8 +53,7 @@ def test_passes_add_up_and_the_largest_norm_stays():
                 model(IDS[row : row + 1])
     whole = observer.take()[1]
     together = parts[0] + parts[1] + parts[2]
-    for name in TEXT_SUMS:
-        np.testing.assert_allclose(getattr(whole, name), getattr(together, name), rtol=1e-12)
+    torch.testing.assert_close(whole, together, rtol=1e-12, atol=0)
     assert whole.norm_max.max() == max(part.norm_max.max() for part in parts)
 
 
@@ -106,14 +106,9 @@ def _run(
 
 def _brute_force(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[dict[str, list[float]]]:
     model.set_experts_implementation("eager")
-    modules = expert_modules(model)
-    found = []
-    for name, call in expert_calls(model, modules, input_ids=ids, attention_mask=mask).items():
-        hidden, experts, weights = (tensor[mask.reshape(-1) == 1] for tensor in call)
-        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
-        rows = zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
-        found.append(sums([*rows], modules[name].num_experts))
-    return found
+    modules, real = expert_modules(model), mask.reshape(-1).tolist()
+    by_module = routed_tokens(model, modules, input_ids=ids, attention_mask=mask)
+    return [sums([*compress(tokens, real)], 8) for tokens in by_module]
 
 
 def test_layers_that_the_model_does_not_run_are_refused():

@@ -21,7 +21,7 @@ from prunecli.text.plain import Corpus
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layerwise import assert_same, by_layer, in_memory
 from tests.reference.routed_outputs import sums
-from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
+from tests.reference.stock_experts import block_inputs, routed_tokens, switch_tokens
 from tests.running.layerwise.running import CPU
 from tests.stock_mixtures import save_mixture, tiny_mixture, write_sentinels
 from tests.tiny import change_config, write_plain_tokenizer
@@ -75,10 +75,11 @@ def test_sums_are_those_of_single_windows(subject):
             ids = subject.tokenizer(document)["input_ids"]
             for start in range(0, len(ids), 8):
                 with torch.inference_mode():
-                    calls = expert_calls(model, modules, input_ids=torch.tensor([ids[start : start + 8]]))
-                    for index, (name, (hidden, experts, weights)) in enumerate(calls.items()):
-                        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
-                        routed[index] += zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
+                    window = torch.tensor([ids[start : start + 8]])
+                    for own, tokens in zip(
+                        routed, routed_tokens(model, modules, input_ids=window), strict=True
+                    ):
+                        own += tokens
         assert_sums(found.entries[corpus.name], routed)
 
 

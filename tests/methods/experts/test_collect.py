@@ -3,6 +3,8 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +20,7 @@ from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.results.gates import SUMS, GateStatistics
+from prunecli.results.gates import GateStatistics
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -73,21 +75,19 @@ def test_lost_sums_are_no_silence(subject, count, monkeypatch):
 
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
     """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
-    layers = [[] for _ in subject.checkpoint.structure.axes or range(4)]
-    hooks = []
-    for module, own in zip(sparse_ffns(subject.model).values(), layers, strict=True):
-
-        def note(_module: Any, _inputs: Any, logits: torch.Tensor, own: Any = own) -> None:
-            own.extend(torch.softmax(logits.double(), -1).numpy())
-
-        hooks.append(module.router.classifier.register_forward_hook(note))
+    layers = []
     sources = encode(subject.tokenizer, TEXT.sentences[source], source)
     labels = encode(subject.tokenizer, TEXT.sentences[target], target, as_target=True)
-    with torch.inference_mode():
+    with torch.inference_mode(), ExitStack() as hooks:
+        for module in sparse_ffns(subject.model).values():
+            layers.append(own := [])
+
+            def note(_module: Any, _inputs: Any, logits: torch.Tensor, own: Any = own) -> None:
+                own.extend(torch.softmax(logits.double(), -1).numpy())
+
+            hooks.enter_context(module.router.classifier.register_forward_hook(note))
         for ids, label in zip(sources, labels, strict=True):
             subject.model(input_ids=torch.tensor([ids]), labels=torch.tensor([label]))
-    for hook in hooks:
-        hook.remove()
     return layers
 
 
@@ -105,31 +105,30 @@ def test_batches_change_nothing(subject, searched, options):
     subject = searched if options.mode == "beam" else subject
     single = options.updated(batch_tokens=1)
     ours, alone = subject.collect(options).entries, subject.collect(single).entries
-    for pair, sums in ours.items():
-        for name in SUMS:
-            np.testing.assert_allclose(getattr(sums, name), getattr(alone[pair], name), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-5)
+
+
+@contextmanager
+def rows_of(stack: Any) -> Iterator[list[int]]:
+    """The number of rows in each pass through a stack within the block."""
+    rows = []
+    with stack.register_forward_hook(lambda _m, _a, out: rows.append(len(out.last_hidden_state))):
+        yield rows
 
 
 def test_beam_search_counts_every_step_of_every_beam(subject):
     """One sentence alone: the tokens of the decoder are the steps that `generate` makes, times the beams."""
     text = ParallelText("val", {name: lines[:1] for name, lines in TEXT.sentences.items()})
-    steps = []
-    decoder = subject.model.get_decoder()
-    hook = decoder.register_forward_hook(lambda _m, _a, out: steps.append(out.last_hidden_state.shape[0]))
-    runner = InMemory(subject.model)
-    found = score(runner, subject.checkpoint, subject.tokenizer, Translation(text, PAIRS[:1], MODES[1]))
-    hook.remove()
+    material = Translation(text, PAIRS[:1], MODES[1])
+    with rows_of(subject.model.get_decoder()) as steps:
+        found = score(InMemory(subject.model), subject.checkpoint, subject.tokenizer, material)
     assert found.entries["eng_Latn-fra_Latn"].tokens[-1] == sum(steps)
     assert set(steps) == {3}
 
 
 def test_the_encoder_runs_once_whatever_the_number_of_targets(subject):
-    seen = []
-    hook = subject.model.get_encoder().register_forward_hook(
-        lambda _m, _a, out: seen.append(out.last_hidden_state.shape[0])
-    )
-    found = subject.collect(MODES[0])
-    hook.remove()
+    with rows_of(subject.model.get_encoder()) as seen:
+        found = subject.collect(MODES[0])
     assert sum(seen) == 10  # five English and five French sentences, though English has two targets
     assert np.array_equal(
         found.entries["eng_Latn-fra_Latn"].top1[:2], found.entries["eng_Latn-deu_Latn"].top1[:2]

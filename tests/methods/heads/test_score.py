@@ -29,7 +29,6 @@ from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.modules.hooks import output_projections
-from prunecli.modules.loading import load_model
 from prunecli.results.unit_scores import Per
 from prunecli.running.batches import example_losses
 from prunecli.running.encoding import (
@@ -45,6 +44,7 @@ from prunecli.running.runner import InMemory, Runner
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
+from tests.contracts.method_contract import load
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.methods.experts.test_collect import PAIRS, TEXT
@@ -63,14 +63,14 @@ HeadSums = dict[str, np.ndarray]
 class Subject:
     """A tiny checkpoint with its model, and batches of the text above for its task."""
 
-    def __init__(self, path: Path, model_type: str, *, dtype: str = "float32", **changes: Any) -> None:
+    def __init__(self, path: Path, model_type: str) -> None:
         if model_type == "nllb-moe":
-            tiny_nllb_moe(path, layers=2, **changes)
+            tiny_nllb_moe(path, layers=2)
         else:
-            tiny_family(path, model_type, **changes)
+            tiny_family(path, model_type)
         self.checkpoint = open_model(path)
         self.layers = self.checkpoint.layout.attentions
-        self.model = load_model(path, device="cpu", dtype=dtype)
+        self.model = load(path)
         self.tokenizer = load_tokenizer(path)
         self.task = CASES[model_type].task
 
@@ -181,7 +181,7 @@ class VectorSubject:
         self.path, self.file = sentence_model(path / "model"), path / "text.txt"
         self.file.write_text("\n".join(TEXTS) + "\n")
         self.layers = open_model(self.path).layout.own_attentions
-        self.model = load_model(self.path, device="cpu", dtype="float32").double()
+        self.model = load(self.path).double()
         self.projections = output_projections(self.model, self.layers)
         self.dense = load_file(self.path / "2_Dense" / "model.safetensors")["linear.weight"]
         self.ids = [load_tokenizer(self.path)(text)["input_ids"] for text in TEXTS]
@@ -315,15 +315,11 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
     subject = Subject(tmp_path / "m", "m2m_100")
     calls = []
     lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
-    hooks = [
+    for number, module in enumerate((lowest, highest)):
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
-        for number, module in enumerate((lowest, highest))
-    ]
     decoding = replace(DECODING, max_new_tokens=1)
     measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
     measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
-    for hook in hooks:
-        hook.remove()
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
     assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
 
@@ -363,7 +359,7 @@ def test_every_family(model_type, tmp_path):
     found, work = layered(subject, batches, per=per)
     assert_close(found, wanted)
     if CASES[model_type].task != "translation":
-        assert all((found[name] == values).all() for name, values in wanted.items()), "to the last bit"
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)  # to the last bit
     assert work.readings == 1
     assert work.bytes_read < 2 * subject.checkpoint.total_bytes
 

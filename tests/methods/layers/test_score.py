@@ -1,6 +1,5 @@
 """What layers do to hidden states and to the loss, against sentences that are run one by one."""
 
-from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +18,7 @@ from prunecli.running.batches import observe_batches
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
-from tests.contracts.test_layers_method import made_of, stacks_of
+from tests.contracts.test_layers_method import stacks_of
 from tests.families import cutting
 from tests.methods.test_measuring_activations import SENTENCES, batch_of, run_singly
 from tests.reference import similarity as reference
@@ -31,41 +30,29 @@ CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
 def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
     """Side -> x_0 to x_L, each `[tokens][width]`, one sentence at a time."""
     found = {}
+
+    def keep(rows: list[Any], value: Any) -> None:
+        value = value[0] if isinstance(value, tuple) else value
+        rows += value.reshape(-1, value.shape[-1]).double().tolist()
+
     for stack in stacks_of(case):
         side = "encoder" if "encoder" in stack or case == "bert" else "decoder"
         layers = list(model.get_submodule(stack))
-        rows = defaultdict(list)
-
-        def keep(number: int, value: Any, rows: Any = rows) -> None:
-            value = value[0] if isinstance(value, tuple) else value
-            rows[number] += value.reshape(-1, value.shape[-1]).double().tolist()
-
-        hooks = [
+        *before, after = found[side] = [[] for _ in range(len(layers) + 1)]
+        for layer, own in zip(layers, before, strict=True):
             layer.register_forward_pre_hook(
-                lambda _, arguments, options, number=number, keep=keep: keep(
-                    number, arguments or options["hidden_states"]
-                ),
+                lambda _, arguments, options, own=own: keep(own, arguments or options["hidden_states"]),
                 with_kwargs=True,
             )
-            for number, layer in enumerate(layers)
-        ]
-        hooks.append(
-            layers[-1].register_forward_hook(
-                lambda _, __, output, keep=keep, depth=len(layers): keep(depth, output)  # noqa: B008
-            )
-        )
-        run_singly(model)
-        for hook in hooks:
-            hook.remove()
-        found[side] = [rows[number] for number in range(len(layers) + 1)]
+        layers[-1].register_forward_hook(lambda _, __, output, own=after: keep(own, output))
+    run_singly(model)
     return found
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_states(models, case):
     source = models[case]
-    model = load(source)
-    states = states_by_hand(model, case)
+    model, states = load(source), states_by_hand(load(source), case)
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(source) as opened:
@@ -115,9 +102,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_pa
     whole = loss_of(model, batches)
     for side, own in found.items():
         for number in (0, depths[side] - 1):
-            out = tmp_path / f"{side}-{number}"
-            options = LayerOptions(remove=f"{side}:{number}")
-            written(source, lambda at, options=options: made_of(at, options), out)
+            out = written(source, LayerOptions(remove=f"{side}:{number}"), tmp_path / f"{side}-{number}")
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
 
 
@@ -151,9 +136,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
         (own,) = layer_scores(opened, InMemory(model), batches, "embedding", pooling).importance().values()
     whole = vectors_of(model)
     for number, score in enumerate(own):
-        out = tmp_path / f"without-{number}"
-        options = LayerOptions(remove=str(number))
-        written(source, lambda at, options=options: made_of(at, options), out)
+        out = written(source, LayerOptions(remove=str(number)), tmp_path / f"without-{number}")
         expected = reference.block_influence(vectors_of(load(out)), whole)
         assert score == pytest.approx(expected, abs=1e-6)
         assert score > 0

@@ -13,8 +13,7 @@ from prunecli.methods.sharing.plan import Group, group_norms, plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
 from prunecli.tensors import stream
-from tests.contracts.method_contract import written
-from tests.contracts.test_ffn_method import made_of
+from tests.contracts.method_contract import made_of, written
 from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, ffns_of, tiny, weights, write_copy
 from tests.reference import ffn as reference
@@ -27,7 +26,7 @@ def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, r
     """FFNs of the result with one shared in the encoder, or in the only stack there is."""
     side = "decoder" if CASES[case].task == "lm" else "encoder"
     chosen = FfnOptions(**{side: "share"}, dense_only=True, **options)
-    return ffns_of(weights(written(source, lambda opened: made_of(opened, chosen), target)), case)
+    return ffns_of(weights(written(source, chosen, target)), case)
 
 
 @pytest.fixture(params=OWN_SHAPES)

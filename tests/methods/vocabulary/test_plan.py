@@ -245,7 +245,6 @@ def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
     [
         (COUNTS, {"min_count": 3}, [token for token in TOKENS if token not in ("da", "bc")], 6 / 8),
         ({}, {}, ["<s>", "a", "b", "c", "d", "<mask>"], 1),
-        ({}, {"keep": ("cd",)}, ["<s>", "a", "b", "c", "d", "cd", "<mask>"], 1),
         ({}, {"keep": ("abcd",)}, ["<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "<mask>"], 1),
     ],
 )

@@ -43,7 +43,7 @@ class Said(list):
         self.amounts = []
 
     @contextmanager
-    def progress(self, description, total=None, unit="steps"):
+    def progress(self, description, total, unit):
         self.amounts.append((description, total, unit))
         yield self.amounts.append
 
