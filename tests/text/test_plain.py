@@ -213,7 +213,6 @@ def test_the_first_examples_and_the_hash(tmp_path):
         ("0\ta\n1\tb\tc\n", "line 2: 3 fields, where line 1 has 2"),
         ('{"text": "a"}\n', "line 1: no label"),
         ('{"label": true, "text": "a"}\n', "line 1: no label"),
-        ('{"label": null, "text": "a"}\n', "line 1: no label"),
         ('{"label": 1}\n', "line 1: no text"),
         ('{"label": 1, "text": 2}\n', "line 1: no text"),
         ('{"label": 1, "text": "a"}\n[1]\n', "line 2: not a JSON object"),
