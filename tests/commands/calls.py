@@ -79,5 +79,5 @@ def content(path: Path | str) -> dict[str, Any]:
     return found
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+def names(directory: Path | str = ".") -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir())

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_an_interrupt_while_options_are_read_is_said_in_a_line(tmp_path, monkeyp
     ],
 )
 def test_a_name_that_leads_nowhere_is_said_first(line, tmp_path):
-    (tmp_path / "there").write_text("{}")
+    Path("there").write_text("{}")
     result = rounds.run(line, tmp_path)
     assert result.status == 1
     assert re.match("Error: nowhere: no such (directory|file)", result.err), result.err
@@ -312,7 +313,7 @@ def test_a_figure_that_no_result_holds_is_said():
 
 def test_a_config_that_transformers_makes_and_cannot_run(tmp_path):
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""
-    change_config(tiny_family(tmp_path / "model", "t5"), relative_attention_max_distance=0)
+    change_config(tiny_family("model", "t5"), relative_attention_max_distance=0)
     write_files("data", dict.fromkeys(("val.de", "val.en"), "a hen\n" * 40))
     ran = run("score-heads model --data data --pairs de-en --split val -o out.json", tmp_path)
     assert ran.status == 1
@@ -321,7 +322,7 @@ def test_a_config_that_transformers_makes_and_cannot_run(tmp_path):
 
 
 def test_a_link_that_leads_to_itself(tmp_path):
-    (tmp_path / "loop.json").symlink_to("loop.json")
+    Path("loop.json").symlink_to("loop.json")
     for line in ("compare-heads loop.json heads.json", "inspect loop.json", "report loop.json"):
         ran = run(line, tmp_path)
         assert ran.status == 1, ran.trace
@@ -354,7 +355,7 @@ print(json.dumps(found))
 
 
 def test_what_only_rewrites(tmp_path):
-    experts = tiny_nllb_moe(tmp_path / "experts")
+    experts = tiny_nllb_moe("experts")
     drawn = ["--metric", "random", "--ratio", "0.5", "--output"]
     calls = [
         ["inspect", str(experts)],

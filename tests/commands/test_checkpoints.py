@@ -40,8 +40,8 @@ def test_nothing_given_is_the_demo_and_what_was_pruned_here(tmp_path, capsys):
     checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
     checkpoint(tmp_path / "stock", {"model_type": "bert"})
     checkpoint(tmp_path / "list", ["prunecli"])
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/config.json").write_bytes(b"\xff{")
+    Path("damaged").mkdir()
+    Path("damaged/config.json").write_bytes(b"\xff{")
     assert checkpoints_or_demo([]) == [demo.CHECKPOINT, Path("a"), Path("b")]
     assert "using the bundled demo model with a, b." in capsys.readouterr().err
     assert checkpoints_or_demo([Path("stock")]) == [Path("stock")]
@@ -69,7 +69,7 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
 
 
 def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(tmp_path):
-    shutil.copytree(demo.CHECKPOINT, tmp_path / "copy")
+    shutil.copytree(demo.CHECKPOINT, "copy")
     mine = checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
     made, lm = pruned(tmp_path / "made"), pruned(tmp_path / "lm", demo.LM_CHECKPOINT)
     for named in (None, [], demo.CHECKPOINT, tmp_path / "copy", [made, demo.CHECKPOINT]):
@@ -91,8 +91,8 @@ SPILL = ("--memory", "8GiB", "--spill-dir", ".")
 @pytest.fixture
 def memory_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
-    tiny_family(tmp_path / "model", "gpt2")
-    (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
+    tiny_family("model", "gpt2")
+    Path("text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), "the hen\nno\na hat in the inn\n"))
     return tmp_path
 
@@ -111,12 +111,12 @@ def run(command: str, *arguments: str) -> Any:
 )
 def test_bad_input_is_said_plainly(refusal, memory_folder):
     refusal(run)
-    assert not list(memory_folder.glob("*.json"))
+    assert not list(Path().glob("*.json"))
 
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT])
 def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
-    file = memory_folder / "model" / "model.safetensors"
+    file = memory_folder / "model/model.safetensors"
     real, left = StateStore.put, [3]
 
     def put(self, *args):
@@ -127,7 +127,7 @@ def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
 
     monkeypatch.setattr(StateStore, "put", put)
     refused(run(*command, *SPILL), "model.safetensors: truncated while it was read", 1)
-    assert names(memory_folder) == ["data", "model", "text.txt"]
+    assert names() == ["data", "model", "text.txt"]
 
 
 MEASURED = """
@@ -146,9 +146,9 @@ WIDE = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 def test_the_whole_process_stays_within_it(command, memory_folder):
     """A model of 108 MiB in float32, two or three of whose layers of 9 MiB are held; a mixture of 260 MiB."""
     if command == GATES:
-        tiny_nllb_moe(memory_folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
+        tiny_nllb_moe("wide", d_model=256, ffn=1024, experts=32, dtype="F16")
     else:
-        tiny_family(memory_folder / "wide", "llama", dtype="F16", **WIDE)
+        tiny_family("wide", "llama", dtype="F16", **WIDE)
 
     def measured(memory):
         arguments = (command[0], "wide", *command[2:], "--compute-dtype", "float32", "--memory", memory)

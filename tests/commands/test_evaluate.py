@@ -1,4 +1,5 @@
 import gzip
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -27,7 +28,6 @@ def folder(tmp_path, monkeypatch):
     mark = {"prunecli": {"version": 1, "experts": {}, "original_experts": {}, "history": history}}
     tiny_nllb_moe("pruned", seed=1, config=mark)
     write_files("data", {f"test.{language}": lines for language, lines in TEXT.items()})
-    return tmp_path
 
 
 run, done = both(evaluate, "--device", "cpu")
@@ -45,7 +45,7 @@ def test_two_checkpoints_side_by_side(folder):
     assert max(map(len, result.out.splitlines())) <= 120
     assert "2 of 6 pairs" in result.err
     assert "--spm FILE" in result.err
-    payload = json_of(folder / "evaluation.json")
+    payload = json_of("evaluation.json")
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
@@ -54,9 +54,9 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "score", Mock(side_effect=KeyboardInterrupt))
         assert "the same command resumes" in run(*command).err
-    assert not (folder / "evaluation.json").exists()
+    assert not Path("evaluation.json").exists()
     assert "Resuming from" in done(*command).err
-    assert names(folder) == ["data", "evaluation.json", "full", "pruned"]
+    assert names() == ["data", "evaluation.json", "full", "pruned"]
 
 
 @refusals(
@@ -70,7 +70,7 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
 )
 def test_refused(refusal, folder):
     refusal(run)
-    assert not (folder / "evaluation.json").exists()
+    assert not Path("evaluation.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
     assert ended.status == bool(missed)
     lines = ended.err.splitlines()[-len(missed) :] if missed else []
     assert [start in line for start, line in zip(missed, lines, strict=True)] == [True] * len(missed)
-    assert len(json_of(folder / "evaluation.json")["examples"]) == 2
+    assert len(json_of("evaluation.json")["examples"]) == 2
     assert "Where the outputs differ most" in ended.out
 
 
-def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(tmp_path, monkeypatch):
+def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(monkeypatch):
     monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
     bare = ("--pairs", "qba_Latn-qka_Latn,qka_Latn-qba_Latn", "--beam", "1", "--bootstrap", "0")
     result = done(*bare)
     assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in result.err
-    assert json_of(tmp_path / "evaluation.json")["data"]["sentences"] == 30
+    assert json_of("evaluation.json")["data"]["sentences"] == 30
     for arguments in (("--all",), ("--max-sentences", "200")):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
         monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate", lambda *_, **__: None)
@@ -107,11 +107,11 @@ ALL = ("--data", "data", "--pairs", ",".join(f"{a}-{b}" for a in TEXT for b in T
 
 
 def test_means_by_group(folder):
-    (folder / "classes.tsv").write_text(CLASSES)
+    Path("classes.tsv").write_text(CLASSES)
     result = done("full", "pruned", *ALL, "--groups", "classes.tsv", "--table", "t.csv", *QUICK)
     assert "Means by group of languages" in result.out
     assert max(map(len, result.out.splitlines())) <= 120
-    payload = json_of(folder / "evaluation.json")
+    payload = json_of("evaluation.json")
     assert payload["groups"] == {"fra_Latn": "high", "eng_Latn": "high", "deu_Latn": "middle"}
     groups = {"high": {"fra_Latn", "eng_Latn"}, "middle": {"deu_Latn"}}
     for made in payload["results"]:
@@ -135,7 +135,7 @@ def test_the_level_of_significance(folder):
     write_files("data", {f"test.{language}": lines * 15 for language, lines in TEXT.items()})
     arguments = ("full", "pruned", *ALL, "--significance", "0.5", *QUICK)
     assert "with p < 0.5 (paired bootstrap" in done(*arguments).out
-    payload = json_of(folder / "evaluation.json")
+    payload = json_of("evaluation.json")
     full, pruned = payload["results"]
     assert payload["significance"]["level"] == 0.5
     differ = [pair for pair, own in pruned["pairs"].items() if own["bootstrap"]["chrf++"]["p_value"] < 0.5]
@@ -174,12 +174,12 @@ def test_the_table_has_the_json_s_values(folder):
     (("--groups", "few.tsv"), "few.tsv: no group for deu_Latn, fra_Latn", 1),
 )
 def test_tables_and_groups_are_refused_before_the_work(refusal, folder, monkeypatch):
-    (folder / "old.csv").write_text("mine")
-    (folder / "few.tsv").write_text("eng_Latn\thigh\n")
+    Path("old.csv").write_text("mine")
+    Path("few.tsv").write_text("eng_Latn\thigh\n")
     monkeypatch.setattr("prunecli.evaluation.evaluate.translate", None)
     refusal(run, "full", *ALL, *QUICK)
-    assert (folder / "old.csv").read_text() == "mine"
-    assert not (folder / "evaluation.json").exists()
+    assert Path("old.csv").read_text() == "mine"
+    assert not Path("evaluation.json").exists()
 
 
 # `evaluate --task lm|mlm|classification`, and `--plot` for any task.
@@ -189,14 +189,13 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 
 @pytest.fixture
-def task_folder(tmp_path):
+def task_folder():
     for seed, name in enumerate(("full", "small")):
         tiny_family(name, "gpt2", seed=seed)
         tiny_family(f"c-{name}", "bert", seed=seed, **CLASSIFIER)
-    (tmp_path / "a.txt").write_text("the hat\nno\nten hens\n")
-    (tmp_path / "b.txt").write_text("then\n")
-    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
-    return tmp_path
+    Path("a.txt").write_text("the hat\nno\nten hens\n")
+    Path("b.txt").write_text("then\n")
+    Path("text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
 
 
 def test_perplexity(task_folder):
@@ -208,14 +207,14 @@ def test_perplexity(task_folder):
     assert "Too few texts for a test of significance: 4;" in result.err
     assert "Text: 2 files, each line a text (--whole-files takes each file as one text)." in result.err
     assert "Written to evaluation.json." in result.err
-    payload = json_of(task_folder / "evaluation.json")
+    payload = json_of("evaluation.json")
     assert payload["task"] == "lm"
     assert [row["checkpoint"] for row in payload["results"]] == ["full", "small"]
     assert [(row["context"], row["stride"]) for row in payload["results"]] == [(64, 63)] * 2
 
 
 def test_enough_texts_for_a_test(task_folder):
-    (task_folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    Path("many.txt").write_text("the hat\nno\nten hens\n" * 10)
     result = done("full", "small", "--text", "many.txt", "--lines")
     assert "(paired t-test)" in result.out
     assert "*" in result.out
@@ -244,16 +243,16 @@ def test_the_task_is_what_the_model_is_for(task_folder, arguments, task):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
     PhiForCausalLM(phi).save_pretrained("undeclared")
-    write_plain_tokenizer(task_folder / "undeclared")
+    write_plain_tokenizer(Path("undeclared"))
     for name in ("a.txt", "text.tsv"):
-        (task_folder / f"{name}.gz").write_bytes(gzip.compress((task_folder / name).read_bytes()))
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     done(*arguments)
-    found = json_of(task_folder / "evaluation.json")
+    found = json_of("evaluation.json")
     assert found["task"] == task
     if task == "lm":
         assert found["results"][0]["context"] == (9 if "undeclared" in arguments else 64)
     done(*(argument.removesuffix(".gz") for argument in arguments), "--task", task, "-o", "plain.json")
-    assert json_of(task_folder / "plain.json")["results"] == found["results"]
+    assert json_of("plain.json")["results"] == found["results"]
 
 
 def test_texts_by_name_against_the_first(task_folder):
@@ -263,7 +262,7 @@ def test_texts_by_name_against_the_first(task_folder):
     )
     for text in ("By text", "hats", "KL, nats", "same top-1", "same until", "same tokens"):
         assert text in result.out
-    made = json_of(task_folder / "evaluation.json")
+    made = json_of("evaluation.json")
     assert made["data"]["texts"] == 2
     assert f"2 documents, {made['results'][0]['scores']['tokens']:,} tokens" in result.out
     assert sorted((one["text"], *one["outputs"]) for one in made["examples"]) == [
@@ -289,13 +288,13 @@ def test_a_plot(task_folder, monkeypatch, task):
     if task == "classification":
         text = ("c-full", "c-small", "--labelled", "text.tsv")
     else:
-        monkeypatch.setenv("SACREBLEU", str(task_folder / "no-spm"))
+        monkeypatch.setenv("SACREBLEU", str(Path("no-spm").resolve()))
         tiny_nllb_moe("moe")
         write_files("data", dict.fromkeys(("test.eng_Latn", "test.fra_Latn"), "the hat\n"))
         pairs = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
         text = ("moe", *pairs, "--max-new-tokens", "2", "--beam", "1", "--bootstrap", "5")
     result = done(*text, "--task", task, "--plot", "curve.png")
-    pixels(task_folder / "curve.png")
+    pixels("curve.png")
     assert "evaluation.json and curve.png" in result.err
 
 
@@ -328,15 +327,15 @@ def test_steps_of_a_training_are_drawn_against_updates(task_folder, monkeypatch)
     (("full", "--task", "mlm", "--text", "a.txt"), "It can do: lm", 1),
 )
 def test_tasks_are_refused(refusal, task_folder):
-    (task_folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
+    Path("cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
     tiny_family("bare", "bert", architectures=["BertModel"])
-    before = {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()}
+    before = {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     refusal(run)
-    assert {path.name: path.read_bytes() for path in task_folder.iterdir() if path.is_file()} == before
+    assert {path.name: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
 
 
 def test_scores_by_class(task_folder):
     done("c-full", "--labelled", "text.tsv", "--table", "c.csv")
-    (result,) = json_of(task_folder / "evaluation.json")["results"]
+    (result,) = json_of("evaluation.json")["results"]
     by_class = {row["class"]: row["f1"] for row in rows("c.csv", "f1_by_class")}
     assert by_class == result["scores"]["f1_by_class"]

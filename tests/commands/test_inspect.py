@@ -16,8 +16,8 @@ from tests.tiny import VOCAB, change_config, config_of, random_tensors, tiny_nll
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    return tiny_nllb_moe(tmp_path / "tiny")
+def tiny():
+    return tiny_nllb_moe("tiny")
 
 
 run, done = both(inspect)
@@ -37,10 +37,10 @@ def test_the_table_counts_every_part(tiny):
     assert "34,304" in text
 
 
-def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path):
+def test_a_model_without_ffns_has_hidden_units_of_its_layers():
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
-    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    told = done(tmp_path / "mamba").err
+    MambaForCausalLM(config).save_pretrained("mamba")
+    told = done("mamba").err
     assert "64 hidden units in each layer (intermediate_size)" in told
     assert "FFN" not in told
 
@@ -88,14 +88,14 @@ def test_an_ffn_that_cannot_be_is_named(tiny):
     refused(run(tiny), "config.json names model.encoder.layers.9.ffn, which is no FFN or attention", 1)
 
 
-def test_a_pruned_model_shows_what_is_left_and_how(tmp_path):
+def test_a_pruned_model_shows_what_is_left_and_how():
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
     step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
     experts = {layer: [0, 3, 5, 6] for layer in layers}
     structure = {"version": 1, "history": [step], "experts": experts}
     structure["original_experts"] = dict.fromkeys(layers, 8)
-    directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
+    directory = tiny_nllb_moe("pruned", experts=4, shards=2, config={"prunecli": structure})
     text = done(directory).out
     assert text.count("4 of 8") == 4
     assert "2 .safetensors files" in text
@@ -103,8 +103,8 @@ def test_a_pruned_model_shows_what_is_left_and_how(tmp_path):
     assert as_json(directory)["layers"][0]["experts"] == [0, 3, 5, 6]
 
 
-def test_an_undeclared_family_is_counted_as_other(tmp_path):
-    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
+def test_an_undeclared_family_is_counted_as_other():
+    directory = tiny_nllb_moe("tiny", config={"model_type": "bloom"})
     shown = done(directory)
     assert "other" in shown.out
     assert "model.encoder.layers.*.ffn" in shown.out
@@ -180,14 +180,14 @@ def test_the_whole_model_in_each_type(tiny):
         ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
     ],
 )
-def test_types_of_the_same_size_are_one_way(tmp_path, stored, asked, found):
-    directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
+def test_types_of_the_same_size_are_one_way(stored, asked, found):
+    directory = tiny_nllb_moe("moe", dtype=stored)
     whole = fit(directory, "--fit", "1GiB", *asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 
-def test_what_does_not_fit_is_pruned_in_each_type(tmp_path):
-    model = tiny_nllb_moe(tmp_path / "model", experts=32)
+def test_what_does_not_fit_is_pruned_in_each_type():
+    model = tiny_nllb_moe("model", experts=32)
     half = fit(model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
     found = fit(model, "--fit", half - 1)
     assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]

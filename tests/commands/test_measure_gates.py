@@ -39,7 +39,7 @@ LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
+    tiny_nllb_moe("model", pickled=True, shards=3)
     write_files("text", dict.fromkeys(("val.eng_Latn", "val.fra_Latn", "val.deu_Latn"), LINES))
     return tmp_path
 
@@ -50,19 +50,19 @@ run, done = both(collect_gates)
 def test_all_pairs_of_the_text(folder):
     made = done("model", "--data", "text")
     assert "eng_Latn-fra_Latn" in made.out
-    found = read_gates(folder / "gates.json")
+    found = read_gates("gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"
-    assert names(folder) == ["gates.json", "model", "text"]
-    raw = json_of(folder / "gates.json")
+    assert names() == ["gates.json", "model", "text"]
+    raw = json_of("gates.json")
     assert raw["format"] == "prunecli.gates/1"
     assert raw["models"][0]["path"] == "model"
 
 
 def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(folder):
-    (folder / ".gates.json.partial").mkdir()
+    Path(".gates.json.partial").mkdir()
     done("model", "--data", "text", "--max-sentences", "1")
-    read_gates(folder / "gates.json")
+    read_gates("gates.json")
 
 
 @refusals(
@@ -75,7 +75,7 @@ def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(
 )
 def test_bad_input_is_said_plainly(refusal, folder):
     refusal(run)
-    assert not (folder / "gates.json").exists()
+    assert not Path("gates.json").exists()
 
 
 CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
@@ -88,9 +88,9 @@ def model(shared_path):
 
 @pytest.fixture
 def text_folder(tmp_path):
-    (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
-    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
-    (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    Path("prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
+    Path("code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
+    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
     return tmp_path
 
 
@@ -98,7 +98,7 @@ def test_texts_are_entries(model, text_folder):
     texts = ("--text=prose.txt", "--text=code=code.jsonl", "--text=code=prose.txt")
     made = done(model, *texts, "--context", "8")
     assert "experts without a token" in made.out
-    found = read_gates(text_folder / "gates.json")
+    found = read_gates("gates.json")
     assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
     assert found.whole_files is True
     assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
@@ -109,7 +109,7 @@ def test_texts_are_entries(model, text_folder):
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
     assert (found.entries["prose"].routed.sum(axis=1) == 2 * found.entries["prose"].tokens).all()
-    assert sorted(path.name for path in text_folder.iterdir() if path.name.startswith(".")) == []
+    assert not any(name.startswith(".") for name in names())
 
 
 @refusals(
@@ -121,17 +121,17 @@ def test_texts_are_entries(model, text_folder):
 )
 def test_what_cannot_be_is_refused_in_a_line(refusal, model, text_folder):
     refusal(run, model)
-    assert not (text_folder / "gates.json").exists()
+    assert not Path("gates.json").exists()
 
 
 @pytest.mark.parametrize("model_type", [*TAPPED, "llama4"])
 def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type):
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
-    made.save_pretrained(text_folder / "model")
-    write_sentinels(text_folder / "model")
+    made.save_pretrained("model")
+    write_sentinels(Path("model"))
     done("model", "--text", "prose.txt", "--text", "chat=prose.txt")
-    gates = read_gates(text_folder / "gates.json")
-    checkpoint = open_model(text_folder / "model")
+    gates = read_gates("gates.json")
+    checkpoint = open_model("model")
     for metric in METRICS:
         chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
         assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
@@ -140,16 +140,16 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
 
 
 def test_text_for_a_model_that_translates_is_refused(text_folder):
-    tiny_nllb_moe(text_folder / "nllb")
+    tiny_nllb_moe("nllb")
     refused(run("nllb", "--text", "prose.txt"), "--text goes with language models")
 
 
 def test_the_demos_language_model_needs_no_arguments(text_folder):
     done("--demo", "lm", "--max-tokens", "300")
-    assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
+    assert list(read_gates("gates.json").entries) == list(LM_TEXTS)
     call(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
     call(evaluate, "--demo", "lm", "--max-sentences", "6")
-    full, reduced = json_of(text_folder / "evaluation.json")["results"]
+    full, reduced = json_of("evaluation.json")["results"]
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]
@@ -165,19 +165,19 @@ def test_the_file_is_the_same_but_for_the_command_line(folder):
     done(*arguments, "-o", "whole.json")
     made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
-    assert content(folder / "whole.json") == content(folder / "layers.json")
-    assert names(folder) == ["layers.json", "model", "text", "whole.json"]
+    assert content("whole.json") == content("layers.json")
+    assert names() == ["layers.json", "model", "text", "whole.json"]
 
 
-def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+def chosen(free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    return collect.memory_for(open_model(folder / "model"), Devices(CPU), torch.float32, group, console.note)
+    return collect.memory_for(open_model("model"), Devices(CPU), torch.float32, group, console.note)
 
 
 def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):
-    assert chosen(folder, 10_000, monkeypatch) == 8_000
+    assert chosen(10_000, monkeypatch) == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
 
 
@@ -185,10 +185,10 @@ def test_several_on_one_machine_share_what_is_free(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
-    assert chosen(folder, 10_000, monkeypatch) == 4_000
-    free = weight_bytes(open_model(folder / "model"), "F32") * 3 // 2
-    assert chosen(folder, free, monkeypatch) is not None
-    assert chosen(folder, 2 * free, monkeypatch) is None
+    assert chosen(10_000, monkeypatch) == 4_000
+    free = weight_bytes(open_model("model"), "F32") * 3 // 2
+    assert chosen(free, monkeypatch) is not None
+    assert chosen(2 * free, monkeypatch) is None
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
@@ -243,7 +243,7 @@ main(sys.argv[4:])
 
 @pytest.fixture
 def shared_folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model", experts=16)
+    tiny_nllb_moe("model", experts=16)
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), SENTENCES))
     return tmp_path
 
@@ -286,7 +286,7 @@ def test_control_c_ends_all(shared_folder):
     """The terminal, or torchrun, hands the signal to each."""
     processes = start(shared_folder, "wait", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER)
     deadline = time.monotonic() + 60
-    while not (shared_folder / "waiting").exists() and time.monotonic() < deadline:
+    while not Path("waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in processes:
         os.kill(process.process.pid, signal.SIGINT)

@@ -18,14 +18,13 @@ PAIRS = ("--pairs", "eng_Latn-fra_Latn")
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tiny_family(tmp_path / "m", "m2m_100")
+@pytest.fixture(autouse=True)
+def _model_and_text():
+    tiny_family("m", "m2m_100")
     for split, lines in {"val": "the hen\na\nno hen on the hat\n", "test": "the inn\nten\n"}.items():
         french = "".join(f"le {line}\n" for line in lines.splitlines())
         write_files("data", {f"{split}.eng_Latn": lines, f"{split}.fra_Latn": french})
     write_files(".", {"text.txt": "the hat\nno\nten hens\n", "text.tsv": "0\tthe hat\n1\tno\n2\tten hens\n"})
-    return tmp_path
 
 
 run = partial(done, score_heads, "--device", "cpu")
@@ -35,7 +34,7 @@ def scores(path: str = "heads.json") -> dict[str, Any]:
     return json_of(path)
 
 
-def test_importance_per_token(folder):
+def test_importance_per_token():
     plain = run("m", "--data", "data", *PAIRS, "-o", "example.json")
     assert "Importance (I_h of eq. 2, not normalised)" in plain.out
     assert "Mean over 3 examples of translation." in plain.out
@@ -50,7 +49,7 @@ def test_importance_per_token(folder):
     assert {*other["counts"].values()} == {3}
     tokens = found["counts"]
     assert tokens.keys() == found["values"].keys()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
+    tokenizer = AutoTokenizer.from_pretrained("m", src_lang="eng_Latn")
     sources = sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
     assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {sources}
     for name, values in other["values"].items():
@@ -60,7 +59,7 @@ def test_importance_per_token(folder):
     assert "heads.json and example.json cannot be merged: per is" in mixed.err
 
 
-def test_ablation_by_beam_search(folder):
+def test_ablation_by_beam_search():
     """The heads of one layer on each side are soon ablated one by one while it translates."""
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
     shallow = tiny_family("shallow", "m2m_100", **sizes)
@@ -75,9 +74,9 @@ def test_ablation_by_beam_search(folder):
     assert found["values"].keys() == found["p_values"].keys() == found["ids"].keys()
 
 
-def test_enough_examples_for_a_test(folder):
-    (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
-    tiny_family(folder / "other", "gpt2")
+def test_enough_examples_for_a_test():
+    Path("many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    tiny_family("other", "gpt2")
     result = run("other", "--text", "many.txt", "--lines", "--metric", "ablation")
     assert "make it significantly worse" in result.out
     assert "too few" not in result.err
@@ -92,9 +91,9 @@ def test_enough_examples_for_a_test(folder):
         (("reader", "--labelled"), ("more.tsv",), ("text.tsv",)),
     ],
 )
-def test_all_but_one_chosen_on_one_text_reported_on_another(folder, arguments, chosen, reported):
-    tiny_family(folder / "reader", "bert", **CLASSIFIER)
-    (folder / "more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
+def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, reported):
+    tiny_family("reader", "bert", **CLASSIFIER)
+    Path("more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
     common = ("--metric", "all-but-one", "--measure", "loss")
     option = "--select-split" if "--data" in arguments else "--select-data"
     result = run(*arguments, *reported, *common, option, chosen[-1])
@@ -119,20 +118,20 @@ def test_all_but_one_chosen_on_one_text_reported_on_another(folder, arguments, c
         ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
     ],
 )
-def test_tasks(folder, family, changes, arguments, task):
-    tiny_family(folder / "other", family, **changes)
+def test_tasks(family, changes, arguments, task):
+    tiny_family("other", family, **changes)
     run("other", *arguments, "--json")
     assert scores()["task"] == task
     assert scores()["examples"] == 3
     assert scores().get("whole_files") is (None if task == "classification" else False)
 
 
-def test_scores_of_a_pruned_model_have_original_numbers(folder):
+def test_scores_of_a_pruned_model_have_original_numbers():
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
     shown = run("pruned", "--data", "data", *PAIRS, "-o", "again.json").out
     ids = {module_of(name): tuple(ids) for name, ids in scores("again.json")["ids"].items()}
-    assert ids == kept(folder / "pruned")
+    assert ids == kept("pruned")
     table = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["1"], ["2"])]
     dashes = [[cell == "-" for cell in cells] for _, _, *cells in table]
     assert dashes == [[head not in own for head in range(4)] for own in ids.values()]
@@ -154,6 +153,6 @@ FILES = ("--source-file", "text.txt", "--target-file", "text.tsv")
     ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt", 1),
     (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
 )
-def test_refusals(refusal, folder):
+def test_refusals(refusal):
     refusal(call, score_heads, "m")
     assert not Path("heads.json").exists()

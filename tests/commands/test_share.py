@@ -8,7 +8,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.commands.calls import both, call, refusals, refused
+from tests.commands.calls import both, call, names, refusals, refused
 from tests.ffn_layouts import tiny
 from tests.selections import kept_heads
 
@@ -71,10 +71,10 @@ def test_without_options_the_choices_for_attentions_are_said(model):
     assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
-def test_json_of_a_dry_run(model, tmp_path):
+def test_json_of_a_dry_run(model):
     result = done(model, "--preset", "OneWide", "--dry-run", "--json")
     summary = result.json
-    assert list(tmp_path.iterdir()) == []
+    assert names() == []
     (group,) = summary["groups"]
     assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
     assert group["parameters"] == 2 * 32 * 240 + 240 + 32
@@ -85,11 +85,11 @@ def test_json_of_a_dry_run(model, tmp_path):
     assert summary["output"] is None
 
 
-def test_json_of_a_dry_run_for_attentions(model, tmp_path):
+def test_json_of_a_dry_run_for_attentions(model):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
     options = ("--encoder", "share", "--decoder", "drop", "--init", "last")
     summary = shared(model, *options, "--dry-run", "--json").json
-    assert list(tmp_path.iterdir()) == []
+    assert names() == []
     members = [f"{ENCODER}.self_attn".format(n) for n in range(3)]
     made = {"init": "last", "heads": [0, 1, 2, 3], "parameters": 4 * 32 * 32 + 4 * 32}
     of = {"owner": members[0], "members": members, "sources": members[2:]}
@@ -120,11 +120,11 @@ def test_the_history_names_no_stack_that_the_model_lacks(models):
     assert "encoder" not in arguments
 
 
-def test_the_demo_without_any_argument(tmp_path):
+def test_the_demo_without_any_argument():
     result = done()
     assert "using the bundled demo model" in result.err
     assert "only its dense FFNs are changed (--dense-only)" in result.err
-    assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
+    assert names() == ["shared-ffn"]
 
 
 def test_a_reduced_checkpoint_is_reduced_further(model):
@@ -138,9 +138,9 @@ def test_a_reduced_checkpoint_is_reduced_further(model):
     refused(share("alike", "--encoder", "share", "--groups", 3), said)
 
 
-def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
+def test_activations_are_those_of_the_merged_ffn(models):
     """The FFN is merged, and then narrowed; activations are no means of its sources'."""
-    (tmp_path / "text").write_text("ab cd\nefg\n")
+    Path("text").write_text("ab cd\nefg\n")
     text = ("--width", 20, "--text", "text")
     done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
     done(models["gpt2"], "-o", "merged")
@@ -174,9 +174,9 @@ def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
     ((share, "m2m_100", "--encoder", "drop", "--init", "last"), "--init is for shared attentions"),
     ((share, "m2m_100", "--preset", "OneWide"), "no such configuration"),
 )
-def test_refusals(refusal, models, tmp_path):
+def test_refusals(refusal, models):
     refusal(lambda command, name, *options: command(models[name], *options))
-    assert list(tmp_path.iterdir()) == []
+    assert names() == []
 
 
 def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:

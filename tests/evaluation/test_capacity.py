@@ -142,15 +142,14 @@ DATA = ("--data", "text", "--pairs", "eng_Latn-fra_Latn")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    tiny_nllb_moe(tmp_path / "moe", experts=64, d_model=32, ffn=64)
-    tiny_family(tmp_path / "llama", "llama", hidden_size=64, intermediate_size=256)
+    tiny_nllb_moe("moe", experts=64, d_model=32, ffn=64)
+    tiny_family("llama", "llama", hidden_size=64, intermediate_size=256)
     names = (f"{split}.{end}" for split in ("val", "test", "train") for end in ("eng_Latn", "fra_Latn"))
     write_files("text", dict.fromkeys(names, LINES))
-    (tmp_path / "lines").write_text(LINES)
-    return tmp_path
+    Path("lines").write_text(LINES)
 
 
-def weights(path: Path, width: int) -> int:
+def weights(path: str, width: int) -> int:
     return width * sum(info.numel for info in open_model(path).tensors.values())
 
 
@@ -181,7 +180,7 @@ def test_refused_before_a_weight_is_read(name, folder, monkeypatch):
     made = run(name)
     refused(made, "30.00 KiB are free", 1)
     assert "More: prunecli inspect " in made.err
-    assert not list(folder.glob("*.json"))
+    assert not list(Path().glob("*.json"))
 
 
 def ratio_of(made: Result) -> str:
@@ -195,8 +194,8 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, folder
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     trains = name.startswith("finetune")
     # Half of the experts, more or less: 4 values of 4 bytes for each trained weight, else 2 bytes.
-    free = weights(folder / "moe", 16 if trains else 2) * 2 // 3
-    free += weights(folder / "moe", 4) if "teacher" in name else 0
+    free = weights("moe", 16 if trains else 2) * 2 // 3
+    free += weights("moe", 4) if "teacher" in name else 0
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = run(name)
     refused(made, "are free", 1)
@@ -204,10 +203,10 @@ def test_the_ratio_that_is_named_fits_and_the_next_smaller_does_not(name, folder
     dtype = () if trains else ("--dtype", "bf16")
     step = 16 / (4 * 64)  # at 3:1 experts go by the dozen or so
     for fits, ratio in ((True, named), (False, named - step)):
-        out = str(folder / f"out-{fits}")
+        out = f"out-{fits}"
         done(prune_experts, "moe", "--metric", "random", "--ratio", str(ratio), *dtype, "-o", out)
         command, (_, *arguments) = COMMANDS[name]
-        again = call(command, out, *arguments, "-o", str(folder / f"r-{fits}"))
+        again = call(command, out, *arguments, "-o", f"r-{fits}")
         assert (again.status == 0) is fits, again.err
 
 
@@ -224,10 +223,10 @@ def test_layer_by_layer_is_named_where_the_command_can(folder, monkeypatch):
 
 
 def test_of_quantised_language_models_too(folder, monkeypatch):
-    tiny_mixture("glm4_moe").bfloat16().save_pretrained(folder / "plain")
-    write_plain_tokenizer(folder / "plain")
-    quantise(folder / "plain", folder / "glm", folder / "decoded", "fp8", lambda name: "experts." in name)
-    free = sum(2 * info.numel for info in open_model(folder / "glm").unquantised.values()) * 9 // 10
+    tiny_mixture("glm4_moe").bfloat16().save_pretrained("plain")
+    write_plain_tokenizer(Path("plain"))
+    quantise(Path("plain"), Path("glm"), Path("decoded"), "fp8", lambda name: "experts." in name)
+    free = sum(2 * info.numel for info in open_model("glm").unquantised.values()) * 9 // 10
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
@@ -236,5 +235,5 @@ def test_of_quantised_language_models_too(folder, monkeypatch):
     assert found, made.err
     assert "More: prunecli inspect glm --fit" in made.err
     done(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
-    left = sum(2 * info.numel for info in open_model(folder / "less").unquantised.values())
+    left = sum(2 * info.numel for info in open_model("less").unquantised.values())
     assert left <= 0.9 * free

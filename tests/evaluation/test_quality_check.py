@@ -23,12 +23,11 @@ LINES = ("the hen", "ten tins on", "then no hen")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def _text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn")
     write_files(".", dict.fromkeys(names, "".join(f"{line}\n" for line in LINES)))
     Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    return tmp_path
 
 
 def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
@@ -76,13 +75,13 @@ def test_every_command_checks_on_request(command, case, arguments, models):
         ("BertForSequenceClassification", "Classes of 3 texts of text.txt: "),
     ],
 )
-def test_outputs_are_compared_with_the_original(head, line, folder):
-    model = tiny_family(folder / "model", "bert", architectures=[head])
+def test_outputs_are_compared_with_the_original(head, line):
+    model = tiny_family("model", "bert", architectures=[head])
     assert line in done(prune_layers, model, "--remove", "0,1", "--check", "text.txt").out
 
 
-def test_lines_are_texts_of_found_encoders_too(folder):
-    model = folder / "model"
+def test_lines_are_texts_of_found_encoders_too():
+    model = Path("model")
     tiny.drawn(MPNetModel, tiny.tiny_config("mpnet")).save_pretrained(model)
     write_plain_tokenizer(model)
     line = "Vectors of 3 texts of text.txt: mean cosine"

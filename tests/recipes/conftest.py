@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.tiny import write_files
+
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
+def _workplace(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "val.a").write_text("one\n")
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text("{}")
-    return tmp_path
+    write_files("text", {"val.a": "one\n"})
+    write_files("base", {"config.json": "{}"})
