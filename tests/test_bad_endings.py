@@ -110,8 +110,8 @@ main()
 
 def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[str]:
     """`prune-experts` in a process of its own, caught in the middle of writing."""
-    command = [sys.executable, "-c", script, "prune-experts", str(source), "-o", str(output), "--force"]
-    command += ["--metric", "random", "--ratio", "0.5", "--dtype", "float16"]
+    line = f"prune-experts {source} -o {output} --force --metric random --ratio 0.5 --dtype float16"
+    command = [sys.executable, "-c", script, *line.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert any("moved" in line for line in process.stdout)  # several threads may write into one
     return process
@@ -184,8 +184,8 @@ def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedPr
 )
 def test_disk_that_is_really_full(check, reserving, message, source, tmp_path):
     (tmp_path / "small").mkdir()
-    command = [sys.executable, "-c", SMALL_DISK, check, reserving, "prune-experts", str(source)]
-    command += ["--metric", "random", "--ratio", "0.5", "-o", str(tmp_path / "small" / "out")]
+    line = f"{check} {reserving} prune-experts {source} --metric random --ratio 0.5 -o {tmp_path}/small/out"
+    command = [sys.executable, "-c", SMALL_DISK, *line.split()]
     done = on_small_disk(tmp_path / "small", command)
     assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()

@@ -1,9 +1,11 @@
 """Calls of one command: what it printed, and how it ended."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,11 @@ class Result:
 
 
 def call(command: Callable[..., None], *arguments: object) -> Result:
-    """Failures are described as the command line does."""
+    """Text is split into words as in a shell, anything else is one; failures are described as the command line does."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    parts = (shlex.split(one) if isinstance(one, str) else [str(one)] for one in arguments)
+    result = CliRunner().invoke(app, [*chain(*parts)])
     if result.exception is None or isinstance(result.exception, SystemExit):
         return Result(result.exit_code, result.stdout, result.stderr)
     text, status = describe(result.exception)
@@ -60,14 +63,14 @@ def refused(result: Result, message: str, status: int = 2) -> None:
 
 
 def refusals(*cases: tuple[Any, ...]) -> Any:
-    """Cases of calls that are refused: the arguments, the message, and the status if it is not 2.
+    """Cases of calls that are refused: the end of the line, the message, and the status if it is not 2.
 
-    The test gets `refusal`, which calls a command with arguments before those of the case.
+    The test gets `refusal`, which calls a command with arguments before the end.
     """
 
     def check(case: tuple[Any, ...]) -> Callable[..., None]:
         arguments, *said = case
-        return lambda command, *before: refused(command(*before, *arguments), *said)
+        return lambda command, *before: refused(command(*before, arguments), *said)
 
     return pytest.mark.parametrize("refusal", map(check, cases), ids=[case[1] for case in cases])
 

@@ -33,7 +33,7 @@ def files():
 
 
 def test_table_picture_and_file(files):
-    result = done("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
+    result = done("a.json b.json --plot points.png --table table.csv")
     for text in ("a.json and b.json", "all", "48", "cross", "16"):
         assert text in result.out, text
     assert "Written to head-comparison.json, points.png" in result.err
@@ -41,8 +41,8 @@ def test_table_picture_and_file(files):
     comparison = results.read("head-comparison.json")
     assert len(comparison.frame("heads")) == 48
     assert Path("table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
-    assert run("a.json", "b.json", "--json", "--force").json["first"]["file"] == "a.json"
-    assert run("a.json", "b.json").status == 1  # the result exists
+    assert run("a.json b.json --json --force").json["first"]["file"] == "a.json"
+    assert run("a.json b.json").status == 1  # the result exists
 
 
 def test_scores_of_two_models_are_said_to_be(files):
@@ -51,15 +51,15 @@ def test_scores_of_two_models_are_said_to_be(files):
     other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
     other["values"] = {name: row[:-1] for name, row in other["values"].items()}
     write_json("b.json", other)
-    shown = run("a.json", "b.json").out
+    shown = run("a.json b.json").out
     assert "of two models" in shown
     assert "left out: 12" in shown
 
 
 @refusals(
-    (("a.json", "./a.json"), "given twice"),
-    (("a.json", "c.json"), "no such file", 1),
-    (("a.json", "b.json", "--plot", "points.jpg"), "unknown kind of file"),
+    ("a.json ./a.json", "given twice"),
+    ("a.json c.json", "no such file", 1),
+    ("a.json b.json --plot points.jpg", "unknown kind of file"),
 )
 def test_head_scores_that_are_refused(refusal, files):
     refusal(run)
@@ -74,7 +74,7 @@ languages, compared = both(compare_languages)
 
 def test_sets_trees_and_counts_are_those_known_beforehand():
     write_gates("gates.json")
-    result = compared("--plot", "languages.png")
+    result = compared("--plot languages.png")
     found = json_of("languages.json")
     assert found["format"] == "prunecli.languages/1"
     assert found["balance"] == "1:1"
@@ -120,8 +120,8 @@ def test_groups_families_and_another_metric_of_the_layers():
     write_gates("gates.json")
     Path("classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
     write_json("families.json", {"qba": "b", "qbo": "b", "qka": "k", "qko": "k"})
-    files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
-    shown = compared(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").out
+    files = "--groups classes.tsv --families families.json --plot l.png"
+    shown = compared(files, "--layer-metric top2 --ratio 0.5 --table t.csv").out
     found = json_of("languages.json")
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
@@ -144,7 +144,7 @@ def test_groups_families_and_another_metric_of_the_layers():
 def test_texts_select_the_experts_known_beforehand():
     write_text_gates("gates.json")
     Path("families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
-    shown = compared("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").out
+    shown = compared("--plot t.png --families families.tsv --table t.csv").out
     found = json_of("texts.json")
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
@@ -167,10 +167,10 @@ def test_texts_select_the_experts_known_beforehand():
 
 def test_texts_can_be_chosen():
     write_text_gates("gates.json")
-    found = compared("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").json
+    found = compared("--for novel,code --metric frequency --json -o t.json").json
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
-    one = compared("--for", "novel", "--json", "-o", "one.json").json
+    one = compared("--for novel --json -o one.json").json
     assert one["similarity"] == [[1]]
     assert one["layers"][0]["common"] == [8, 9, 10, 11]
     assert one["layers"][0]["own"] == {"novel": []}
@@ -180,20 +180,20 @@ def test_texts_can_be_chosen():
 @pytest.mark.parametrize(
     ("write", "arguments", "status", "message"),
     [
-        (write_text_gates, ["--for", "cod"], 1, "no text 'cod'"),
-        (write_text_gates, ["--langs", "code"], 2, "--langs is for translation"),
-        (write_text_gates, ["--ratio", "0.95"], 2, "would be kept"),
-        (write_gates, ["--for", "code"], 2, "--for names texts"),
-        (write_gates, ["--groups", "none.tsv"], 1, "none.tsv: no such file"),
-        (write_gates, ["--ratio", "0.9"], 2, "4"),
-        (write_gates, ["--metric", "importence"], 2, "No metric 'importence'"),
-        (write_gates, ["-o", "gates.json"], 1, "gates.json"),
+        (write_text_gates, "--for cod", 1, "no text 'cod'"),
+        (write_text_gates, "--langs code", 2, "--langs is for translation"),
+        (write_text_gates, "--ratio 0.95", 2, "would be kept"),
+        (write_gates, "--for code", 2, "--for names texts"),
+        (write_gates, "--groups none.tsv", 1, "none.tsv: no such file"),
+        (write_gates, "--ratio 0.9", 2, "4"),
+        (write_gates, "--metric importence", 2, "No metric 'importence'"),
+        (write_gates, "-o gates.json", 1, "gates.json"),
     ],
 )
 def test_bad_input_about_languages_writes_nothing(write, arguments, status, message):
     write("gates.json")
     before = Path("gates.json").read_bytes()
-    refused(languages(*arguments), message, status)
+    refused(languages(arguments), message, status)
     assert names() == ["gates.json"]
     assert Path("gates.json").read_bytes() == before
 
@@ -205,7 +205,7 @@ def test_without_gates_it_says_how_to_make_them():
 def test_without_altair_it_names_the_package(monkeypatch):
     write_gates("gates.json")
     monkeypatch.setitem(sys.modules, "altair", None)
-    refused(languages("--plot", "a.png"), "pip install altair", 1)
+    refused(languages("--plot a.png"), "pip install altair", 1)
     assert not Path("languages.json").exists()
 
 
@@ -213,7 +213,7 @@ def test_without_altair_it_names_the_package(monkeypatch):
 def test_similarities_of_many_pairs_are_not_listed(monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.results.languages.TABLE_PAIRS", most)
     write_gates("gates.json")
-    assert compared("--table", "t.csv").err.endswith("Written to languages.json and t.csv.\n")
+    assert compared("--table t.csv").err.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed
     assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]
 
@@ -233,14 +233,14 @@ def folder(tmp_path, monkeypatch):
     Path("text.txt").write_text("\n".join(SENTENCES) + "\n")
 
 
-run_models, models = both(compare_models, "--device", "cpu")
+run_models, models = both(compare_models, "--device cpu")
 
 
-PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+PAIR = "--data data --pairs eng_Latn-fra_Latn"
 
 
 def test_two_models(folder):
-    result = models("full", "twin", *PAIR, "--plot", "map.png")
+    result = models("full twin", PAIR, "--plot map.png")
     for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
         assert text in result.out
     assert "fewer sentences than the width of the outputs (30 < 32)" in result.out
@@ -261,8 +261,8 @@ def test_two_models(folder):
 
 
 def test_benchmarks_and_random_weights(folder):
-    bounds = ("--benchmarks", "third", "--random-baseline", "2")
-    result = models("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
+    bounds = "--benchmarks third --random-baseline 2"
+    result = models("full twin", bounds, PAIR, "--measure cka --json -q")
     payload = result.json
     assert payload == json_of("similarity.json")
     assert payload["benchmarks"] == ["third"]
@@ -272,13 +272,13 @@ def test_benchmarks_and_random_weights(folder):
     assert payload["mean"]["decoder"]["cka_normalised"] > 0
     assert payload["random_seeds"] == [0, 1]
     assert payload["mean"]["decoder"]["cka_random"] > 0
-    shown = models("full", "twin", *bounds, *PAIR, "--force").out
+    shown = models("full twin", bounds, PAIR, "--force").out
     assert "% of the benchmarks" in shown
     assert "CKA, random" in shown
 
 
 def test_one_model(folder):
-    result = models("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
+    result = models("full", PAIR, "--measure lns --neighbours 0.1 -o own.json")
     assert "full, decoder" in result.out
     assert "CKA" not in result.out
     payload = json_of("own.json")
@@ -290,7 +290,7 @@ def test_one_model(folder):
 def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
     write_changed(Path("full"), Path("less"), "m2m_100", gone)
-    result = models("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
+    result = models("full less --data data --langs eng_Latn,fra_Latn")
     assert "30 sentences of each of 2 pairs, averaged." in result.out
     assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out
 
@@ -299,18 +299,18 @@ def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     shutil.copytree(demo.CHECKPOINT, "mine.copy")
     change_config("mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
     Path("mine").symlink_to("mine.copy")
-    result = models("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
+    result = models("--pairs qba_Latn-qka_Latn --max-sentences 40")
     assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.err
     assert json_of("similarity.json")["checkpoints"][0] == "demo"
 
 
 @refusals(
-    (("full", "twin", *PAIR, "--max-sentences", "19"), "19 sentences are too few", 1),
-    (("full", "twin", *PAIR, "--neighbours", "0.01"), "0 neighbours"),
-    (("full", "full", *PAIR), "full is given twice"),
-    (("full", "--random-baseline", "1", *PAIR), "--random-baseline goes with two models"),
-    (("full", "twin", *PAIR, "--text", "text.txt"), "--text goes with models"),
-    (("full", "lm-full", *PAIR), "lm-full: a model with one stack"),
+    (f"full twin {PAIR} --max-sentences 19", "19 sentences are too few", 1),
+    (f"full twin {PAIR} --neighbours 0.01", "0 neighbours"),
+    (f"full full {PAIR}", "full is given twice"),
+    (f"full --random-baseline 1 {PAIR}", "--random-baseline goes with two models"),
+    (f"full twin {PAIR} --text text.txt", "--text goes with models"),
+    (f"full lm-full {PAIR}", "lm-full: a model with one stack"),
 )
 def test_models_that_are_refused(refusal, folder):
     refusal(run_models)
@@ -320,6 +320,6 @@ def test_models_that_are_refused(refusal, folder):
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
     monkeypatch.setattr(cka, "linear_cka", Mock(side_effect=KeyboardInterrupt))
-    assert run_models("full", "twin", *PAIR).status == 130
+    assert run_models("full twin", PAIR).status == 130
     assert not Path("similarity.json").exists()
     assert not list(Path("scratch").glob("prunecli-*"))

@@ -126,44 +126,43 @@ def test_a_found_family_is_counted_by_part(tmp_path):
 
 
 @refusals(
-    (("--fit", "much"), "--fit much: not a size"),
-    (("--fit", "1GiB", "--dtype", "float17"), "unknown type"),
-    (("--dtype", "float16"), "--dtype goes with --fit"),
+    ("--fit much", "--fit much: not a size"),
+    ("--fit 1GiB --dtype float17", "unknown type"),
+    ("--dtype float16", "--dtype goes with --fit"),
 )
 def test_bad_options(refusal, tiny):
     refusal(run, tiny)
 
 
-def test_the_table_has_the_json_s_values(tiny, tmp_path):
-    table = tmp_path / "t.csv"
-    payload = as_json(tiny, "--table", table)
+def test_the_table_has_the_json_s_values(tiny):
+    payload = as_json(tiny, "--table t.csv")
     keys = ("tensors", "parameters", "bytes")
-    counts = {row["part"]: {key: row[key] for key in keys} for row in rows(table, "parameters")}
+    counts = {row["part"]: {key: row[key] for key in keys} for row in rows("t.csv", "parameters")}
     assert counts == {**payload["parts"], "total": payload["total"]}
-    experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows(table, "experts")]
+    experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows("t.csv", "experts")]
     assert experts == [
         (one["name"], len(one["experts"]), one["original_experts"]) for one in payload["layers"]
     ]
-    assert [row["name"] for row in rows(table, "heads")] == [one["name"] for one in payload["attentions"]]
-    refused(run(tiny, "--table", table), "exists already", 1)
-    shown = done(tiny, "--table", table, "--force", "--fit", "1GiB")
-    assert f"Written to {table}." in shown.err
+    assert [row["name"] for row in rows("t.csv", "heads")] == [one["name"] for one in payload["attentions"]]
+    refused(run(tiny, "--table t.csv"), "exists already", 1)
+    shown = done(tiny, "--table t.csv --force --fit 1GiB")
+    assert "Written to t.csv." in shown.err
     assert "Parameters" in shown.out
-    assert {row["way"] for row in rows(table, "fit")} == {"whole", "layer by layer"}
+    assert {row["way"] for row in rows("t.csv", "fit")} == {"whole", "layer by layer"}
 
 
 # `--fit`: each way's bytes against sums made by hand, and what is said of them.
 
 
-LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
+LOAD = "--fit-batch 1 --fit-beam 1 --fit-length 4"
 
 
 def fit(*arguments: Any) -> dict[str, Any]:
-    return as_json(*arguments, *LOAD)["fit"]
+    return as_json(*arguments, LOAD)["fit"]
 
 
 def test_the_whole_model_in_each_type(tiny):
-    whole = fit(tiny, "--fit", "1GiB")["whole"]
+    whole = fit(tiny, "--fit 1GiB")["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
     parameters = sum(array.size for array in random_tensors(config_of(tiny)).values())
     assert [way["weight_bytes"] for way in whole] == [4 * parameters, 2 * parameters]
@@ -176,19 +175,19 @@ def test_the_whole_model_in_each_type(tiny):
 @pytest.mark.parametrize(
     ("stored", "asked", "found"),
     [
-        ("F16", [], [("float16", True), ("float32", False)]),
-        ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
+        ("F16", "", [("float16", True), ("float32", False)]),
+        ("F32", "--dtype bfloat16", [("bfloat16", False), ("float32", True)]),
     ],
 )
 def test_types_of_the_same_size_are_one_way(stored, asked, found):
     directory = tiny_nllb_moe("moe", dtype=stored)
-    whole = fit(directory, "--fit", "1GiB", *asked)["whole"]
+    whole = fit(directory, "--fit 1GiB", asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 
 def test_what_does_not_fit_is_pruned_in_each_type():
     model = tiny_nllb_moe("model", experts=32)
-    half = fit(model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
+    half = fit(model, "--fit 1GiB")["whole"][1]["needed_bytes"]
     found = fit(model, "--fit", half - 1)
     assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]
     wide, narrow = found["pruned"]
@@ -197,28 +196,28 @@ def test_what_does_not_fit_is_pruned_in_each_type():
     assert wide["ratio"] > narrow["ratio"] > 0
     assert (found["ratio"], found["keep"]) == (wide["ratio"], wide["keep"])
     assert narrow["weight_bytes"] < found["whole"][1]["weight_bytes"]
-    shown = done(model, "--fit", half - 1, *LOAD).out
+    shown = done(model, "--fit", half - 1, LOAD).out
     assert f"--ratio {narrow['ratio']:g} --dtype float16" in shown
-    assert done(model, "--fit", half, *LOAD).out.endswith("It fits in float16.\n")
+    assert done(model, "--fit", half, LOAD).out.endswith("It fits in float16.\n")
 
 
 def test_nothing_fits_is_an_answer(tiny):
-    found = fit(tiny, "--fit", "1KiB")
+    found = fit(tiny, "--fit 1KiB")
     ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
     assert not any(way["fits"] for way in ways)
     assert "ratio" not in found
     assert {way["keep"] for way in found["pruned"]} == {8}  # two in each of four layers
-    assert "Next:" not in done(tiny, "--fit", "1KiB").out
+    assert "Next:" not in done(tiny, "--fit 1KiB").out
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
 def test_every_family_is_reckoned_with(model_type, models):
     directory = models[model_type]
-    found = fit(directory, "--fit", "2KiB")
+    found = fit(directory, "--fit 2KiB")
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []
     assert found["whole"][0]["decoding_bytes"] > 0
-    text = done(directory, "--fit", "2KiB", *LOAD).out
+    text = done(directory, "--fit 2KiB", LOAD).out
     over = found["whole"][1]["needed_bytes"] - 2048
     assert f"needs {over / 1024:.2f} KiB more, in float16" in text
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text

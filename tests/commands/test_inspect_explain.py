@@ -24,12 +24,11 @@ def _model_and_scores():
 
 
 def test_a_question_and_the_overview():
-    made = prune_heads("bart", "--count", 3, "--json")
+    made = prune_heads("bart --count 3 --json")
     Path("heads.json").unlink()  # the result is enough
     decision = made.json["decision"]
     place = next(one for one in decision["places"] if one["attention"] == "cross")
-    asked = ("head", "1", "of", "decoder", "cross-attention", "layer", place["layer"])
-    answer = done(explain, "pruned-heads", *asked)
+    answer = done(explain, f"pruned-heads head 1 of decoder cross-attention layer {place['layer']}")
     value, rank = place["values"][1], place["ranks"][1]
     verb = "kept" if 1 in place["kept"] else "removed"
     where = f"the cross-attention of decoder layer {place['layer']}"
@@ -37,19 +36,19 @@ def test_a_question_and_the_overview():
     assert f" {value:.4g} is rank {rank} of " in answer.out
     assert "8 sentences" in answer.out
     assert "split dev, in heads.json (sha256 " in answer.out
-    answers = ask("pruned-heads", "head 1 of cross-attention", "--json").json["answers"]
+    answers = ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"]
     assert answers[0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = ask("pruned-heads", "--json").json
+    whole = ask("pruned-heads --json").json
     assert whole["decisions"][0]["places"] == decision["places"]
 
 
 def test_a_dry_run_explains_and_writes_nothing(monkeypatch):
     monkeypatch.setattr(console, "NO_TERMINAL_WIDTH", 60)
     before = names()
-    made = prune_heads("bart", "--count", 3, "--explain", "--dry-run")
+    made = prune_heads("bart --count 3 --explain --dry-run")
     assert names() == before
     tables = made.out.partition("Where each place was cut")[2]
     assert "removed" in tables
@@ -57,21 +56,21 @@ def test_a_dry_run_explains_and_writes_nothing(monkeypatch):
 
 
 def test_the_layers_that_were_named_have_no_table():
-    made = done(prune_layers, "bart", "--remove", "encoder:0", "--explain")
+    made = done(prune_layers, "bart --remove encoder:0 --explain")
     assert "named by --remove; no values." in made.out
-    assert ask("pruned-layers", "encoder layer 0").out == (
+    assert ask("pruned-layers 'encoder layer 0'").out == (
         "Encoder layer 0 was removed: named by --remove; it has no value.\n"
     )
 
 
 @refusals(
-    (("bart", "head 1"), "prunecli did not write", 1),
-    (("pruned-layers", "head 1"), "chose among heads", 1),
-    (("pruned-layers", "layer 99"), "nothing tells of layer 99", 1),
-    (("pruned-layers", "house 1"), "no part of a model"),
+    ("bart 'head 1'", "prunecli did not write", 1),
+    ("pruned-layers 'head 1'", "chose among heads", 1),
+    ("pruned-layers 'layer 99'", "nothing tells of layer 99", 1),
+    ("pruned-layers 'house 1'", "no part of a model"),
 )
 def test_refusals_are_two_lines(refusal):
-    done(prune_layers, "bart", "--remove", "encoder:0")
+    done(prune_layers, "bart --remove encoder:0")
     refusal(ask)
     Path("pruned-layers", FILE).write_text("{")
-    assert "cut short" in ask("pruned-layers", "layer 1").err
+    assert "cut short" in ask("pruned-layers 'layer 1'").err

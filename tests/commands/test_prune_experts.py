@@ -45,7 +45,7 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_prunes_by_language(model, folder):
-    result = done(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
+    result = done(model, "--ratio 0.75 --source eng_Latn --target fra_Latn")
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
     assert "Written: pruned-experts" in result.out
     found = kept("pruned-experts")
@@ -74,10 +74,10 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
-    done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
-    result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
+    done(model, "--ratio 0.5 --balance 1:1 -o half")
+    result = done("half --ratio 0.5 --balance 1:1 -o quarter --json")
     assert sum(result.json["held"].values()) == 32
-    done(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct")
+    done(model, "--ratio 0.75 --balance 1:1 -o direct")
     assert kept("quarter") == kept("direct")
     quarter = open_model("quarter")
     assert len(quarter.structure.history) == 2
@@ -87,7 +87,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):
     budget = open_model(model).total_bytes
-    result = done(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
+    result = done(model, f"--fit {budget} --fit-length 2 --fit-beam 1 -o small")
     assert "10%" in result.out
     assert "batch 1, beam 1, 2 tokens" in result.out
     assert open_model("small").total_bytes <= budget * 0.9
@@ -96,15 +96,15 @@ def test_fit_prints_the_arithmetic_and_fits(model, folder):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--balance", "3:1"), "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with"),
-        (("--experts-per-layer", "9,3"), "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
-        (("--balance", "1:3"), None),
-        (("--strategy", "global-threshold"), None),
+        ("--balance 3:1", "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with"),
+        ("--experts-per-layer 9,3", "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
+        ("--balance 1:3", None),
+        ("--strategy global-threshold", None),
     ],
 )
 def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(model, folder, options, says):
-    amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
-    result = done(model, *amount, *options, "--quiet", "--dry-run")
+    amount = "" if "--experts-per-layer" in options else "--ratio 0.5"
+    result = done(model, amount, options, "--quiet --dry-run")
     assert result.err.count("Decoder layers") == (says is not None)
     assert says is None or says in result.err
 
@@ -113,29 +113,26 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
     Path("stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
-    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min", 3)
-    result = done(model, "--gates", "stats.json", *options)
+    options = "--metric top1 --strategy global-threshold --ratio 0.5 --min 3"
+    result = done(model, "--gates stats.json", options)
     counts, theta = released_statistics.threshold_counts(layers, 32, 3)
     assert [len(ids) for ids in kept("pruned-experts").values()] == counts
     assert f"theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
 
 
-GRANULAR = ("--granularity",)
-
-
 @refusals(
-    (("--ratio", 0.9), "would be kept"),
-    (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
-    ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran"),
-    ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source"),
-    ((*GRANULAR, "language"), "needs --source or --target"),
-    (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of"),
-    (("--fit", "1KiB"), "No ratio fits"),
-    (("--fit-beam", "1"), "--fit-beam goes with --fit"),
-    (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number"),
-    (("--multiple-of", 32), "no multiple of 32"),
-    (("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4), "or --multiple-of"),
-    (("--keep", "gates.json"), "go with --gates", 1),
+    ("--ratio 0.9", "would be kept"),
+    ("--source eng_Lat", "Did you mean eng_Latn", 1),
+    ("--granularity pair --source eng_Latn --target eng_Latn", "no tran"),
+    ("--granularity global --source eng_Latn", "takes no --source"),
+    ("--granularity language", "needs --source or --target"),
+    ("--ratio 0.5 --experts-per-layer 3,3", "Give one of"),
+    ("--fit 1KiB", "No ratio fits"),
+    ("--fit-beam 1", "--fit-beam goes with --fit"),
+    ("--multiple-of 4 --strategy global-threshold", "rounds the number"),
+    ("--multiple-of 32", "no multiple of 32"),
+    ("--keep gates.json --metric top1 --multiple-of 4", "or --multiple-of"),
+    ("--keep gates.json", "go with --gates", 1),
 )
 def test_bad_usage_ends_in_two_lines(refusal, model, folder):
     refusal(run, model)
@@ -209,7 +206,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
     }
     save_file({**tensors, **predicting}, text_model / "model.safetensors", {"format": "pt"})
     write_statistics("gates.json", text_model)
-    result = done(text_model, "--ratio", 0.5, "-o", "out")
+    result = done(text_model, "--ratio 0.5 -o out")
     assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"
     found = kept("out")
@@ -217,7 +214,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
 
 
 def test_by_text_and_by_default_a_quarter_goes(text_model, text_folder):
-    result = done(text_model, "--for", "code", "-o", "out")
+    result = done(text_model, "--for code -o out")
     for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
     payload = json_of("gates.json")
@@ -232,7 +229,7 @@ def test_by_text_and_by_default_a_quarter_goes(text_model, text_folder):
 
 
 def test_experts_that_saw_little_are_told_of(text_model, text_folder):
-    result = done(text_model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
+    result = done(text_model, "--for code --metric frequency --dry-run --json")
     found = result.json
     layers = [name.removesuffix(".experts") for name in found["kept"]]
     assert found["details"]["few_tokens"] == {name: [3] for name in layers}
@@ -240,7 +237,7 @@ def test_experts_that_saw_little_are_told_of(text_model, text_folder):
     held = 8 * len(layers)
     assert f"{len(layers)} of {held} experts received fewer than 100 tokens of this text" in result.err
     assert f"; the result lacks {len(layers)} of them." in result.err
-    quiet = run(text_model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
+    quiet = run(text_model, "--for code --min-tokens 2 --dry-run --json")
     assert quiet.json["details"] == {}
     assert "saw fewer" not in quiet.err
     assert "saw fewer" not in run(text_model, "--dry-run").err  # with the tokens of both texts
@@ -248,16 +245,16 @@ def test_experts_that_saw_little_are_told_of(text_model, text_folder):
 
 def test_by_weights_alone(text_model, text_folder):
     Path("gates.json").unlink()
-    done(text_model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
+    done(text_model, "--metric aimer --ratio 0.5 -o out")
     assert kept("out") == best(text_model, by_weights(text_model), 4)
 
 
 @refusals(
-    (("--for", "cod"), "Did you mean code?", 1),
-    (("--source", "eng_Latn"), "Choose the statistics that count with --for"),
-    (("--strategy", "side-threshold"), "is for encoders and decoders"),
-    (("--experts-per-layer", "6,4"), "Give one number"),
+    ("--for cod", "Did you mean code?", 1),
+    ("--source eng_Latn", "Choose the statistics that count with --for"),
+    ("--strategy side-threshold", "is for encoders and decoders"),
+    ("--experts-per-layer 6,4", "Give one number"),
 )
 def test_bad_usage(refusal, text_model, text_folder):
-    refusal(run, text_model, "-o", "out")
+    refusal(run, text_model, "-o out")
     assert not Path("out").exists()

@@ -31,7 +31,7 @@ def folder(model):
 
 
 def test_prunes_the_least_important_heads(model, folder):
-    result = done(model, "--ratio", 0.5)
+    result = done(model, "--ratio 0.5")
     assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
     assert "Written: pruned-heads (opens only where prunecli is installed: prunecli.load_model" in result.out
     sums = json_of("heads.json")["values"]
@@ -54,8 +54,7 @@ def test_prunes_the_least_important_heads(model, folder):
     ("metric", "normalize"), zip(itertools.cycle(get_args(HeadMetric)), get_args(Normalize))
 )
 def test_json_of_a_dry_run(metric, normalize, model, folder):
-    options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
-    result = done(model, *options)
+    result = done(model, f"--metric {metric} --normalize {normalize} --count 10 --json --dry-run")
     summary = result.json
     assert sum(summary["held"].values()) == 28
     assert sum(map(len, summary["kept"].values())) == 18
@@ -71,20 +70,20 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
     values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
     ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
     write_json("heads.json", scored(checkpoint, **ablation), force=True)
-    result = done(model, "--count", 1)
+    result = done(model, "--count 1")
     assert "by ablation over 8 examples, not normalised (default)" in result.err
     assert kept("pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 
 @refusals(
-    (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count"),
-    (("--count", 29), "at most 28 can"),
-    (("--ratio", 0.9, "--min", 1), "at most 21 can"),
-    (("--attention", "self"), "no such choice"),
-    (("--keep", "a.json", "--scores", "b.json"), "--keep does not go with --scores"),
-    (("--keep", "heads.json"), "statistics go with --gates or --scores", 1),
-    (("--uniform",), "a config of type m2m_100 cannot say how many heads are left"),
-    (("--scores", "none.json"), "prunecli score-heads", 1),
+    ("--ratio 0.5 --count 3", "Give one of --ratio and --count"),
+    ("--count 29", "at most 28 can"),
+    ("--ratio 0.9 --min 1", "at most 21 can"),
+    ("--attention self", "no such choice"),
+    ("--keep a.json --scores b.json", "--keep does not go with --scores"),
+    ("--keep heads.json", "statistics go with --gates or --scores", 1),
+    ("--uniform", "a config of type m2m_100 cannot say how many heads are left"),
+    ("--scores none.json", "prunecli score-heads", 1),
 )
 def test_bad_usage_ends_in_two_lines(refusal, model, folder):
     refusal(run, model)
@@ -92,7 +91,7 @@ def test_bad_usage_ends_in_two_lines(refusal, model, folder):
 
 
 def test_attentions_that_the_model_lacks_are_refused(models):
-    refused(run(models["bert"], "--metric", "random", "--attention", "cross"), "It has encoder.")
+    refused(run(models["bert"], "--metric random --attention cross"), "It has encoder.")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_attentions_that_the_model_lacks_are_refused(models):
 )
 def test_uniform_results_are_stock_models(models, ratio, kept_heads, more):
     """A stock Llama of this width keeps 4, 2 or 1 of 4 groups of heads; a tenth alone would leave 3."""
-    result = done(models["llama"], "--metric", "random", "--ratio", ratio, "--uniform")
+    result = done(models["llama"], "--metric random --ratio", ratio, "--uniform")
     said = f"{more}{kept_heads} heads are kept in every attention; a stock model may keep 1, 2, 4."
     assert said in result.err.splitlines()
     assert "A stock model: plain transformers opens it." in result.out

@@ -31,7 +31,7 @@ def _text():
 
 
 def test_trims_to_the_text(model):
-    result = done(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
+    result = done(model, "--data data --langs eng_Latn --text data/test.deu_Latn")
     assert "Written: trimmed-vocabulary (opens only where prunecli is installed: " in result.out
     assert "All 4 different texts fall into the same tokens as before." in result.out
     out = Path("trimmed-vocabulary")
@@ -55,7 +55,7 @@ def test_trims_to_the_text(model):
 
 
 def test_without_anything_the_demo_is_trimmed():
-    result = done("--dry-run", "--json", "--langs", "qna_Latn,qno_Latn")
+    result = done("--dry-run --json --langs qna_Latn,qno_Latn")
     assert "using the bundled demo model" in result.err
     assert '"val"' in result.out  # not its train, in which every token occurs
     assert '"train"' not in result.out
@@ -64,9 +64,7 @@ def test_without_anything_the_demo_is_trimmed():
 
 def test_dry_run_writes_nothing_and_shows_what_would_stay(model):
     before = digests(Path())
-    result = done(
-        model, "--data", "data", "--dry-run", "--min-count", 2, "--multiple-of", 8, "--dtype", "float16"
-    )
+    result = done(model, "--data data --dry-run --min-count 2 --multiple-of 8 --dtype float16")
     assert digests(Path()) == before
     for text in ("special and added", "tokens", "parameters", "of the running tokens are kept", "Dry run"):
         assert text in result.out
@@ -75,7 +73,7 @@ def test_dry_run_writes_nothing_and_shows_what_would_stay(model):
 
 def test_tokens_asked_for_stay(model):
     Path("keep").write_text("\u2581the\nin\n\n", encoding="utf-8")
-    done(model, "--text", "data/val.deu_Latn", "--keep", "keep", "--quiet")
+    done(model, "--text data/val.deu_Latn --keep keep --quiet")
     assert load_tokenizer(Path("trimmed-vocabulary")).tokenize("the in") == ["\u2581the", "\u2581", "in"]
 
 
@@ -83,7 +81,7 @@ def test_files_that_would_be_wrong_are_left_out_and_named():
     source = tiny_family("model", "gpt2")
     (source / "vocab.bpe").write_text("#version: 0.2\n")
     (source / "chat_template.jinja").write_text("x")
-    result = done(source, "--text", "data/val.eng_Latn")
+    result = done(source, "--text data/val.eng_Latn")
     assert "vocab.bpe is left out" in result.err
     written = names("trimmed-vocabulary")
     assert "vocab.bpe" not in written
@@ -91,16 +89,16 @@ def test_files_that_would_be_wrong_are_left_out_and_named():
 
 
 @refusals(
-    ((), "No text is given"),
-    (("--split", "val"), "No text is given"),
-    (("--text", "data/val.eng_Latn", "--langs", "eng_Latn"), "--split and --langs go with --data"),
-    (("--data", "data", "--langs", "eng_Latn,"), "an empty name"),
-    (("--data", "data", "--langs", "eng_Latin"), "no text in 'eng_Latin'", 1),
-    (("--data", "data", "--split", "dev"), "no split 'dev'", 1),
-    (("--data", "data", "--keep", "nowhere"), "nowhere: no such file", 1),
-    (("--data", "data", "--keep", "data/val.eng_Latn"), "the tokenizer has no token 'on the tin'", 1),
-    (("--data", "data", "--min-count", "0"), "--min-count"),
-    (("--data", "data", "--multiple-of", "0"), "--multiple-of"),
+    ("", "No text is given"),
+    ("--split val", "No text is given"),
+    ("--text data/val.eng_Latn --langs eng_Latn", "--split and --langs go with --data"),
+    ("--data data --langs eng_Latn,", "an empty name"),
+    ("--data data --langs eng_Latin", "no text in 'eng_Latin'", 1),
+    ("--data data --split dev", "no split 'dev'", 1),
+    ("--data data --keep nowhere", "nowhere: no such file", 1),
+    ("--data data --keep data/val.eng_Latn", "the tokenizer has no token 'on the tin'", 1),
+    ("--data data --min-count 0", "--min-count"),
+    ("--data data --multiple-of 0", "--multiple-of"),
 )
 def test_refusals(refusal, model):
     before = digests(Path())

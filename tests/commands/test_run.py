@@ -96,7 +96,7 @@ steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"],
 def test_bundled_recipes_are_listed_printed_and_found_by_name():
     listed = prunecli("--list").out
     assert [name for name in bundled_recipes() if name not in listed] == []
-    Path("mine.yaml").write_text(prunecli("quickstart", "--print").out)
+    Path("mine.yaml").write_text(prunecli("quickstart --print").out)
     by_name, by_path = (prunecli(name, "--dry-run").out for name in ("quickstart", "mine.yaml"))
     assert by_name.startswith("collect-gates: would run: ")
     assert by_name == by_path
@@ -117,7 +117,7 @@ def workplace():
 
 
 def test_a_recipe_runs_its_commands_once(workplace):
-    dry = prunecli("recipe.yaml", "--dry-run")
+    dry = prunecli("recipe.yaml --dry-run")
     assert "compare-0.75: would run: made/languages.json does not exist" in dry.out
     assert not Path("made").exists()
     first = prunecli("recipe.yaml")
@@ -125,7 +125,7 @@ def test_a_recipe_runs_its_commands_once(workplace):
     assert Path("made/languages.json").is_file()
     assert "[1/1] compare-0.75: prunecli compare-languages" in first.err
     assert "[1/1] compare-0.75: up to date" in prunecli("recipe.yaml").err
-    changed = prunecli("recipe.yaml", "--set", "ratio=0.5", "--quiet")
+    changed = prunecli("recipe.yaml --set ratio=0.5 --quiet")
     assert (changed.status, changed.out) == (0, "")
 
 

@@ -17,13 +17,13 @@ def _speeds():
 
 
 def test_the_page_on_stdout():
-    assert Page(run("-o", "-").out).sections() == ["Speed and memory"]
+    assert Page(run("-o -").out).sections() == ["Speed and memory"]
     assert names() == ["latency.json"]
 
 
 def test_the_same_directory_makes_the_same_bytes_again():
-    done("-o", "a.html")
-    done("-o", "b.html")
+    done("-o a.html")
+    done("-o b.html")
     assert Path("a.html").read_bytes() == Path("b.html").read_bytes()
 
 

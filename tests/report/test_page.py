@@ -125,10 +125,10 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path_factory):
 
 def test_models_without_layers_or_tokens_are_reduced():
     base = tiny_nllb_moe("base")
-    done(prune_layers, base, "--remove", "encoder:1", "-o", "shallow")
-    done(prune_layers, base, "--remove", "decoder:1", "-o", "other")
-    done(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", "a fourth")
-    done(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", "half")
+    done(prune_layers, base, "--remove encoder:1 -o shallow")
+    done(prune_layers, base, "--remove decoder:1 -o other")
+    done(prune_experts, base, "--metric random --ratio 0.25 -o 'a fourth'")
+    done(prune_experts, base, "--metric random --ratio 0.5 -o half")
     names = ["base", "shallow", "other", "a fourth", "half"]
     payload = results.evaluation([source_of(name) for name in names])
     payload["results"] = [payload["results"][0] | {"checkpoint": name} for name in names]
@@ -183,17 +183,17 @@ def test_outputs_stand_side_by_side():
 def test_steps_can_be_typed_again():
     """Each line of a history, parsed by a shell and run by the command, makes the same weights."""
     write_json("it's scored.json", scored(open_model(tiny_nllb_moe("base"))))
-    arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
-    done(prune_experts, "base", *arguments, "-o", "few experts")
-    done(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
-    done(prune_layers, "heads", "--remove", "encoder:1,decoder:0", "-o", "small")
+    arguments = "--metric random --ratio 0.5 --seed 3"
+    done(prune_experts, "base", arguments, "-o 'few experts'")
+    done(prune_heads, "'few experts' --count 3 -o heads --scores", Path("it's scored.json"))
+    done(prune_layers, "heads --remove encoder:1,decoder:0 -o small")
     data = collect(Path())
     made = {entry.name: entry for entry in data.checkpoints}
     lines = command_lines(made["small"], data.checkpoints)
     commands = {"prune-experts": prune_experts, "prune-heads": prune_heads, "prune-layers": prune_layers}
     for line in lines:
         name, *words = shlex.split(line, comments=True)[1:]
-        done(commands[name], *words, "--force")
+        done(commands[name], shlex.join(words), "--force")
     again = {entry.name: entry for entry in collect(Path()).checkpoints}
     for name in ("few experts", "heads", "small"):
         assert again[name].fingerprint == made[name].fingerprint
@@ -267,12 +267,10 @@ def test_parts_history_and_families_of_checkpoints():
 
 def test_real_reductions_have_strips_and_head_maps():
     base = tiny_nllb_moe("base")
-    chosen = "experts.json"
-    write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
+    write_json("experts.json", [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
     write_json("heads.json", scored(open_model(base)))
-    done(prune_experts, base, "--keep", chosen, "-o", "fewer")
-    options = ("--scores", "heads.json", "--count", 3)
-    done(prune_heads, "fewer", *options, "-o", "small")
+    done(prune_experts, base, "--keep experts.json -o fewer")
+    done(prune_heads, "fewer --scores heads.json --count 3 -o small")
     found = page()
     expected = ["Checkpoints", "Pruning history", "By what was chosen", "Experts", "Attention heads"]
     assert found.sections() == expected
