@@ -37,7 +37,7 @@ class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     output: Path = result_option("gates.json", "File of the statistics.")
 
 
-@command(CollectGates)
+@command
 def collect_gates(options: CollectGates) -> None:
     """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair or text.
 
@@ -118,7 +118,7 @@ class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
     plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram")
 
 
-@command(ScoreHeads)
+@command
 def score_heads(options: ScoreHeads) -> None:
     """Score attention heads: what the model loses without each of them.
 

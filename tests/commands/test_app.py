@@ -256,8 +256,8 @@ def test_quiet_leaves_warnings_alone(capsys):
     class Quiet(Options):
         quiet: bool = option("No notes.", False)
 
-    @command_of(Quiet)
-    def command(options):
+    @command_of
+    def command(options: Quiet):
         console.note("No checkpoint given.")
         console.warn("This file is damaged.")
 
