@@ -52,23 +52,23 @@ def tensor_bytes(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
-def test_every_ratio_is_what_prune_experts_writes(model_type, tmp_path):
-    source = write(tmp_path / "source", model_type)
+def test_every_ratio_is_what_prune_experts_writes(model_type):
+    source = write(Path("source"), model_type)
     found = fit(source, KIB, length=4)
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
     ways = {way["ratio"]: way for way in found["pruned"] if way["as_stored"]}
     ratio, way = next(iter(ways.items()))
-    out = tmp_path / "out"
+    out = Path("out")
     done(prune_experts, source, "--metric random --ratio", ratio, "-o", out)
     assert way["weight_bytes"] == tensor_bytes(out)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "mxfp4"])
-def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
+def test_of_quantised_ones_as_stored_and_decoded(scheme):
     stacked = scheme == "mxfp4"
     sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 32}
-    plain = write(tmp_path / "plain", "gpt_oss" if stacked else "glm4_moe", **sizes)
-    source, decoded = tmp_path / "stored", tmp_path / "decoded"
+    plain = write(Path("plain"), "gpt_oss" if stacked else "glm4_moe", **sizes)
+    source, decoded = Path("stored"), Path("decoded")
     expert = "experts.gate_up_proj" if stacked else "_proj.weight"
     quantise(plain, source, decoded, scheme, lambda name: expert in name and "bias" not in name)
     found = fit(source, KIB, length=4)
@@ -76,7 +76,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
     assert found["whole"][1]["weight_bytes"] == tensor_bytes(decoded)
     for directory, as_stored in ((source, True), (decoded, False)):
-        out = tmp_path / f"out-{as_stored}"
+        out = Path(f"out-{as_stored}")
         done(prune_experts, directory, "--metric random --ratio 0.5 -o", out)
         way = next(way for way in found["pruned"] if (way["as_stored"], way["ratio"]) == (as_stored, 0.5))
         assert way["weight_bytes"] == tensor_bytes(out)
@@ -90,18 +90,18 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme, tmp_path):
     assert "--dtype" not in shown.out
 
 
-def test_the_least_that_a_router_with_groups_needs_stays(tmp_path):
-    source = write(tmp_path / "source", "deepseek_v3")
+def test_the_least_that_a_router_with_groups_needs_stays():
+    source = write(Path("source"), "deepseek_v3")
     found = fit(source, KIB, length=4)
     # 2 of 8 from 1 of 2 groups: 2 stay in each group of 2 layers; what is left at 0.75 is too few.
     assert [way["ratio"] for way in found["pruned"] if way["as_stored"]] == [0.25, 0.5]
     assert [way["keep"] for way in found["pruned"] if way["as_stored"]] == [12, 8]
 
 
-def test_what_is_quantised_and_how_far(tmp_path):
-    plain = tiny_family(tmp_path / "plain", "llama")
-    source = tmp_path / "stored"
-    quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: ".mlp." in name)
+def test_what_is_quantised_and_how_far():
+    plain = tiny_family("plain", "llama")
+    source = Path("stored")
+    quantise(plain, source, Path("decoded"), "fp8", lambda name: ".mlp." in name)
     found = call(inspect, source, "--json").json
     weights = 3 * 3  # of each layer
     assert found["quantisation"]["method"] == "fp8"
@@ -115,11 +115,11 @@ def test_what_is_quantised_and_how_far(tmp_path):
     assert call(inspect, plain, "--json").json["quantisation"] is None
 
 
-def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(tmp_path, monkeypatch):
-    plain = write(tmp_path / "plain", "qwen3_moe", hidden_size=32, max_position_embeddings=32)
+def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(monkeypatch):
+    plain = write(Path("plain"), "qwen3_moe", hidden_size=32, max_position_embeddings=32)
     write_plain_tokenizer(plain)
-    source = tmp_path / "stored"
-    quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
+    source = Path("stored")
+    quantise(plain, source, Path("decoded"), "fp8", lambda name: name.endswith("_proj.weight"))
     monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "found_device", lambda: torch.device("cpu"))
@@ -139,8 +139,7 @@ DATA = "--data text --pairs eng_Latn-fra_Latn"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder():
     tiny_nllb_moe("moe", experts=64, d_model=32, ffn=64)
     tiny_family("llama", "llama", hidden_size=64, intermediate_size=256)
     names = (f"{split}.{end}" for split in ("val", "test", "train") for end in ("eng_Latn", "fra_Latn"))

@@ -23,8 +23,7 @@ LINES = ("the hen", "ten tins on", "then no hen")
 
 
 @pytest.fixture(autouse=True)
-def _text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _text():
     names = ("text.txt", "val.eng_Latn", "val.fra_Latn", "test.eng_Latn", "test.fra_Latn")
     write_files(".", dict.fromkeys(names, "".join(f"{line}\n" for line in LINES)))
     Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
