@@ -1,6 +1,1 @@
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+from tests.folders import in_an_empty_folder as in_an_empty_folder

@@ -7,8 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import pytest
-
 from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
 from prunecli.methods.options import LanguageOptions
@@ -19,16 +17,12 @@ from prunecli.report.page import report_page
 from tests.commands.calls import done
 from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
+from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import change_config, tiny_nllb_moe, write_json
 
 HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def page(**files) -> Page:
