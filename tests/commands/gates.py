@@ -13,9 +13,9 @@ EXPERTS = 16
 USED = {"qba": (0, 1, 2, 3), "qbo": (2, 3, 4, 5), "qka": (8, 9, 10, 11), "qko": (10, 11, 12, 13)}
 
 
-def statistics(languages=LANGUAGES):
+def statistics():
     """The encoder uses the source's experts, the decoder the target's."""
-    pairs = {f"{a}-{b}": _sums(a, b) for a in languages for b in languages if a != b}
+    pairs = {f"{a}-{b}": _sums(a, b) for a in LANGUAGES for b in LANGUAGES if a != b}
     return gate_statistics("sha256:00", "nllb-moe", "forced", LAYERS, EXPERTS, 2, pairs)
 
 
@@ -28,9 +28,8 @@ def _sums(source, target):
     return GateSums(zip(SUMS, sums, strict=True))
 
 
-def write_gates(path, **options):
-    write_json(path, {**GateStatistics.header([], None), **statistics(**options).to_json()})
-    return path
+def write_gates(path="gates.json"):
+    write_json(path, {**GateStatistics.header([], None), **statistics().to_json()})
 
 
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -52,7 +51,5 @@ def _text_sums(used):
     return sums
 
 
-def write_text_gates(path):
-    made = text_statistics()
-    write_json(path, {**made.header([], None), **made.to_json()})
-    return path
+def write_text_gates():
+    write_json("gates.json", {**GateStatistics.header([], None), **text_statistics().to_json()})

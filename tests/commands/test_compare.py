@@ -73,7 +73,7 @@ languages, compared = both(compare_languages)
 
 
 def test_sets_trees_and_counts_are_those_known_beforehand():
-    write_gates("gates.json")
+    write_gates()
     result = compared("--plot languages.png")
     found = json_of("languages.json")
     assert found["format"] == "prunecli.languages/1"
@@ -117,7 +117,7 @@ def test_one_pair_has_nothing_to_be_compared_with():
 
 
 def test_groups_families_and_another_metric_of_the_layers():
-    write_gates("gates.json")
+    write_gates()
     Path("classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
     write_json("families.json", {"qba": "b", "qbo": "b", "qka": "k", "qko": "k"})
     files = "--groups classes.tsv --families families.json --plot l.png"
@@ -142,7 +142,7 @@ def test_groups_families_and_another_metric_of_the_layers():
 
 
 def test_texts_select_the_experts_known_beforehand():
-    write_text_gates("gates.json")
+    write_text_gates()
     Path("families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
     shown = compared("--plot t.png --families families.tsv --table t.csv").out
     found = json_of("texts.json")
@@ -166,7 +166,7 @@ def test_texts_select_the_experts_known_beforehand():
 
 
 def test_texts_can_be_chosen():
-    write_text_gates("gates.json")
+    write_text_gates()
     found = compared("--for novel,code --metric frequency --json -o t.json").json
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
@@ -191,7 +191,7 @@ def test_texts_can_be_chosen():
     ],
 )
 def test_bad_input_about_languages_writes_nothing(write, arguments, status, message):
-    write("gates.json")
+    write()
     before = Path("gates.json").read_bytes()
     refused(languages(arguments), message, status)
     assert names() == ["gates.json"]
@@ -203,7 +203,7 @@ def test_without_gates_it_says_how_to_make_them():
 
 
 def test_without_altair_it_names_the_package(monkeypatch):
-    write_gates("gates.json")
+    write_gates()
     monkeypatch.setitem(sys.modules, "altair", None)
     refused(languages("--plot a.png"), "pip install altair", 1)
     assert not Path("languages.json").exists()
@@ -212,7 +212,7 @@ def test_without_altair_it_names_the_package(monkeypatch):
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_similarities_of_many_pairs_are_not_listed(monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.results.languages.TABLE_PAIRS", most)
-    write_gates("gates.json")
+    write_gates()
     assert compared("--table t.csv").err.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed
     assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]

@@ -23,8 +23,8 @@ ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for si
 run, done = both(prune_experts)
 
 
-def gates(checkpoint: Checkpoint, seed: int = 0) -> dict[str, Any]:
-    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS, seed).to_json()}
+def gates(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"format": GateStatistics.FORMAT, **random_gates(checkpoint, PAIRS).to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +158,14 @@ def text_model(request, shared_path):
 @pytest.fixture
 def text_folder(text_model):
     """A working directory with the gates.json of `text_model`."""
-    write_statistics("gates.json", text_model)
+    write_statistics(text_model)
 
 
-def write_statistics(path: str, text_model: Path) -> None:
+def write_statistics(text_model: Path) -> None:
     """Random statistics; of `code` expert 3 saw 2 tokens, the others 200 or more."""
     made = random_gates(open_model(text_model), ("code", "chat"))
     made.entries["code"].routed[:, 3] = 2
-    write_json(path, {"format": made.format, **made.to_json()})
+    write_json("gates.json", {"format": made.format, **made.to_json()})
 
 
 def best(text_model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:
@@ -205,7 +205,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
         name.replace("layers.2", "layers.3"): value.flip(0).contiguous() for name, value in last.items()
     }
     save_file({**tensors, **predicting}, text_model / "model.safetensors", {"format": "pt"})
-    write_statistics("gates.json", text_model)
+    write_statistics(text_model)
     result = done(text_model, "--ratio 0.5 -o out")
     assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"

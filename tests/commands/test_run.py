@@ -112,7 +112,7 @@ prunecli = partial(call, run.run)
 
 @pytest.fixture
 def workplace():
-    write_gates("gates.json")
+    write_gates()
     Path("recipe.yaml").write_text(RECIPE)
 
 
