@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,8 @@ def call(command: Callable[..., None], *arguments: object) -> Result:
     """Text is split into words as in a shell, anything else is one; failures are described as the command line does."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(command)
-    parts = (shlex.split(one) if isinstance(one, str) else [str(one)] for one in arguments)
-    result = CliRunner().invoke(app, [*chain(*parts)])
+    words = [word for one in arguments for word in (shlex.split(one) if isinstance(one, str) else [str(one)])]
+    result = CliRunner().invoke(app, words)
     if result.exception is None or isinstance(result.exception, SystemExit):
         return Result(result.exit_code, result.stdout, result.stderr)
     text, status = describe(result.exception)
@@ -69,8 +68,8 @@ def refusals(*cases: tuple[Any, ...]) -> Any:
     """
 
     def check(case: tuple[Any, ...]) -> Callable[..., None]:
-        arguments, *said = case
-        return lambda command, *before: refused(command(*before, arguments), *said)
+        end, *said = case
+        return lambda command, *before: refused(command(*before, end), *said)
 
     return pytest.mark.parametrize("refusal", map(check, cases), ids=[case[1] for case in cases])
 
