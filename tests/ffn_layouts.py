@@ -28,9 +28,9 @@ def tiny(directory: Path, case: str, **changes: Any) -> Path:
     return tiny_family(directory, case, **changes)
 
 
-def weights(directory: Path) -> dict[str, np.ndarray]:
+def weights(directory: Path | str) -> dict[str, np.ndarray]:
     """The tensors of the one file of weights."""
-    return dict(load_file(directory / "model.safetensors"))
+    return dict(load_file(f"{directory}/model.safetensors"))
 
 
 def ffns_of(held: Mapping[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:

@@ -35,8 +35,8 @@ class Process:
         return re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.M), err  # which torch 2.10 prints
 
 
-def start(folder: Path, *arguments: str, code: str | None = None, processes: int = 2) -> list[Process]:
-    """A prunecli command, or Python code with these arguments, in processes that know of each other."""
+def start(folder: Path, *lines: str, code: str | None = None, processes: int = 2) -> list[Process]:
+    """A prunecli command, or Python code with the words of these lines, in processes that know of each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -51,7 +51,7 @@ def start(folder: Path, *arguments: str, code: str | None = None, processes: int
         files = (outputs / "out", outputs / "err")
         for file in files:  # there though it be killed at once
             file.touch()
-        process = context.Process(target=_run, args=(folder, files, environment, arguments, code))
+        process = context.Process(target=_run, args=(folder, files, environment, lines, code))
         process.start()
         started.append(Process(process, files))
     return started
@@ -66,14 +66,14 @@ def ended(processes: list[Process]) -> list[tuple[int, str, str]]:
     return found
 
 
-def _run(folder: Path, files: tuple[Path, Path], environment: Any, arguments: Any, code: str | None) -> None:
+def _run(folder: Path, files: tuple[Path, Path], environment: Any, lines: Any, code: str | None) -> None:
     for descriptor, path in zip((1, 2), files, strict=True):
         opened = os.open(path, os.O_WRONLY)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(folder)
     os.environ.update(environment)
-    sys.argv = ["prunecli", *arguments]
+    sys.argv = ["prunecli", *" ".join(lines).split()]
     if code is not None:
         exec(code, {"__name__": "__main__"})
         return

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 
-def pixels(path: Path) -> tuple[int, int]:
+def pixels(path: Path | str) -> tuple[int, int]:
     """Return width and height of a PNG file that is whole and more than an empty canvas."""
-    data = path.read_bytes()
+    data = Path(path).read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     chunks, at = [], 8
     while at < len(data):

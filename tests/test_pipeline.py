@@ -1,4 +1,3 @@
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,86 +21,76 @@ from prunecli.tensors.stream import Copy, Output
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import names
 from tests.families import tiny_family
+from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.structures import axes_of
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
-ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
+KEPT = {f"model.{side}.layers.1.ffn": (0, 1) for side in ("encoder", "decoder")}
 
 
-def tiny(directory: Path, **options: object) -> Path:
-    return tiny_nllb_moe(directory, experts=4, layers=2, **options)  # type: ignore[arg-type]
+def tiny() -> Path:
+    return tiny_nllb_moe("in", experts=4, layers=2)
 
 
-def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = "F32") -> Rewrite:
-    """The first experts of each layer stay: a method that renumbers nothing, so that no slice is needed here."""
+def keeping(source: Checkpoint) -> Rewrite:
+    """The first two experts of each layer stay: a method that renumbers nothing."""
     outputs = []
     for name, info in source.tensors.items():
-        layer = next((layer for layer in kept if name.startswith(f"{layer}.")), None)
-        if layer is None:
-            outputs.append(Output(name, dtype, info.shape, Copy(name)))
-        elif ".router." in name:
-            ranges = tuple((row, row + 1) for row in kept[layer])
-            outputs.append(Output(name, dtype, (len(ranges), *info.shape[1:]), Copy(name, ((0, ranges),))))
-        elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
-            outputs.append(Output(name, dtype, info.shape, Copy(name)))
-    structure = replace(source.structure, axes=axes_of("expert", kept, 4))
+        if ".router." in name:
+            outputs.append(Output(name, "F32", (2, *info.shape[1:]), Copy(name, ((0, ((0, 2),)),))))
+        elif "expert_2" not in name and "expert_3" not in name:
+            outputs.append(Output(name, "F32", info.shape, Copy(name)))
+    structure = replace(source.structure, axes=axes_of("expert", KEPT, 4))
     return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
-EVEN = {ENCODER: (0, 1), DECODER: (0, 1)}
-UNEVEN = {ENCODER: (0, 1, 2), DECODER: (0, 1)}
+def pruned(directory: Path) -> Summary:
+    source = open_model(directory)
+    return apply(source, keeping(source), "out")
 
 
-def rewritten(
-    path: Path, output: Path, kept: Mapping[str, Sequence[int]] = EVEN, **options: object
-) -> Summary:
-    dtype = str(options.pop("dtype", "F32"))
-    source = open_model(path)
-    return apply(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
-
-
-def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path):
-    source = tiny(tmp_path / "in")
+def test_a_source_that_does_not_fit_its_config_is_refused_first():
+    source = tiny()
     config = config_of(source)
     tensors = random_tensors(config)
     tensors["model.stray.weight"] = tensors["model.encoder.layer_norm.weight"]
     write_weights(source, tensors)
     with pytest.raises(CheckpointError, match=r"1 unexpected \(model\.stray\.weight\)"):
-        rewritten(source, tmp_path / "out")
-    assert names(tmp_path) == ["in"]
+        pruned(source)
+    assert names() == ["in"]
 
 
-def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path):
-    source = open_model(tiny(tmp_path / "in"))
-    good = keeping(source, EVEN)
+def test_outputs_that_do_not_fit_their_structure_are_refused_first():
+    source = open_model(tiny())
+    good = keeping(source)
     short = replace(good, outputs=good.outputs[1:])
-    other = replace(keeping(source, UNEVEN), structure=Structure())
+    other = replace(good, structure=Structure())
     for wrong in (short, other):
         with pytest.raises(CheckpointError, match="would not be what its config says"):
-            apply(source, wrong, tmp_path / "out")
+            apply(source, wrong, "out")
         with pytest.raises(CheckpointError, match="would not be what its config says"):
             summarize(source, wrong)
-    assert names(tmp_path) == ["in"]
+    assert names() == ["in"]
 
 
-def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(tmp_path, monkeypatch):
+def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(monkeypatch):
     monkeypatch.setattr(
         pipeline, "write_json", lambda path, payload, **_: write_json(path, {**payload, "vocab_size": 1})
     )
     with pytest.raises(CheckpointError, match=r"config\.json was not written as it was to be"):
-        rewritten(tiny(tmp_path / "in"), tmp_path / "out")
-    assert names(tmp_path) == ["in"]
+        pruned(tiny())
+    assert names() == ["in"]
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are
-def test_a_mixture_of_experts_without_sparse_layers(tmp_path, step):
+def test_a_mixture_of_experts_without_sparse_layers(step):
     steps = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), step)
     steps |= dict.fromkeys(("encoder_layers", "decoder_layers"), 2)
-    tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
-    source = open_model(tmp_path / "m")
+    tiny_nllb_moe("m", layers=2, sparse_step=3, config=steps)
+    source = open_model("m")
     outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
-    apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), tmp_path / "out")
-    model = load_model(tmp_path / "out", device="cpu")
+    apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), "out")
+    model = load_model("out", device="cpu")
     assert model.config.num_experts == 8
     assert not sparse_ffns(model)
 
@@ -113,14 +102,14 @@ ON_CPU = RunOptions(device="cpu")
 
 
 @pytest.fixture
-def model(tmp_path):
-    return open_model(tiny_family(tmp_path / "model", "gpt2"))
+def model():
+    return open_model(tiny_family("model", "gpt2"))
 
 
 @pytest.fixture
-def text(tmp_path):
-    (tmp_path / "text").write_text("ab cd\nefg\n")
-    return TextRun(TextChoice(files=(tmp_path / "text",)), ON_CPU)
+def text():
+    Path("text").write_text("ab cd\nefg\n")
+    return TextRun(TextChoice(files=("text",)), ON_CPU)
 
 
 def test_the_units_that_stay_are_the_most_active(model, text):
@@ -146,10 +135,10 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model,
     assert not ran[0].exists()
 
 
-def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors(tmp_path):
-    (tmp_path / "text").write_text("the hen\nten tins on\n")
-    model = open_model(tiny_family(tmp_path / "model", "bert", architectures=["BertModel"]))
-    text = TextRun(TextChoice(files=tmp_path / "text"), ON_CPU)
+def test_layers_of_an_encoder_without_a_head_are_ranked_by_its_vectors():
+    Path("text").write_text("the hen\nten tins on\n")
+    model = open_model(tiny_family("model", "bert", architectures=["BertModel"]))
+    text = TextRun(TextChoice(files="text"), ON_CPU)
     plan = plan_layers(model, LayerOptions(count=1), text)
     assert plan.step["arguments"]["metric"] == "embedding"
     named = plan_layers(model, LayerOptions(count=1, metric="embedding"), text)

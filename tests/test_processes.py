@@ -93,14 +93,14 @@ def test_a_signal_is_heard_while_the_others_are_waited_for(folder):
 
 
 def test_evaluate_by_two_processes_equals_one(folder, monkeypatch):
-    arguments = ("evaluate", "m", "--data", "data", "--pairs", "eng_Latn-fra_Latn,fra_Latn-eng_Latn")
-    arguments = (*arguments, "--max-new-tokens", "8", "--batch-tokens", "16", "--hypotheses", "h")
-    first, second = ended(start(folder, *arguments, "-o", "two.json"))
+    line = "m --data data --pairs eng_Latn-fra_Latn,fra_Latn-eng_Latn --hypotheses h"
+    quick = "--max-new-tokens 8 --batch-tokens 16"
+    first, second = ended(start(folder, "evaluate", line, quick, "-o two.json"))
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert "Written to two.json." in first[2]
     assert second[1:] == ("", "")
     monkeypatch.chdir(folder)
-    done(evaluate, *arguments[1:], "-o", "one.json", "--force")
+    done(evaluate, line, quick, "-o one.json --force")
     found = [json_of(folder / name) for name in ("one.json", "two.json")]
     for payload in found:
         del payload["command"]
@@ -114,8 +114,8 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder):
         "import prunecli.evaluation.decoding as decoding\n"
         "if os.environ['RANK'] == '1':\n"
         "    decoding.generate = lambda *_, **__: os._exit(9)\n"
-        "main(['evaluate', 'm', '--data', 'data', '--pairs', 'eng_Latn-fra_Latn', '--max-new-tokens', '8',\n"
-        "      '--batch-tokens', '16'])\n"
+        "line = 'evaluate m --data data --pairs eng_Latn-fra_Latn --max-new-tokens 8 --batch-tokens 16'\n"
+        "main(line.split())\n"
     )
     first, second = ended(start(folder, code=code))
     assert second[0] == 9, second[2]
@@ -127,7 +127,7 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder):
 
 def test_processes_that_cannot_join(folder):
     code = "import os; from prunecli.commands.app import main; del os.environ['MASTER_ADDR']; main()"
-    first, second = start(folder, "evaluate", "m", "--data", "data", code=code)
+    first, second = start(folder, "evaluate m --data data", code=code)
     second.process.kill()
     ((status, _, err),) = ended([first])
     assert status == 1

@@ -240,10 +240,10 @@ def write_files(folder: Path | str, texts: Mapping[str, str]) -> None:
         Path(folder, name).write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> Path:
+def write_json(path: Path | str, value: Any) -> Path:
     """Write plain JSON with a newline at its end; return the path."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return path
+    Path(path).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return Path(path)
 
 
 def json_of(path: Path | str) -> Any:
@@ -251,17 +251,17 @@ def json_of(path: Path | str) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def config_of(directory: Path) -> dict[str, Any]:
+def config_of(directory: Path | str) -> dict[str, Any]:
     """The config.json of a checkpoint."""
-    return json_of(directory / "config.json")
+    return json_of(f"{directory}/config.json")
 
 
-def change_json(path: Path, *without: str, **changes: Any) -> None:
+def change_json(path: Path | str, *without: str, **changes: Any) -> None:
     """Remove keys of a file, and give others new values."""
     kept = {key: value for key, value in json_of(path).items() if key not in without}
     write_json(path, {**kept, **changes})
 
 
-def change_config(directory: Path, *without: str, **changes: Any) -> None:
+def change_config(directory: Path | str, *without: str, **changes: Any) -> None:
     """Change a checkpoint's config.json so."""
-    change_json(directory / "config.json", *without, **changes)
+    change_json(f"{directory}/config.json", *without, **changes)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -35,42 +35,39 @@ COMMANDS = {
 FILES = ("inspect", "measure", "prune", "share", "finetune", "evaluate", "compare", "run")
 """Modules of this package with the commands of each panel."""
 
-Given = TypeVar("Given", bound=Options)
 Function = Callable[..., None]
 """A command, which takes its options one by one."""
 
 
-def command(options: type[Given]) -> Callable[[Callable[[Given], None]], Function]:
-    """Return a decorator that makes a command of a function of these options.
+def command(function: Callable[[Any], None]) -> Function:
+    """Make a command of a function that takes `options`, of a class of them.
 
     The command takes the options one by one, as text or as Python values. Errors and notes show fields as the command
     line spells them.
     """
+    options: type[Options] = get_type_hints(function)["options"]
 
-    def decorate(function: Callable[[Given], None]) -> Function:
-        @wraps(function)
-        def run(**given: Any) -> None:
-            own = options.list_options()
-            values = {
-                name: own[name].value(value) for name, value in given.items() if value not in (None, [], ())
-            }
-            try:
-                with console.speaking_of(options, quiet=bool(values.get("quiet"))):
-                    made = options(**values)
-                    refuse_absent(made)
-                    function(made)
-            except PruneError as error:
-                error.message = options.as_typed(error.message)
-                error.remedy = error.remedy and options.as_typed(error.remedy)
-                raise
+    @wraps(function)
+    def run(**given: Any) -> None:
+        own = options.list_options()
+        values = {
+            name: own[name].value(value) for name, value in given.items() if value not in (None, [], ())
+        }
+        try:
+            with console.speaking_of(options, quiet=bool(values.get("quiet"))):
+                made = options(**values)
+                refuse_absent(made)
+                function(made)
+        except PruneError as error:
+            error.message = options.as_typed(error.message)
+            error.remedy = error.remedy and options.as_typed(error.remedy)
+            raise
 
-        parameters = [_parameter(one) for one in options.list_options().values()]
-        vars(run)["__signature__"] = inspect.Signature(parameters)
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        vars(run)["options"] = options
-        return run
-
-    return decorate
+    parameters = [_parameter(one) for one in options.list_options().values()]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    vars(run)["options"] = options
+    return run
 
 
 def _parameter(one: Option) -> inspect.Parameter:

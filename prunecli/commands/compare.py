@@ -43,7 +43,7 @@ class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
     plot: Path | None = plot_option("Draw the heat maps of all components")
 
 
-@command(CompareModels)
+@command
 def compare_models(options: CompareModels) -> None:
     """Compare what the components of two models make of the same sentences: every attention and every FFN.
 
@@ -141,7 +141,7 @@ class CompareHeads(OutputOptions):
     plot: Path | None = plot_option("Also draw a point for each head")
 
 
-@command(CompareHeads)
+@command
 def compare_heads(options: CompareHeads) -> None:
     """Compare the importance of heads on two texts or tasks.
 
@@ -182,7 +182,7 @@ class CompareLanguages(OutputOptions, LanguageOptions):
     )
 
 
-@command(CompareLanguages)
+@command
 def compare_languages(options: CompareLanguages) -> None:
     """Compare languages by the experts that they use, or texts by those of a language model.
 

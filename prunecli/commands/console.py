@@ -59,24 +59,23 @@ def listed(names: Sequence[str], last: str) -> str:
     return f" {last} ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-_hushed = ContextVar("hushed", default=False)
-_spelling: ContextVar[Callable[[str], str]] = ContextVar("spelling", default=str)
+_manner: ContextVar[tuple[bool, Callable[[str], str]]] = ContextVar("manner", default=(False, str))
+"""Whether notes are not shown; how fields are spelled."""
 
 
 @contextmanager
 def speaking_of(options: type[Options], *, quiet: bool) -> Iterator[None]:
     """Lines show the fields of these options as the command line spells them; with `quiet`, notes are not shown."""
-    hushed, spelling = _hushed.set(quiet), _spelling.set(options.as_typed)
+    before = _manner.set((quiet, options.as_typed))
     try:
         yield
     finally:
-        _spelling.reset(spelling)
-        _hushed.reset(hushed)
+        _manner.reset(before)
 
 
 def is_hushed() -> bool:
     """Whether --quiet was given: notes, progress and tables are not shown."""
-    return _hushed.get()
+    return _manner.get()[0]
 
 
 def note(*lines: str) -> None:
@@ -93,7 +92,7 @@ def warn(text: str) -> None:
 
 def say(text: str) -> None:
     """One plain line on stderr, of whichever process."""
-    print(wrapped(plain(_spelling.get()(text)), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
+    print(wrapped(plain(_manner.get()[1](text)), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def verbatim(text: str) -> None:

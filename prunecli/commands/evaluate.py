@@ -43,7 +43,7 @@ class Evaluate(ModelsOptions, EvaluationOptions):
     plot: Path | None = plot_option("Also draw the scores against the fraction removed")
 
 
-@command(Evaluate)
+@command
 def evaluate(options: Evaluate) -> None:
     """Measure the quality of checkpoints on the same text, and compare them with the first.
 
@@ -126,7 +126,7 @@ class BenchLatency(ModelsOptions, LatencyOptions):
     plot: Path | None = plot_option("Draw the speed against batch size")
 
 
-@command(BenchLatency)
+@command
 def bench_latency(options: BenchLatency) -> None:
     """Measure the speed of checkpoints on the same text, in turns, and compare them with the first.
 

@@ -149,7 +149,7 @@ class Finetune(WritingOptions, TextChoice, TrainingOptions):
         return self.updated(**values)
 
 
-@command(Finetune)
+@command
 def finetune(options: Finetune) -> None:
     """Train a reduced checkpoint further, so that it recovers its quality; or a new model from a config.
 

@@ -35,7 +35,7 @@ class Inspect(OutputOptions, LoadOptions):
     demo_model: DemoName = DEMO
 
 
-@command(Inspect)
+@command
 def inspect(options: Inspect) -> None:
     """Count a checkpoint's parameters and bytes by part, layers, experts and heads, changed FFNs and embeddings.
 
@@ -216,7 +216,7 @@ class Explain(Options):
     as_json: bool = AS_JSON
 
 
-@command(Explain)
+@command
 def explain(options: Explain) -> None:
     """Say why an expert, head, hidden unit, layer or token was kept or dropped, from the result's directory alone.
 

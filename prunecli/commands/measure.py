@@ -1,6 +1,5 @@
 """`prunecli collect-gates` and `score-heads`: how often experts are chosen, and how much attention heads matter."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ class CollectGates(OutputOptions, TextChoice, RunOptions, CollectOptions):
     output: Path = result_option("gates.json", "File of the statistics.")
 
 
-@command(CollectGates)
+@command
 def collect_gates(options: CollectGates) -> None:
     """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair or text.
 
@@ -53,14 +52,11 @@ def collect_gates(options: CollectGates) -> None:
     files = texts_or_demo(options.text, options.demo_model, "val", options.checkpoint)
     _check(options, is_text=bool(files))
     choice = with_demo_text(options, options.checkpoint)
-    with processes.together() as process_group, ExitStack() as stack:
+    with processes.together() as process_group:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
                 options.check_outputs()
-            opened = stack.enter_context(
-                prunecli.open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
-            )
-
+            opened = prunecli.open_model(checkpoint_or_demo(options.checkpoint, options.demo_model))
             corpora = None
             if files:
                 whole_files = reads_whole(options, is_demo=not options.text)
@@ -122,7 +118,7 @@ class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):
     plot: Path | None = plot_option("Draw a heat map, layers by heads; for ablation also a histogram")
 
 
-@command(ScoreHeads)
+@command
 def score_heads(options: ScoreHeads) -> None:
     """Score attention heads: what the model loses without each of them.
 
@@ -132,18 +128,11 @@ def score_heads(options: ScoreHeads) -> None:
     if options.memory is not None:
         ask_huge_pages()
     choice = with_demo_text(options, options.checkpoint)
-    with prunecli.open_model(checkpoint_or_demo(options.checkpoint)) as opened:
-        layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
-
-        scores = prunecli.score_heads(
-            opened,
-            choice,
-            options,
-            options.output,
-            task=options.task,
-            force=options.force,
-            **console.listeners(),
-        )
+    opened = prunecli.open_model(checkpoint_or_demo(options.checkpoint))
+    layers = opened.layout.require_heads()  # an unknown family is refused before torch is imported
+    scores = prunecli.score_heads(
+        opened, choice, options, options.output, task=options.task, force=options.force, **console.listeners()
+    )
 
     def blocks() -> console.Blocks:
         yield from scores.head_blocks(layers)

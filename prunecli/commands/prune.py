@@ -42,7 +42,7 @@ class PruneExperts(RewritingOptions, ExpertOptions):
     output: Path = output_option("pruned-experts")
 
 
-@command(PruneExperts)
+@command
 def prune_experts(options: PruneExperts) -> None:
     """Remove the experts that the given languages or texts need least. Weights are streamed: no model is built.
 
@@ -97,7 +97,7 @@ class PruneHeads(RewritingOptions, HeadOptions):
     output: Path = output_option("pruned-heads")
 
 
-@command(PruneHeads)
+@command
 def prune_heads(options: PruneHeads) -> None:
     """Remove the attention heads that matter least. Weights are streamed: no model is built.
 
@@ -119,7 +119,7 @@ class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
     output: Path = output_option("pruned-ffn")
 
 
-@command(PruneFfn)
+@command
 def prune_ffn(options: PruneFfn) -> None:
     """Remove the hidden units of FFNs that matter least. If all FFNs get the same width, the result is a stock model.
 
@@ -149,7 +149,7 @@ class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
     output: Path = output_option("pruned-layers")
 
 
-@command(PruneLayers)
+@command
 def prune_layers(options: PruneLayers) -> None:
     """Remove the layers that change the hidden states least. The result is a stock model with fewer layers.
 
@@ -242,7 +242,7 @@ class TrimVocabulary(RewritingOptions, WordsOptions, VocabularyOptions):
     output: Path = output_option("trimmed-vocabulary")
 
 
-@command(TrimVocabulary)
+@command
 def trim_vocabulary(options: TrimVocabulary) -> None:
     """Remove the tokens that the given text does not need, from the embeddings and from the tokenizer.
 
@@ -293,7 +293,7 @@ class Shrink(RewritingOptions, TextChoice, ShrinkOptions):
     output: Path = output_option("shrunk")
 
 
-@command(Shrink)
+@command
 def shrink(options: Shrink) -> None:
     """Make a model as small or as fast as asked: remove layers, heads, hidden units, experts and tokens.
 

@@ -43,7 +43,7 @@ class Run(Options):
     quiet: bool = QUIET
 
 
-@command(Run)
+@command
 def run(options: Run) -> None:
     """Run the steps of a recipe in order, skipping those that are up to date.
 
@@ -184,7 +184,7 @@ class Report(Options):
     quiet: bool = QUIET
 
 
-@command(Report)
+@command
 def report(options: Report) -> None:
     """Make one self-contained page of the results and checkpoints in a directory.
 

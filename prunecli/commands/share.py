@@ -41,7 +41,7 @@ class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
     output: Path = output_option("shared-ffn")
 
 
-@command(ShareFfn)
+@command
 def share_ffn(options: ShareFfn) -> None:
     """Share or drop feed-forward networks, at any width. Weights are streamed: no model is built.
 
@@ -163,7 +163,7 @@ class ShareAttention(RewritingOptions, AttentionOptions):
     output: Path = output_option("shared-attention")
 
 
-@command(ShareAttention)
+@command
 def share_attention(options: ShareAttention) -> None:
     """Share or drop self- and cross-attention. Weights are streamed: no model is built.
 
@@ -187,7 +187,7 @@ class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
     )
 
 
-@command(FactorizeEmbeddings)
+@command
 def factorize_embeddings(options: FactorizeEmbeddings) -> None:
     """Replace embedding tables by narrower ones and a unit that is fitted to compute the original rows from theirs.
 

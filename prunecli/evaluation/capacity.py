@@ -192,11 +192,11 @@ def layers_in(
 def remedy(error: MemoryShortError) -> str:
     """One line: a smaller type, layer by layer, fewer experts, whichever fit; else the error's own."""
     shortage = error.shortage
-    with open_model(shortage.checkpoint) as checkpoint:
-        ways = list(_ways(checkpoint, shortage))
-        said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
-        if not _is_known(checkpoint):
-            return said
+    checkpoint = open_model(shortage.checkpoint)
+    ways = list(_ways(checkpoint, shortage))
+    said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
+    if not _is_known(checkpoint):
+        return said
     return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
 
 

@@ -154,9 +154,7 @@ def collect(
     named |= {model.fingerprint for result in data.documents.values() for model in result.models}
     missing = named - {entry.fingerprint for entry in data.checkpoints}
     for name, original in (elsewhere or {}).items():
-        with open_model(original) as checkpoint:
-            is_missing = checkpoint.fingerprint in missing
-        if is_missing:  # to read a found family takes seconds
+        if open_model(original).fingerprint in missing:  # to read a found family takes seconds
             data.elsewhere.append(_entry(name, original))
     return data
 

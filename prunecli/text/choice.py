@@ -97,8 +97,7 @@ def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
 
     paths: dict[TaskName, Path] = {}
     for path in checkpoints:
-        with open_model(path) as checkpoint:
-            paths.setdefault(task_of(checkpoint), path)
+        paths.setdefault(task_of(open_model(path)), path)
     if len(paths) > 1:
         (first, path), (second, other), *_ = paths.items()
         raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with `task` what is measured.")

@@ -212,12 +212,10 @@ def read_corpora(
         say: hears whether each file or each line is a document.
 
     Raises:
-        UsageError: no file is given, or a data set without a bound.
+        UsageError: a data set without a bound.
         PruneError: a data set, and `datasets` is not installed.
         DataError: no such file, an empty one, or one that is not as it should be (with the line).
     """
-    if not files:
-        raise UsageError("no text was given", "Name one or more with `text=NAME=FILE`.")
     found: dict[str, Corpus] = {}
     for name, file in zip(names_of(files), files, strict=True):
         before = found.get(name, Corpus(name, (), (), whole_files))

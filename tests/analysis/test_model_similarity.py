@@ -152,9 +152,9 @@ def test_constant_components_have_no_value(models):
     assert None in made.matrices["cka"]["between"][0]
 
 
-def test_one_stack_reads_plain_text(tmp_path):
+def test_one_stack_reads_plain_text():
     opened = {
-        name: open_model(tiny_family(tmp_path / name, model_type))
+        name: open_model(tiny_family(name, model_type))
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
     }
     portions = portions_of(PlainText((Path("text.txt"),), LINES))
@@ -241,10 +241,10 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_each_is_the_mean_of_what_the_component_adds(case, tmp_path):
-    subject = Subject(tiny(tmp_path / "model", case), case)
+def test_each_is_the_mean_of_what_the_component_adds(case):
+    subject = Subject(tiny(Path("model"), case), case)
     assert len({part.name for part in subject.components}) == len(subject.components)
-    found = subject.represent(tmp_path / "files")
+    found = subject.represent(Path("files"))
     assert tuple(found) == subject.components
     for sentence in range(len(SOURCES)):
         expected = added(subject, sentence)
@@ -256,36 +256,36 @@ def test_each_is_the_mean_of_what_the_component_adds(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["bart", "llama"])
-def test_a_shared_ffn_is_told_apart_by_layer(case, tmp_path):
-    source = tiny(tmp_path / "source", case)
+def test_a_shared_ffn_is_told_apart_by_layer(case):
+    source = tiny(Path("source"), case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
-    subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
-    found = subject.represent(tmp_path / "files")
+    subject = Subject(write_changed(source, Path("shared"), case, changes), case)
+    found = subject.represent(Path("files"))
     expected = added(subject, 2)
     for component, features in found.items():
         mean = reference.token_mean(expected[component.name], len(expected[component.name]))
         np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
 
 
-def test_nan_is_named_with_its_component_and_sentence(tmp_path):
-    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+def test_nan_is_named_with_its_component_and_sentence():
+    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
     with torch.no_grad():
         subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     with pytest.raises(DataError, match=r"transformer\.h\.1\.mlp: its output for sentence \d+ holds NaN"):
-        subject.represent(tmp_path / "files")
+        subject.represent(Path("files"))
 
 
-def test_a_component_without_an_output_for_each_token_is_refused(tmp_path):
-    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+def test_a_component_without_an_output_for_each_token_is_refused():
+    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
     subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
     with pytest.raises(UnsupportedModelError, match="nothing can be measured by token"):
-        subject.represent(tmp_path / "files")
+        subject.represent(Path("files"))
 
 
-def test_a_full_disk_is_said(tmp_path, monkeypatch):
-    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+def test_a_full_disk_is_said(monkeypatch):
+    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):
-        subject.represent(tmp_path / "files")
+        subject.represent(Path("files"))

@@ -14,13 +14,13 @@ def _step(command, **arguments):
     return {"command": command, "arguments": arguments}
 
 
-def _heads(folder, name, heads, *history):
+def _heads(name, heads, *history):
     """A Marian model (3 + 2 layers of 4 heads) whose config.json says that it kept these."""
     mark = {"version": 1, "heads": heads, "original_heads": dict.fromkeys(heads, 4), "history": list(history)}
-    return open_model(tiny_family(folder / name, "marian", prunecli=mark))
+    return open_model(tiny_family(name, "marian", prunecli=mark))
 
 
-def test_heads_of_one_attention_and_of_all(tmp_path):
+def test_heads_of_one_attention_and_of_all():
     encoder = {
         f"model.encoder.layers.{layer}.self_attn": kept for layer, kept in enumerate([[0], [], [1, 3]])
     }
@@ -28,12 +28,12 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
     prune = "prune-heads"
     unit, found = removed(
         [
-            open_model(tiny_family(tmp_path / "full", "marian")),
-            _heads(tmp_path, "encoder", encoder, _step(prune, ratio=0.75, attention=["encoder"])),
-            _heads(tmp_path, "all", {**encoder, **cross}, _step(prune, ratio=0.4)),
-            _heads(tmp_path, "one", cross, _step(prune, attention="cross"), _step("finetune", attention=[])),
-            _heads(tmp_path, "two", cross, _step(prune, attention=["decoder", "cross"])),
-            _heads(tmp_path, "every", cross, _step(prune, attention=["encoder", "decoder", "cross"])),
+            open_model(tiny_family("full", "marian")),
+            _heads("encoder", encoder, _step(prune, ratio=0.75, attention=["encoder"])),
+            _heads("all", {**encoder, **cross}, _step(prune, ratio=0.4)),
+            _heads("one", cross, _step(prune, attention="cross"), _step("finetune", attention=[])),
+            _heads("two", cross, _step(prune, attention=["decoder", "cross"])),
+            _heads("every", cross, _step(prune, attention=["encoder", "decoder", "cross"])),
         ]
     )
     assert unit == "heads"
@@ -44,10 +44,10 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
     assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
 
 
-def test_experts(tmp_path):
+def test_experts():
     steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
-    pruned = [_experts(tmp_path, name, _step("prune-experts", **step)) for name, step in steps.items()]
-    unit, found = removed([open_model(tiny_nllb_moe(tmp_path / "full")), *pruned])
+    pruned = [_experts(name, _step("prune-experts", **step)) for name, step in steps.items()]
+    unit, found = removed([open_model(tiny_nllb_moe("full")), *pruned])
     assert unit == "experts"
     assert found == [
         Removed(0.0, ("metric importance", "metric random"), is_original=True),
@@ -59,18 +59,18 @@ def test_experts(tmp_path):
 LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
 
 
-def _experts(folder, name, *history):
+def _experts(name, *history):
     """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
     experts = {layer: [0, 7] for layer in LAYERS}
     mark = {"version": 1, "history": list(history), "experts": experts}
     mark["original_experts"] = dict.fromkeys(LAYERS, 8)
-    return open_model(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
+    return open_model(tiny_nllb_moe(name, experts=2, config={"prunecli": mark}))
 
 
-def test_heads_and_experts_are_counted_as_parameters(tmp_path):
-    experts = _experts(tmp_path, "experts", _step("prune-experts"))
-    heads = _heads(tmp_path, "heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
-    unit, found = removed([open_model(tiny_nllb_moe(tmp_path / "full")), experts, heads])
+def test_heads_and_experts_are_counted_as_parameters():
+    experts = _experts("experts", _step("prune-experts"))
+    heads = _heads("heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
+    unit, found = removed([open_model(tiny_nllb_moe("full")), experts, heads])
     assert unit == "parameters"
     alone = [("prune-experts",), ("prune-heads",)]
     assert [one.lines for one in found] == [("prune-experts", "prune-heads"), *alone]
@@ -162,12 +162,12 @@ PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
 
 
 @pytest.fixture
-def made(tmp_path):
+def made():
     count = iter(range(100))
 
     def make(*history):
         mark = {"version": 1, "history": list(history)}
-        return open_model(tiny_family(tmp_path / str(next(count)), "gpt2", prunecli=mark))
+        return open_model(tiny_family(str(next(count)), "gpt2", prunecli=mark))
 
     return make
 

@@ -1,6 +1,7 @@
 """Calls of one command: what it printed, and how it ended."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +28,11 @@ class Result:
 
 
 def call(command: Callable[..., None], *arguments: object) -> Result:
-    """Failures are described as the command line does."""
+    """Text is split into words as in a shell, anything else is one; failures are described as the command line does."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command()(command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    words = [word for one in arguments for word in (shlex.split(one) if isinstance(one, str) else [str(one)])]
+    result = CliRunner().invoke(app, words)
     if result.exception is None or isinstance(result.exception, SystemExit):
         return Result(result.exit_code, result.stdout, result.stderr)
     text, status = describe(result.exception)
@@ -60,14 +62,14 @@ def refused(result: Result, message: str, status: int = 2) -> None:
 
 
 def refusals(*cases: tuple[Any, ...]) -> Any:
-    """Cases of calls that are refused: the arguments, the message, and the status if it is not 2.
+    """Cases of calls that are refused: the end of the line, the message, and the status if it is not 2.
 
-    The test gets `refusal`, which calls a command with arguments before those of the case.
+    The test gets `refusal`, which calls a command with arguments before the end.
     """
 
     def check(case: tuple[Any, ...]) -> Callable[..., None]:
-        arguments, *said = case
-        return lambda command, *before: refused(command(*before, *arguments), *said)
+        end, *said = case
+        return lambda command, *before: refused(command(*before, end), *said)
 
     return pytest.mark.parametrize("refusal", map(check, cases), ids=[case[1] for case in cases])
 
@@ -79,5 +81,5 @@ def content(path: Path | str) -> dict[str, Any]:
     return found
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+def names(directory: Path | str = ".") -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir())

@@ -28,9 +28,8 @@ def _sums(source, target):
     return GateSums(zip(SUMS, sums, strict=True))
 
 
-def write_gates(path, **options):
-    write_json(path, {**GateStatistics.header([], None), **statistics(**options).to_json()})
-    return path
+def write_gates(path="gates.json"):
+    write_json(path, {**GateStatistics.header([], None), **statistics().to_json()})
 
 
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -52,7 +51,5 @@ def _text_sums(used):
     return sums
 
 
-def write_text_gates(path):
-    made = text_statistics()
-    write_json(path, {**made.header([], None), **made.to_json()})
-    return path
+def write_text_gates():
+    write_json("gates.json", {**GateStatistics.header([], None), **text_statistics().to_json()})

@@ -40,8 +40,8 @@ def test_nothing_given_is_the_demo_and_what_was_pruned_here(tmp_path, capsys):
     checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
     checkpoint(tmp_path / "stock", {"model_type": "bert"})
     checkpoint(tmp_path / "list", ["prunecli"])
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged/config.json").write_bytes(b"\xff{")
+    Path("damaged").mkdir()
+    Path("damaged/config.json").write_bytes(b"\xff{")
     assert checkpoints_or_demo([]) == [demo.CHECKPOINT, Path("a"), Path("b")]
     assert "using the bundled demo model with a, b." in capsys.readouterr().err
     assert checkpoints_or_demo([Path("stock")]) == [Path("stock")]
@@ -69,7 +69,7 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
 
 
 def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(tmp_path):
-    shutil.copytree(demo.CHECKPOINT, tmp_path / "copy")
+    shutil.copytree(demo.CHECKPOINT, "copy")
     mine = checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
     made, lm = pruned(tmp_path / "made"), pruned(tmp_path / "lm", demo.LM_CHECKPOINT)
     for named in (None, [], demo.CHECKPOINT, tmp_path / "copy", [made, demo.CHECKPOINT]):
@@ -82,41 +82,42 @@ def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(tmp_pa
 
 
 COMMANDS = {"evaluate": evaluate, "score-heads": score_heads}
-LM = ("model", "--task", "lm", "--text", "text.txt", "--batch-tokens", "20")
-EVALUATE, GRADIENT = ("evaluate", *LM), ("score-heads", *LM)
-GATES = ("collect-gates", "model", "--data", "data")
-SPILL = ("--memory", "8GiB", "--spill-dir", ".")
+LM = "model --task lm --text text.txt --batch-tokens 20"
+EVALUATE, GRADIENT = f"evaluate {LM}", f"score-heads {LM}"
+GATES = "collect-gates model --data data"
+SPILL = "--memory 8GiB --spill-dir ."
 
 
 @pytest.fixture
 def memory_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
-    tiny_family(tmp_path / "model", "gpt2")
-    (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
+    tiny_family("model", "gpt2")
+    Path("text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), "the hen\nno\na hat in the inn\n"))
     return tmp_path
 
 
-def run(command: str, *arguments: str) -> Any:
-    return call(COMMANDS[command], *arguments, "--device", "cpu")
+def run(line: str) -> Any:
+    command, _, arguments = line.partition(" ")
+    return call(COMMANDS[command], arguments, "--device cpu")
 
 
 @refusals(
-    (("evaluate", "model", "--task", "translation", *SPILL), "--memory goes with --task mlm"),
-    ((*GRADIENT, *SPILL, "--metric", "ablation"), "--memory goes with --metric gradient"),
-    ((*GRADIENT, "--spill-dir", "."), "--spill-dir goes with --memory"),
-    ((*EVALUATE, "--memory", "much"), "--memory much: not a size"),
-    ((*EVALUATE, "--memory", "1MiB"), "too little: the smallest that works is "),
-    ((*GRADIENT, "--memory", "8GiB", "--spill-dir", "nowhere"), "nowhere: cannot hold", 1),
+    (f"evaluate model --task translation {SPILL}", "--memory goes with --task mlm"),
+    (f"{GRADIENT} {SPILL} --metric ablation", "--memory goes with --metric gradient"),
+    (f"{GRADIENT} --spill-dir .", "--spill-dir goes with --memory"),
+    (f"{EVALUATE} --memory much", "--memory much: not a size"),
+    (f"{EVALUATE} --memory 1MiB", "too little: the smallest that works is "),
+    (f"{GRADIENT} --memory 8GiB --spill-dir nowhere", "nowhere: cannot hold", 1),
 )
 def test_bad_input_is_said_plainly(refusal, memory_folder):
     refusal(run)
-    assert not list(memory_folder.glob("*.json"))
+    assert not list(Path().glob("*.json"))
 
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT])
 def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
-    file = memory_folder / "model" / "model.safetensors"
+    file = memory_folder / "model/model.safetensors"
     real, left = StateStore.put, [3]
 
     def put(self, *args):
@@ -126,8 +127,8 @@ def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
         return real(self, *args)
 
     monkeypatch.setattr(StateStore, "put", put)
-    refused(run(*command, *SPILL), "model.safetensors: truncated while it was read", 1)
-    assert names(memory_folder) == ["data", "model", "text.txt"]
+    refused(run(f"{command} {SPILL}"), "model.safetensors: truncated while it was read", 1)
+    assert names() == ["data", "model", "text.txt"]
 
 
 MEASURED = """
@@ -146,13 +147,13 @@ WIDE = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 def test_the_whole_process_stays_within_it(command, memory_folder):
     """A model of 108 MiB in float32, two or three of whose layers of 9 MiB are held; a mixture of 260 MiB."""
     if command == GATES:
-        tiny_nllb_moe(memory_folder / "wide", d_model=256, ffn=1024, experts=32, dtype="F16")
+        tiny_nllb_moe("wide", d_model=256, ffn=1024, experts=32, dtype="F16")
     else:
-        tiny_family(memory_folder / "wide", "llama", dtype="F16", **WIDE)
+        tiny_family("wide", "llama", dtype="F16", **WIDE)
 
     def measured(memory):
-        arguments = (command[0], "wide", *command[2:], "--compute-dtype", "float32", "--memory", memory)
-        (done,) = ended(start(memory_folder, *arguments, code=MEASURED, processes=1))
+        line = f"{command.replace('model', 'wide')} --compute-dtype float32 --memory {memory}"
+        (done,) = ended(start(memory_folder, line, code=MEASURED, processes=1))
         return done
 
     named = re.search(r"works is ([\d.]+)MiB", measured("1MiB")[2])

@@ -1,7 +1,7 @@
-import json
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -20,51 +20,50 @@ from tests.ffn_layouts import write_changed
 from tests.gates import changed
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import change_config, json_of, write_files
+from tests.tiny import change_config, json_of, write_files, write_json
 
 run, done = both(compare_heads)
 
 
 @pytest.fixture
-def files(tmp_path):
+def files():
     checkpoint = open_model(demo.CHECKPOINT)
     for seed, name in enumerate(("a.json", "b.json")):
-        (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
-    return tmp_path
+        write_json(name, scored(checkpoint, seed))
 
 
 def test_table_picture_and_file(files):
-    result = done("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
+    result = done("a.json b.json --plot points.png --table table.csv")
     for text in ("a.json and b.json", "all", "48", "cross", "16"):
         assert text in result.out, text
     assert "Written to head-comparison.json, points.png" in result.err
-    pixels(files / "points.png")
-    comparison = results.read(files / "head-comparison.json")
+    pixels("points.png")
+    comparison = results.read("head-comparison.json")
     assert len(comparison.frame("heads")) == 48
-    assert (files / "table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
-    assert run("a.json", "b.json", "--json", "--force").json["first"]["file"] == "a.json"
-    assert run("a.json", "b.json").status == 1  # the result exists
+    assert Path("table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
+    assert run("a.json b.json --json --force").json["first"]["file"] == "a.json"
+    assert run("a.json b.json").status == 1  # the result exists
 
 
 def test_scores_of_two_models_are_said_to_be(files):
-    other = json_of(files / "b.json")
+    other = json_of("b.json")
     other["models"][0]["fingerprint"] = "sha256:11"
     other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
     other["values"] = {name: row[:-1] for name, row in other["values"].items()}
-    (files / "b.json").write_text(json.dumps(other))
-    shown = run("a.json", "b.json").out
+    write_json("b.json", other)
+    shown = run("a.json b.json").out
     assert "of two models" in shown
     assert "left out: 12" in shown
 
 
 @refusals(
-    (("a.json", "./a.json"), "given twice"),
-    (("a.json", "c.json"), "no such file", 1),
-    (("a.json", "b.json", "--plot", "points.jpg"), "unknown kind of file"),
+    ("a.json ./a.json", "given twice"),
+    ("a.json c.json", "no such file", 1),
+    ("a.json b.json --plot points.jpg", "unknown kind of file"),
 )
 def test_head_scores_that_are_refused(refusal, files):
     refusal(run)
-    assert not (files / "head-comparison.json").exists()
+    assert not Path("head-comparison.json").exists()
 
 
 # `prunecli compare-languages` on statistics whose answer is known beforehand.
@@ -73,10 +72,10 @@ def test_head_scores_that_are_refused(refusal, files):
 languages, compared = both(compare_languages)
 
 
-def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
-    write_gates(tmp_path / "gates.json")
-    result = compared("--plot", "languages.png")
-    found = json_of(tmp_path / "languages.json")
+def test_sets_trees_and_counts_are_those_known_beforehand():
+    write_gates()
+    result = compared("--plot languages.png")
+    found = json_of("languages.json")
     assert found["format"] == "prunecli.languages/1"
     assert found["balance"] == "1:1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
@@ -94,7 +93,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(tmp_path):
         assert sorted(map(sorted, families)) == [["qba", "qbo"], ["qka", "qko"]]
     assert found["experts_per_layer"]["mean"] == [4, 4]
     assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
-    pixels(tmp_path / "languages.png")
+    pixels("languages.png")
     for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
         assert text in result.out
 
@@ -117,13 +116,13 @@ def test_one_pair_has_nothing_to_be_compared_with():
     assert found.clustering.encoder is None
 
 
-def test_groups_families_and_another_metric_of_the_layers(tmp_path):
-    write_gates(tmp_path / "gates.json")
-    (tmp_path / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
-    (tmp_path / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
-    files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
-    shown = compared(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").out
-    found = json_of(tmp_path / "languages.json")
+def test_groups_families_and_another_metric_of_the_layers():
+    write_gates()
+    Path("classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
+    write_json("families.json", {"qba": "b", "qbo": "b", "qka": "k", "qko": "k"})
+    files = "--groups classes.tsv --families families.json --plot l.png"
+    shown = compared(files, "--layer-metric top2 --ratio 0.5 --table t.csv").out
+    found = json_of("languages.json")
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
     assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
@@ -139,14 +138,14 @@ def test_groups_families_and_another_metric_of_the_layers(tmp_path):
         assert group["encoder"] == pytest.approx(sum(row[0] for row in own) / len(own), abs=1e-4)
         assert group["decoder"] == pytest.approx(sum(row[1] for row in own) / len(own), abs=1e-4)
     assert rows("t.csv", "experts_by_group") == groups
-    pixels(tmp_path / "l.png")
+    pixels("l.png")
 
 
-def test_texts_select_the_experts_known_beforehand(tmp_path):
-    write_text_gates(tmp_path / "gates.json")
-    (tmp_path / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
-    shown = compared("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").out
-    found = json_of(tmp_path / "texts.json")
+def test_texts_select_the_experts_known_beforehand():
+    write_text_gates()
+    Path("families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
+    shown = compared("--plot t.png --families families.tsv --table t.csv").out
+    found = json_of("texts.json")
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
     assert (found["metric"], found["texts"]) == ("reap", ["code", "shell", "novel"])
@@ -159,19 +158,19 @@ def test_texts_select_the_experts_known_beforehand(tmp_path):
     assert first["own"] == {"code": [0, 1], "shell": [4, 5], "novel": [8, 9, 10, 11]}
     assert first["jaccard"] == pytest.approx(1 / 9, abs=1e-6)
     assert found["families"]["novel"] == "prose"
-    pixels(tmp_path / "t.png")
+    pixels("t.png")
     assert rows("t.csv", "layers")[1]["own_novel"] == 4
     assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
     for text in ("only shell", "├─ ", TEXT_LAYERS[1], "33"):
         assert text in shown
 
 
-def test_texts_can_be_chosen(tmp_path):
-    write_text_gates(tmp_path / "gates.json")
-    found = compared("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").json
+def test_texts_can_be_chosen():
+    write_text_gates()
+    found = compared("--for novel,code --metric frequency --json -o t.json").json
     assert found["texts"] == ["novel", "code"]
     assert found["metric"] == "frequency"
-    one = compared("--for", "novel", "--json", "-o", "one.json").json
+    one = compared("--for novel --json -o one.json").json
     assert one["similarity"] == [[1]]
     assert one["layers"][0]["common"] == [8, 9, 10, 11]
     assert one["layers"][0]["own"] == {"novel": []}
@@ -181,40 +180,40 @@ def test_texts_can_be_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("write", "arguments", "status", "message"),
     [
-        (write_text_gates, ["--for", "cod"], 1, "no text 'cod'"),
-        (write_text_gates, ["--langs", "code"], 2, "--langs is for translation"),
-        (write_text_gates, ["--ratio", "0.95"], 2, "would be kept"),
-        (write_gates, ["--for", "code"], 2, "--for names texts"),
-        (write_gates, ["--groups", "none.tsv"], 1, "none.tsv: no such file"),
-        (write_gates, ["--ratio", "0.9"], 2, "4"),
-        (write_gates, ["--metric", "importence"], 2, "No metric 'importence'"),
-        (write_gates, ["-o", "gates.json"], 1, "gates.json"),
+        (write_text_gates, "--for cod", 1, "no text 'cod'"),
+        (write_text_gates, "--langs code", 2, "--langs is for translation"),
+        (write_text_gates, "--ratio 0.95", 2, "would be kept"),
+        (write_gates, "--for code", 2, "--for names texts"),
+        (write_gates, "--groups none.tsv", 1, "none.tsv: no such file"),
+        (write_gates, "--ratio 0.9", 2, "4"),
+        (write_gates, "--metric importence", 2, "No metric 'importence'"),
+        (write_gates, "-o gates.json", 1, "gates.json"),
     ],
 )
-def test_bad_input_about_languages_writes_nothing(tmp_path, write, arguments, status, message):
-    write(tmp_path / "gates.json")
-    before = (tmp_path / "gates.json").read_bytes()
-    refused(languages(*arguments), message, status)
-    assert names(tmp_path) == ["gates.json"]
-    assert (tmp_path / "gates.json").read_bytes() == before
+def test_bad_input_about_languages_writes_nothing(write, arguments, status, message):
+    write()
+    before = Path("gates.json").read_bytes()
+    refused(languages(arguments), message, status)
+    assert names() == ["gates.json"]
+    assert Path("gates.json").read_bytes() == before
 
 
 def test_without_gates_it_says_how_to_make_them():
     refused(languages(), "collect-gates", 1)
 
 
-def test_without_altair_it_names_the_package(tmp_path, monkeypatch):
-    write_gates(tmp_path / "gates.json")
+def test_without_altair_it_names_the_package(monkeypatch):
+    write_gates()
     monkeypatch.setitem(sys.modules, "altair", None)
-    refused(languages("--plot", "a.png"), "pip install altair", 1)
-    assert not (tmp_path / "languages.json").exists()
+    refused(languages("--plot a.png"), "pip install altair", 1)
+    assert not Path("languages.json").exists()
 
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
-def test_similarities_of_many_pairs_are_not_listed(tmp_path, monkeypatch, most, listed):
+def test_similarities_of_many_pairs_are_not_listed(monkeypatch, most, listed):
     monkeypatch.setattr("prunecli.results.languages.TABLE_PAIRS", most)
-    write_gates(tmp_path / "gates.json")
-    assert compared("--table", "t.csv").err.endswith("Written to languages.json and t.csv.\n")
+    write_gates()
+    assert compared("--table t.csv").err.endswith("Written to languages.json and t.csv.\n")
     assert len(rows("t.csv", "similarity")) == listed
     assert [row["experts_mean"] for row in rows("t.csv", "experts_per_layer")] == [4, 4]
 
@@ -224,30 +223,29 @@ SENTENCES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "scratch").mkdir()
+    Path("scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     for seed, name in enumerate(("full", "twin", "third")):
         tiny_family(name, "m2m_100", seed=seed)
         tiny_family(f"lm-{name}", "gpt2", seed=seed)
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
         write_files("data", {f"test.{language}": "".join(f"{line} {language[0]}\n" for line in SENTENCES)})
-    (tmp_path / "text.txt").write_text("\n".join(SENTENCES) + "\n")
-    return tmp_path
+    Path("text.txt").write_text("\n".join(SENTENCES) + "\n")
 
 
-run_models, models = both(compare_models, "--device", "cpu")
+run_models, models = both(compare_models, "--device cpu")
 
 
-PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+PAIR = "--data data --pairs eng_Latn-fra_Latn"
 
 
 def test_two_models(folder):
-    result = models("full", "twin", *PAIR, "--plot", "map.png")
+    result = models("full twin", PAIR, "--plot map.png")
     for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
         assert text in result.out
     assert "fewer sentences than the width of the outputs (30 < 32)" in result.out
     assert "Written to similarity.json and map.png." in result.err
-    payload = json_of(folder / "similarity.json")
+    payload = json_of("similarity.json")
     assert payload["format"] == "prunecli.similarity/1"
     assert payload["checkpoints"] == ["full", "twin"]
     assert [model["model_type"] for model in payload["models"]] == ["m2m_100"] * 2
@@ -258,15 +256,15 @@ def test_two_models(folder):
     assert first["first"] == "model.encoder.layers.0.self_attn"
     assert first["cka"] == payload["matrices"]["cka"]["between"][0][0]
     assert set(payload["mean"]) == {"encoder", "decoder"}
-    pixels(folder / "map.png")
-    assert not list((folder / "scratch").glob("prunecli-*"))
+    pixels("map.png")
+    assert not list(Path("scratch").glob("prunecli-*"))
 
 
 def test_benchmarks_and_random_weights(folder):
-    bounds = ("--benchmarks", "third", "--random-baseline", "2")
-    result = models("full", "twin", *bounds, *PAIR, "--measure", "cka", "--json", "-q")
+    bounds = "--benchmarks third --random-baseline 2"
+    result = models("full twin", bounds, PAIR, "--measure cka --json -q")
     payload = result.json
-    assert payload == json_of(folder / "similarity.json")
+    assert payload == json_of("similarity.json")
     assert payload["benchmarks"] == ["third"]
     assert list(payload["matrices"]) == ["cka"]
     row = payload["corresponding"][3]
@@ -274,16 +272,16 @@ def test_benchmarks_and_random_weights(folder):
     assert payload["mean"]["decoder"]["cka_normalised"] > 0
     assert payload["random_seeds"] == [0, 1]
     assert payload["mean"]["decoder"]["cka_random"] > 0
-    shown = models("full", "twin", *bounds, *PAIR, "--force").out
+    shown = models("full twin", bounds, PAIR, "--force").out
     assert "% of the benchmarks" in shown
     assert "CKA, random" in shown
 
 
 def test_one_model(folder):
-    result = models("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
+    result = models("full", PAIR, "--measure lns --neighbours 0.1 -o own.json")
     assert "full, decoder" in result.out
     assert "CKA" not in result.out
-    payload = json_of(folder / "own.json")
+    payload = json_of("own.json")
     assert payload["checkpoints"] == ["full"]
     assert list(payload["matrices"]["lns"]) == ["first"]
     assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0.ffn"]
@@ -291,37 +289,37 @@ def test_one_model(folder):
 
 def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
-    write_changed(folder / "full", folder / "less", "m2m_100", gone)
-    result = models("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
+    write_changed(Path("full"), Path("less"), "m2m_100", gone)
+    result = models("full less --data data --langs eng_Latn,fra_Latn")
     assert "30 sentences of each of 2 pairs, averaged." in result.out
     assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out
 
 
 def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
-    shutil.copytree(demo.CHECKPOINT, folder / "mine.copy")
-    change_config(folder / "mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
-    (folder / "mine").symlink_to(folder / "mine.copy")
-    result = models("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
+    shutil.copytree(demo.CHECKPOINT, "mine.copy")
+    change_config("mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
+    Path("mine").symlink_to("mine.copy")
+    result = models("--pairs qba_Latn-qka_Latn --max-sentences 40")
     assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.err
     assert json_of("similarity.json")["checkpoints"][0] == "demo"
 
 
 @refusals(
-    (("full", "twin", *PAIR, "--max-sentences", "19"), "19 sentences are too few", 1),
-    (("full", "twin", *PAIR, "--neighbours", "0.01"), "0 neighbours"),
-    (("full", "full", *PAIR), "full is given twice"),
-    (("full", "--random-baseline", "1", *PAIR), "--random-baseline goes with two models"),
-    (("full", "twin", *PAIR, "--text", "text.txt"), "--text goes with models"),
-    (("full", "lm-full", *PAIR), "lm-full: a model with one stack"),
+    (f"full twin {PAIR} --max-sentences 19", "19 sentences are too few", 1),
+    (f"full twin {PAIR} --neighbours 0.01", "0 neighbours"),
+    (f"full full {PAIR}", "full is given twice"),
+    (f"full --random-baseline 1 {PAIR}", "--random-baseline goes with two models"),
+    (f"full twin {PAIR} --text text.txt", "--text goes with models"),
+    (f"full lm-full {PAIR}", "lm-full: a model with one stack"),
 )
 def test_models_that_are_refused(refusal, folder):
     refusal(run_models)
-    assert not (folder / "similarity.json").exists()
-    assert not list((folder / "scratch").glob("prunecli-*"))
+    assert not Path("similarity.json").exists()
+    assert not list(Path("scratch").glob("prunecli-*"))
 
 
 def test_an_interrupt_leaves_nothing(folder, monkeypatch):
     monkeypatch.setattr(cka, "linear_cka", Mock(side_effect=KeyboardInterrupt))
-    assert run_models("full", "twin", *PAIR).status == 130
-    assert not (folder / "similarity.json").exists()
-    assert not list((folder / "scratch").glob("prunecli-*"))
+    assert run_models("full twin", PAIR).status == 130
+    assert not Path("similarity.json").exists()
+    assert not list(Path("scratch").glob("prunecli-*"))

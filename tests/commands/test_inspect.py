@@ -16,8 +16,8 @@ from tests.tiny import VOCAB, change_config, config_of, random_tensors, tiny_nll
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    return tiny_nllb_moe(tmp_path / "tiny")
+def tiny():
+    return tiny_nllb_moe("tiny")
 
 
 run, done = both(inspect)
@@ -37,10 +37,10 @@ def test_the_table_counts_every_part(tiny):
     assert "34,304" in text
 
 
-def test_a_model_without_ffns_has_hidden_units_of_its_layers(tmp_path):
+def test_a_model_without_ffns_has_hidden_units_of_its_layers():
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
-    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    told = done(tmp_path / "mamba").err
+    MambaForCausalLM(config).save_pretrained("mamba")
+    told = done("mamba").err
     assert "64 hidden units in each layer (intermediate_size)" in told
     assert "FFN" not in told
 
@@ -88,14 +88,14 @@ def test_an_ffn_that_cannot_be_is_named(tiny):
     refused(run(tiny), "config.json names model.encoder.layers.9.ffn, which is no FFN or attention", 1)
 
 
-def test_a_pruned_model_shows_what_is_left_and_how(tmp_path):
+def test_a_pruned_model_shows_what_is_left_and_how():
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
     step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
     experts = {layer: [0, 3, 5, 6] for layer in layers}
     structure = {"version": 1, "history": [step], "experts": experts}
     structure["original_experts"] = dict.fromkeys(layers, 8)
-    directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
+    directory = tiny_nllb_moe("pruned", experts=4, shards=2, config={"prunecli": structure})
     text = done(directory).out
     assert text.count("4 of 8") == 4
     assert "2 .safetensors files" in text
@@ -103,8 +103,8 @@ def test_a_pruned_model_shows_what_is_left_and_how(tmp_path):
     assert as_json(directory)["layers"][0]["experts"] == [0, 3, 5, 6]
 
 
-def test_an_undeclared_family_is_counted_as_other(tmp_path):
-    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
+def test_an_undeclared_family_is_counted_as_other():
+    directory = tiny_nllb_moe("tiny", config={"model_type": "bloom"})
     shown = done(directory)
     assert "other" in shown.out
     assert "model.encoder.layers.*.ffn" in shown.out
@@ -126,44 +126,43 @@ def test_a_found_family_is_counted_by_part(tmp_path):
 
 
 @refusals(
-    (("--fit", "much"), "--fit much: not a size"),
-    (("--fit", "1GiB", "--dtype", "float17"), "unknown type"),
-    (("--dtype", "float16"), "--dtype goes with --fit"),
+    ("--fit much", "--fit much: not a size"),
+    ("--fit 1GiB --dtype float17", "unknown type"),
+    ("--dtype float16", "--dtype goes with --fit"),
 )
 def test_bad_options(refusal, tiny):
     refusal(run, tiny)
 
 
-def test_the_table_has_the_json_s_values(tiny, tmp_path):
-    table = tmp_path / "t.csv"
-    payload = as_json(tiny, "--table", table)
+def test_the_table_has_the_json_s_values(tiny):
+    payload = as_json(tiny, "--table t.csv")
     keys = ("tensors", "parameters", "bytes")
-    counts = {row["part"]: {key: row[key] for key in keys} for row in rows(table, "parameters")}
+    counts = {row["part"]: {key: row[key] for key in keys} for row in rows("t.csv", "parameters")}
     assert counts == {**payload["parts"], "total": payload["total"]}
-    experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows(table, "experts")]
+    experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows("t.csv", "experts")]
     assert experts == [
         (one["name"], len(one["experts"]), one["original_experts"]) for one in payload["layers"]
     ]
-    assert [row["name"] for row in rows(table, "heads")] == [one["name"] for one in payload["attentions"]]
-    refused(run(tiny, "--table", table), "exists already", 1)
-    shown = done(tiny, "--table", table, "--force", "--fit", "1GiB")
-    assert f"Written to {table}." in shown.err
+    assert [row["name"] for row in rows("t.csv", "heads")] == [one["name"] for one in payload["attentions"]]
+    refused(run(tiny, "--table t.csv"), "exists already", 1)
+    shown = done(tiny, "--table t.csv --force --fit 1GiB")
+    assert "Written to t.csv." in shown.err
     assert "Parameters" in shown.out
-    assert {row["way"] for row in rows(table, "fit")} == {"whole", "layer by layer"}
+    assert {row["way"] for row in rows("t.csv", "fit")} == {"whole", "layer by layer"}
 
 
 # `--fit`: each way's bytes against sums made by hand, and what is said of them.
 
 
-LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
+LOAD = "--fit-batch 1 --fit-beam 1 --fit-length 4"
 
 
 def fit(*arguments: Any) -> dict[str, Any]:
-    return as_json(*arguments, *LOAD)["fit"]
+    return as_json(*arguments, LOAD)["fit"]
 
 
 def test_the_whole_model_in_each_type(tiny):
-    whole = fit(tiny, "--fit", "1GiB")["whole"]
+    whole = fit(tiny, "--fit 1GiB")["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
     parameters = sum(array.size for array in random_tensors(config_of(tiny)).values())
     assert [way["weight_bytes"] for way in whole] == [4 * parameters, 2 * parameters]
@@ -176,19 +175,19 @@ def test_the_whole_model_in_each_type(tiny):
 @pytest.mark.parametrize(
     ("stored", "asked", "found"),
     [
-        ("F16", [], [("float16", True), ("float32", False)]),
-        ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
+        ("F16", "", [("float16", True), ("float32", False)]),
+        ("F32", "--dtype bfloat16", [("bfloat16", False), ("float32", True)]),
     ],
 )
-def test_types_of_the_same_size_are_one_way(tmp_path, stored, asked, found):
-    directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
-    whole = fit(directory, "--fit", "1GiB", *asked)["whole"]
+def test_types_of_the_same_size_are_one_way(stored, asked, found):
+    directory = tiny_nllb_moe("moe", dtype=stored)
+    whole = fit(directory, "--fit 1GiB", asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 
-def test_what_does_not_fit_is_pruned_in_each_type(tmp_path):
-    model = tiny_nllb_moe(tmp_path / "model", experts=32)
-    half = fit(model, "--fit", "1GiB")["whole"][1]["needed_bytes"]
+def test_what_does_not_fit_is_pruned_in_each_type():
+    model = tiny_nllb_moe("model", experts=32)
+    half = fit(model, "--fit 1GiB")["whole"][1]["needed_bytes"]
     found = fit(model, "--fit", half - 1)
     assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]
     wide, narrow = found["pruned"]
@@ -197,28 +196,28 @@ def test_what_does_not_fit_is_pruned_in_each_type(tmp_path):
     assert wide["ratio"] > narrow["ratio"] > 0
     assert (found["ratio"], found["keep"]) == (wide["ratio"], wide["keep"])
     assert narrow["weight_bytes"] < found["whole"][1]["weight_bytes"]
-    shown = done(model, "--fit", half - 1, *LOAD).out
+    shown = done(model, "--fit", half - 1, LOAD).out
     assert f"--ratio {narrow['ratio']:g} --dtype float16" in shown
-    assert done(model, "--fit", half, *LOAD).out.endswith("It fits in float16.\n")
+    assert done(model, "--fit", half, LOAD).out.endswith("It fits in float16.\n")
 
 
 def test_nothing_fits_is_an_answer(tiny):
-    found = fit(tiny, "--fit", "1KiB")
+    found = fit(tiny, "--fit 1KiB")
     ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
     assert not any(way["fits"] for way in ways)
     assert "ratio" not in found
     assert {way["keep"] for way in found["pruned"]} == {8}  # two in each of four layers
-    assert "Next:" not in done(tiny, "--fit", "1KiB").out
+    assert "Next:" not in done(tiny, "--fit 1KiB").out
 
 
 @pytest.mark.parametrize("model_type", ["bart", "bert", "llama"])
 def test_every_family_is_reckoned_with(model_type, models):
     directory = models[model_type]
-    found = fit(directory, "--fit", "2KiB")
+    found = fit(directory, "--fit 2KiB")
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []
     assert found["whole"][0]["decoding_bytes"] > 0
-    text = done(directory, "--fit", "2KiB", *LOAD).out
+    text = done(directory, "--fit 2KiB", LOAD).out
     over = found["whole"][1]["needed_bytes"] - 2048
     assert f"needs {over / 1024:.2f} KiB more, in float16" in text
     assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text

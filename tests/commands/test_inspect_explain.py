@@ -1,4 +1,5 @@
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,20 +17,18 @@ from tests.families import tiny_family
 ask = partial(call, explain)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    model = open_model(tiny_family(tmp_path / "bart", "bart"))
-    write_json(tmp_path / "heads.json", scored(model, split="dev"))
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _model_and_scores():
+    model = open_model(tiny_family("bart", "bart"))
+    write_json("heads.json", scored(model, split="dev"))
 
 
-def test_a_question_and_the_overview(folder):
-    made = prune_heads("bart", "--count", 3, "--json")
-    (folder / "heads.json").unlink()  # the result is enough
+def test_a_question_and_the_overview():
+    made = prune_heads("bart --count 3 --json")
+    Path("heads.json").unlink()  # the result is enough
     decision = made.json["decision"]
     place = next(one for one in decision["places"] if one["attention"] == "cross")
-    asked = ("head", "1", "of", "decoder", "cross-attention", "layer", place["layer"])
-    answer = done(explain, "pruned-heads", *asked)
+    answer = done(explain, f"pruned-heads head 1 of decoder cross-attention layer {place['layer']}")
     value, rank = place["values"][1], place["ranks"][1]
     verb = "kept" if 1 in place["kept"] else "removed"
     where = f"the cross-attention of decoder layer {place['layer']}"
@@ -37,41 +36,41 @@ def test_a_question_and_the_overview(folder):
     assert f" {value:.4g} is rank {rank} of " in answer.out
     assert "8 sentences" in answer.out
     assert "split dev, in heads.json (sha256 " in answer.out
-    answers = ask("pruned-heads", "head 1 of cross-attention", "--json").json["answers"]
+    answers = ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"]
     assert answers[0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = ask("pruned-heads", "--json").json
+    whole = ask("pruned-heads --json").json
     assert whole["decisions"][0]["places"] == decision["places"]
 
 
-def test_a_dry_run_explains_and_writes_nothing(folder, monkeypatch):
+def test_a_dry_run_explains_and_writes_nothing(monkeypatch):
     monkeypatch.setattr(console, "NO_TERMINAL_WIDTH", 60)
-    before = names(folder)
-    made = prune_heads("bart", "--count", 3, "--explain", "--dry-run")
-    assert names(folder) == before
+    before = names()
+    made = prune_heads("bart --count 3 --explain --dry-run")
+    assert names() == before
     tables = made.out.partition("Where each place was cut")[2]
     assert "removed" in tables
     assert max(map(len, tables.partition("Not a stock")[0].splitlines())) <= 60
 
 
-def test_the_layers_that_were_named_have_no_table(folder):
-    made = done(prune_layers, "bart", "--remove", "encoder:0", "--explain")
+def test_the_layers_that_were_named_have_no_table():
+    made = done(prune_layers, "bart --remove encoder:0 --explain")
     assert "named by --remove; no values." in made.out
-    assert ask("pruned-layers", "encoder layer 0").out == (
+    assert ask("pruned-layers 'encoder layer 0'").out == (
         "Encoder layer 0 was removed: named by --remove; it has no value.\n"
     )
 
 
 @refusals(
-    (("bart", "head 1"), "prunecli did not write", 1),
-    (("pruned-layers", "head 1"), "chose among heads", 1),
-    (("pruned-layers", "layer 99"), "nothing tells of layer 99", 1),
-    (("pruned-layers", "house 1"), "no part of a model"),
+    ("bart 'head 1'", "prunecli did not write", 1),
+    ("pruned-layers 'head 1'", "chose among heads", 1),
+    ("pruned-layers 'layer 99'", "nothing tells of layer 99", 1),
+    ("pruned-layers 'house 1'", "no part of a model"),
 )
-def test_refusals_are_two_lines(refusal, folder):
-    done(prune_layers, "bart", "--remove", "encoder:0")
+def test_refusals_are_two_lines(refusal):
+    done(prune_layers, "bart --remove encoder:0")
     refusal(ask)
-    (folder / "pruned-layers" / FILE).write_text("{")
-    assert "cut short" in ask("pruned-layers", "layer 1").err
+    Path("pruned-layers", FILE).write_text("{")
+    assert "cut short" in ask("pruned-layers 'layer 1'").err

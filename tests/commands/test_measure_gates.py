@@ -33,13 +33,13 @@ from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import json_of, tiny_nllb_moe, write_files
 
-MODEL = ("model", "--data", "text")
+MODEL = "model --data text"
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
+    tiny_nllb_moe("model", pickled=True, shards=3)
     write_files("text", dict.fromkeys(("val.eng_Latn", "val.fra_Latn", "val.deu_Latn"), LINES))
     return tmp_path
 
@@ -48,34 +48,34 @@ run, done = both(collect_gates)
 
 
 def test_all_pairs_of_the_text(folder):
-    made = done("model", "--data", "text")
+    made = done("model --data text")
     assert "eng_Latn-fra_Latn" in made.out
-    found = read_gates(folder / "gates.json")
+    found = read_gates("gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"
-    assert names(folder) == ["gates.json", "model", "text"]
-    raw = json_of(folder / "gates.json")
+    assert names() == ["gates.json", "model", "text"]
+    raw = json_of("gates.json")
     assert raw["format"] == "prunecli.gates/1"
     assert raw["models"][0]["path"] == "model"
 
 
 def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(folder):
-    (folder / ".gates.json.partial").mkdir()
-    done("model", "--data", "text", "--max-sentences", "1")
-    read_gates(folder / "gates.json")
+    Path(".gates.json.partial").mkdir()
+    done("model --data text --max-sentences 1")
+    read_gates("gates.json")
 
 
 @refusals(
-    (("text", "--data", "text"), "config.json", 1),
-    (("model", "--data", "text", "--pairs", "eng_Latn"), "eng_Latn"),
-    (("model", "--source-file", "text/val.eng_Latn"), "--target-file"),
-    ((*MODEL, "--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model"),
-    ((*MODEL, "--memory", "much"), "--memory much: not a size"),
-    ((*MODEL, "--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
+    ("text --data text", "config.json", 1),
+    ("model --data text --pairs eng_Latn", "eng_Latn"),
+    ("model --source-file text/val.eng_Latn", "--target-file"),
+    (f"{MODEL} --memory 4GiB --mode beam", "--mode beam needs the whole model"),
+    (f"{MODEL} --memory much", "--memory much: not a size"),
+    (f"{MODEL} --memory 4GiB --spill-dir nowhere", "nowhere", 1),
 )
 def test_bad_input_is_said_plainly(refusal, folder):
     refusal(run)
-    assert not (folder / "gates.json").exists()
+    assert not Path("gates.json").exists()
 
 
 CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
@@ -88,72 +88,72 @@ def model(shared_path):
 
 @pytest.fixture
 def text_folder(tmp_path):
-    (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
-    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
-    (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    Path("prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
+    Path("code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
+    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
     return tmp_path
 
 
 def test_texts_are_entries(model, text_folder):
-    texts = ("--text=prose.txt", "--text=code=code.jsonl", "--text=code=prose.txt")
-    made = done(model, *texts, "--context", "8")
+    texts = "--text=prose.txt --text=code=code.jsonl --text=code=prose.txt"
+    made = done(model, texts, "--context 8")
     assert "experts without a token" in made.out
-    found = read_gates(text_folder / "gates.json")
+    found = read_gates("gates.json")
     assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
     assert found.whole_files is True
     assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
-    done(model, "--text", "prose.txt", "--lines", "-o", "lines.json")
-    both = call(prune_experts, model, "--gates", "gates.json", "--gates", "lines.json", "--dry-run")
+    done(model, "--text prose.txt --lines -o lines.json")
+    both = call(prune_experts, model, "--gates gates.json --gates lines.json --dry-run")
     assert MIXED in both.err
-    assert MIXED in call(compare_languages, "gates.json", "lines.json").err
+    assert MIXED in call(compare_languages, "gates.json lines.json").err
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
     assert (found.entries["prose"].routed.sum(axis=1) == 2 * found.entries["prose"].tokens).all()
-    assert sorted(path.name for path in text_folder.iterdir() if path.name.startswith(".")) == []
+    assert not any(name.startswith(".") for name in names())
 
 
 @refusals(
-    ((), "Give --text NAME=FILE"),
-    (("--context", "8"), "--context goes with --text"),
-    (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
-    (("--text", "prose.txt", "--memory", "1MiB"), "--memory 1MiB is too little: the smallest"),
-    (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template", 1),
+    ("", "Give --text NAME=FILE"),
+    ("--context 8", "--context goes with --text"),
+    ("--text prose.txt --mode beam", "--mode goes with models that translate"),
+    ("--text prose.txt --memory 1MiB", "--memory 1MiB is too little: the smallest"),
+    ("--text chat.jsonl", "chat 1: the model's tokenizer has no chat template", 1),
 )
 def test_what_cannot_be_is_refused_in_a_line(refusal, model, text_folder):
     refusal(run, model)
-    assert not (text_folder / "gates.json").exists()
+    assert not Path("gates.json").exists()
 
 
 @pytest.mark.parametrize("model_type", [*TAPPED, "llama4"])
 def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type):
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
-    made.save_pretrained(text_folder / "model")
-    write_sentinels(text_folder / "model")
-    done("model", "--text", "prose.txt", "--text", "chat=prose.txt")
-    gates = read_gates(text_folder / "gates.json")
-    checkpoint = open_model(text_folder / "model")
+    made.save_pretrained("model")
+    write_sentinels(Path("model"))
+    done("model --text prose.txt --text chat=prose.txt")
+    gates = read_gates("gates.json")
+    checkpoint = open_model("model")
     for metric in METRICS:
         chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
         assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
-    again = run("model", "--text", "prose.txt", "--memory", "1GiB", "--force")
+    again = run("model --text prose.txt --memory 1GiB --force")
     assert "is measured with the whole model in memory" in again.err
 
 
 def test_text_for_a_model_that_translates_is_refused(text_folder):
-    tiny_nllb_moe(text_folder / "nllb")
-    refused(run("nllb", "--text", "prose.txt"), "--text goes with language models")
+    tiny_nllb_moe("nllb")
+    refused(run("nllb --text prose.txt"), "--text goes with language models")
 
 
 def test_the_demos_language_model_needs_no_arguments(text_folder):
-    done("--demo", "lm", "--max-tokens", "300")
-    assert list(read_gates(text_folder / "gates.json").entries) == list(LM_TEXTS)
-    call(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
-    call(evaluate, "--demo", "lm", "--max-sentences", "6")
-    full, reduced = json_of(text_folder / "evaluation.json")["results"]
+    done("--demo lm --max-tokens 300")
+    assert list(read_gates("gates.json").entries) == list(LM_TEXTS)
+    call(prune_experts, "--demo lm --for code --ratio 0.5 -o for-code")
+    call(evaluate, "--demo lm --max-sentences 6")
+    full, reduced = json_of("evaluation.json")["results"]
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]
-    without = call(collect_gates, "--demo", "translation", "--context", "8", "--force")
+    without = call(collect_gates, "--demo translation --context 8 --force")
     refused(without, "--context goes with --text")
 
 
@@ -161,23 +161,23 @@ CPU = torch.device("cpu")
 
 
 def test_the_file_is_the_same_but_for_the_command_line(folder):
-    arguments = ("model", "--data", "text", "--batch-tokens", "20")
-    done(*arguments, "-o", "whole.json")
-    made = done(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
+    arguments = "model --data text --batch-tokens 20"
+    done(arguments, "-o whole.json")
+    made = done(arguments, "--memory 4GiB --spill-dir . -o layers.json")
     assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
-    assert content(folder / "whole.json") == content(folder / "layers.json")
-    assert names(folder) == ["layers.json", "model", "text", "whole.json"]
+    assert content("whole.json") == content("layers.json")
+    assert names() == ["layers.json", "model", "text", "whole.json"]
 
 
-def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+def chosen(free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    return collect.memory_for(open_model(folder / "model"), Devices(CPU), torch.float32, group, console.note)
+    return collect.memory_for(open_model("model"), Devices(CPU), torch.float32, group, console.note)
 
 
 def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):
-    assert chosen(folder, 10_000, monkeypatch) == 8_000
+    assert chosen(10_000, monkeypatch) == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
 
 
@@ -185,15 +185,15 @@ def test_several_on_one_machine_share_what_is_free(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
-    assert chosen(folder, 10_000, monkeypatch) == 4_000
-    free = weight_bytes(open_model(folder / "model"), "F32") * 3 // 2
-    assert chosen(folder, free, monkeypatch) is not None
-    assert chosen(folder, 2 * free, monkeypatch) is None
+    assert chosen(10_000, monkeypatch) == 4_000
+    free = weight_bytes(open_model("model"), "F32") * 3 // 2
+    assert chosen(free, monkeypatch) is not None
+    assert chosen(2 * free, monkeypatch) is None
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
-    made = run("model", "--data", "text", "--mode", "beam", "--device", "cpu")
+    made = run("model --data text --mode beam --device cpu")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
 
@@ -202,7 +202,8 @@ def test_beam_search_on_one_that_does_not_is_refused(folder, monkeypatch):
 
 
 SENTENCES = "the hen\na\nno hen on the hat\nten\nthe inn\nthe hat is in the inn\n"
-ARGUMENTS = ("model", "--data", "data", "--langs", "eng_Latn,fra_Latn", "--batch-tokens", "16")
+ARGUMENTS = "model --data data --langs eng_Latn,fra_Latn --batch-tokens 16"
+GATES = f"collect-gates {ARGUMENTS}"
 DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -243,7 +244,7 @@ main(sys.argv[4:])
 
 @pytest.fixture
 def shared_folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "model", experts=16)
+    tiny_nllb_moe("model", experts=16)
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), SENTENCES))
     return tmp_path
 
@@ -253,7 +254,7 @@ def alone(*more: str) -> str:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        result = call(collect_gates, *ARGUMENTS, *more)
+        result = call(collect_gates, ARGUMENTS, *more)
     finally:
         torch.set_num_threads(threads)
     assert result.status == 0, result.err
@@ -262,7 +263,7 @@ def alone(*more: str) -> str:
 
 def assert_same(path: Path) -> None:
     """The file is that of one process, which had nothing to go on from."""
-    assert "Resuming" not in alone("-o", "one.json")
+    assert "Resuming" not in alone("-o one.json")
     assert content(path) == content(path.with_name("one.json"))
 
 
@@ -272,7 +273,7 @@ def left(shared_folder: Path) -> list[str]:
 
 
 def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(shared_folder):
-    first, second = ended(start(shared_folder, "kill", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER))
+    first, second = ended(start(shared_folder, "kill 1 3", GATES, code=DRIVER))
     assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
     assert "process 0 of 2 stops: " in first[2]
     assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
@@ -284,9 +285,9 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(shared_folder):
 
 def test_control_c_ends_all(shared_folder):
     """The terminal, or torchrun, hands the signal to each."""
-    processes = start(shared_folder, "wait", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER)
+    processes = start(shared_folder, "wait 1 3", GATES, code=DRIVER)
     deadline = time.monotonic() + 60
-    while not (shared_folder / "waiting").exists() and time.monotonic() < deadline:
+    while not Path("waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in processes:
         os.kill(process.process.pid, signal.SIGINT)

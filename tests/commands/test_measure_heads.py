@@ -14,32 +14,31 @@ from tests.commands.heads import run as prune
 from tests.families import tiny_family
 from tests.tiny import json_of, write_files
 
-PAIRS = ("--pairs", "eng_Latn-fra_Latn")
+PAIRS = "--pairs eng_Latn-fra_Latn"
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tiny_family(tmp_path / "m", "m2m_100")
+@pytest.fixture(autouse=True)
+def _model_and_text():
+    tiny_family("m", "m2m_100")
     for split, lines in {"val": "the hen\na\nno hen on the hat\n", "test": "the inn\nten\n"}.items():
         french = "".join(f"le {line}\n" for line in lines.splitlines())
         write_files("data", {f"{split}.eng_Latn": lines, f"{split}.fra_Latn": french})
     write_files(".", {"text.txt": "the hat\nno\nten hens\n", "text.tsv": "0\tthe hat\n1\tno\n2\tten hens\n"})
-    return tmp_path
 
 
-run = partial(done, score_heads, "--device", "cpu")
+run = partial(done, score_heads, "--device cpu")
 
 
 def scores(path: str = "heads.json") -> dict[str, Any]:
     return json_of(path)
 
 
-def test_importance_per_token(folder):
-    plain = run("m", "--data", "data", *PAIRS, "-o", "example.json")
+def test_importance_per_token():
+    plain = run("m --data data", PAIRS, "-o example.json")
     assert "Importance (I_h of eq. 2, not normalised)" in plain.out
     assert "Mean over 3 examples of translation." in plain.out
-    result = run("m", "--data", "data", *PAIRS, "--importance", "token", "--memory", "2GiB")
+    result = run("m --data data", PAIRS, "--importance token --memory 2GiB")
     assert "Importance (I_h of eq. 2, per token, not normalised)" in result.out
     assert "Mean over the tokens of 3 examples of translation." in result.out
     found, other = scores(), scores("example.json")
@@ -50,21 +49,21 @@ def test_importance_per_token(folder):
     assert {*other["counts"].values()} == {3}
     tokens = found["counts"]
     assert tokens.keys() == found["values"].keys()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
+    tokenizer = AutoTokenizer.from_pretrained("m", src_lang="eng_Latn")
     sources = sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
     assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {sources}
     for name, values in other["values"].items():
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
-    assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
-    mixed = prune("m", "--scores", "heads.json", "--scores", "example.json", "-o", "no")
+    assert prune("m --scores heads.json --ratio 0.3 -o pruned").status == 0
+    mixed = prune("m --scores heads.json --scores example.json -o no")
     assert "heads.json and example.json cannot be merged: per is" in mixed.err
 
 
-def test_ablation_by_beam_search(folder):
+def test_ablation_by_beam_search():
     """The heads of one layer on each side are soon ablated one by one while it translates."""
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
     shallow = tiny_family("shallow", "m2m_100", **sizes)
-    result = run(shallow, "--data", "data", *PAIRS, "--metric", "ablation", "--beam", 2, "--bootstrap", 10)
+    result = run(shallow, "--data data", PAIRS, "--metric ablation --beam 2 --bootstrap 10")
     assert "Change of chrF++ without the head" in result.out
     assert "chrF++ of the whole model" in result.out
     assert "Too few examples for a test of significance" in result.err
@@ -75,34 +74,34 @@ def test_ablation_by_beam_search(folder):
     assert found["values"].keys() == found["p_values"].keys() == found["ids"].keys()
 
 
-def test_enough_examples_for_a_test(folder):
-    (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
-    tiny_family(folder / "other", "gpt2")
-    result = run("other", "--text", "many.txt", "--lines", "--metric", "ablation")
+def test_enough_examples_for_a_test():
+    Path("many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    tiny_family("other", "gpt2")
+    result = run("other --text many.txt --lines --metric ablation")
     assert "make it significantly worse" in result.out
     assert "too few" not in result.err
-    result = run("other", "--text", "many.txt", "--lines", "--metric", "all-but-one", "-o", "one.json")
+    result = run("other --text many.txt --lines --metric all-but-one -o one.json")
     assert "* differs from the whole model" in result.out
 
 
 @pytest.mark.parametrize(
     ("arguments", "chosen", "reported"),
     [
-        (("m", "--data", "data", *PAIRS), ("--split", "val"), ("--split", "test")),
-        (("reader", "--labelled"), ("more.tsv",), ("text.tsv",)),
+        (f"m --data data {PAIRS}", "--split val", "--split test"),
+        ("reader --labelled", "more.tsv", "text.tsv"),
     ],
 )
-def test_all_but_one_chosen_on_one_text_reported_on_another(folder, arguments, chosen, reported):
-    tiny_family(folder / "reader", "bert", **CLASSIFIER)
-    (folder / "more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
-    common = ("--metric", "all-but-one", "--measure", "loss")
+def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, reported):
+    tiny_family("reader", "bert", **CLASSIFIER)
+    Path("more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
+    common = "--metric all-but-one --measure loss"
     option = "--select-split" if "--data" in arguments else "--select-data"
-    result = run(*arguments, *reported, *common, option, chosen[-1])
+    result = run(arguments, reported, common, option, chosen.split()[-1])
     assert "The best single head of each layer, chosen on other text" in result.out
     assert "Too few examples for a test of significance" in result.err
     assert "*" not in result.out
-    run(*arguments, *chosen, *common, "-o", "chosen.json")
-    run(*arguments, *reported, *common, "-o", "reported.json")
+    run(arguments, chosen, common, "-o chosen.json")
+    run(arguments, reported, common, "-o reported.json")
     found, known, others = scores(), scores("chosen.json"), scores("reported.json")
     assert found["values"] == known["values"] != others["values"]
     for name, head in found["best"].items():
@@ -113,47 +112,47 @@ def test_all_but_one_chosen_on_one_text_reported_on_another(folder, arguments, c
 @pytest.mark.parametrize(
     ("family", "changes", "arguments", "task"),
     [
-        ("bert", {}, ("--text", "text.txt"), "mlm"),
-        ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
-        ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--metric", "ablation"), "classification"),
-        ("llama", {}, ("--text", "text.txt", "--lines", "--metric", "all-but-one"), "lm"),
+        ("bert", {}, "--text text.txt", "mlm"),
+        ("bert", CLASSIFIER, "--labelled text.tsv", "classification"),
+        ("bert", CLASSIFIER, "--labelled text.tsv --metric ablation", "classification"),
+        ("llama", {}, "--text text.txt --lines --metric all-but-one", "lm"),
     ],
 )
-def test_tasks(folder, family, changes, arguments, task):
-    tiny_family(folder / "other", family, **changes)
-    run("other", *arguments, "--json")
+def test_tasks(family, changes, arguments, task):
+    tiny_family("other", family, **changes)
+    run("other", arguments, "--json")
     assert scores()["task"] == task
     assert scores()["examples"] == 3
     assert scores().get("whole_files") is (None if task == "classification" else False)
 
 
-def test_scores_of_a_pruned_model_have_original_numbers(folder):
-    run("m", "--data", "data", *PAIRS)
-    assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
-    shown = run("pruned", "--data", "data", *PAIRS, "-o", "again.json").out
+def test_scores_of_a_pruned_model_have_original_numbers():
+    run("m --data data", PAIRS)
+    assert prune("m --ratio 0.3 -o pruned").status == 0
+    shown = run("pruned --data data", PAIRS, "-o again.json").out
     ids = {module_of(name): tuple(ids) for name, ids in scores("again.json")["ids"].items()}
-    assert ids == kept(folder / "pruned")
+    assert ids == kept("pruned")
     table = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["1"], ["2"])]
     dashes = [[cell == "-" for cell in cells] for _, _, *cells in table]
     assert dashes == [[head not in own for head in range(4)] for own in ids.values()]
-    assert prune("pruned", "--scores", "again.json", "--count", 1, "-o", "twice").status == 0
+    assert prune("pruned --scores again.json --count 1 -o twice").status == 0
     # The original no longer fits scores made after a pruning.
-    assert "again.json" in prune("m", "--scores", "again.json", "-o", "no").err
+    assert "again.json" in prune("m --scores again.json -o no").err
 
 
-ALONE = ("--metric", "all-but-one", "--measure", "loss")
-FILES = ("--source-file", "text.txt", "--target-file", "text.tsv")
+ALONE = "--metric all-but-one --measure"
+FILES = f"{ALONE} loss --source-file text.txt --target-file text.tsv {PAIRS}"
 
 
 @refusals(
-    (("--measure", "loss"), "--measure goes with --metric ablation"),
-    (("--metric", "ablation", "--importance", "token"), "--importance goes with --metric"),
-    (("--data", "data", *PAIRS, *ALONE[:3], "accuracy"), "not one of translation"),
-    (("--data", "data", *PAIRS, "--compute-dtype", "float16"), "small gradients vanish"),
-    ((*ALONE, *FILES, *PAIRS, "--select-split", "b"), "--select-split: the text has no splits"),
-    ((*ALONE, *FILES, *PAIRS, "--select-data", "nothing.txt"), "nothing.txt", 1),
-    (("--task", "lm", "--text", "text.txt", *PAIRS), "--pairs goes with --task"),
+    ("--measure loss", "--measure goes with --metric ablation"),
+    ("--metric ablation --importance token", "--importance goes with --metric"),
+    (f"--data data {PAIRS} {ALONE} accuracy", "not one of translation"),
+    (f"--data data {PAIRS} --compute-dtype float16", "small gradients vanish"),
+    (f"{FILES} --select-split b", "--select-split: the text has no splits"),
+    (f"{FILES} --select-data nothing.txt", "nothing.txt", 1),
+    (f"--task lm --text text.txt {PAIRS}", "--pairs goes with --task"),
 )
-def test_refusals(refusal, folder):
+def test_refusals(refusal):
     refusal(call, score_heads, "m")
     assert not Path("heads.json").exists()

@@ -26,10 +26,9 @@ def model(shared_path):
 
 
 @pytest.fixture
-def folder(tmp_path, model):
+def folder(model):
     """A working directory with the gates.json of `model`."""
-    random_gates(open_model(model), PAIRS).write(tmp_path / "gates.json", force=False)
-    return tmp_path
+    random_gates(open_model(model), PAIRS).write(Path("gates.json"), force=False)
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -39,14 +38,14 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_prunes_by_language(model, folder):
-    result = done(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
+    result = done(model, "--ratio 0.75 --source eng_Latn --target fra_Latn")
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
     assert "Written: pruned-experts" in result.out
-    found = kept(folder / "pruned-experts")
+    found = kept("pruned-experts")
     assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
     assert "Decoder layers" not in result.err
     assert "No languages named" not in result.err
-    pruned = open_model(folder / "pruned-experts")
+    pruned = open_model("pruned-experts")
     step = pruned.structure.history[-1]
     assert pruned.structure.fingerprints() == (open_model(model).fingerprint,)
     assert shim_classes(pruned.config)
@@ -63,17 +62,17 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
     )
     assert "No --ratio given: removing at least 80%" in result.err
     assert "No languages named: all of gates.json count; --source and --target choose" in result.err
-    assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
-    assert shim_classes(open_model(folder / "pruned-experts").config)
+    assert [len(ids) for ids in kept("pruned-experts").values()] == [3, 3, 3, 3]
+    assert shim_classes(open_model("pruned-experts").config)
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
-    done(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half")
-    result = done("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
+    done(model, "--ratio 0.5 --balance 1:1 -o half")
+    result = done("half --ratio 0.5 --balance 1:1 -o quarter --json")
     assert sum(result.json["held"].values()) == 32
-    done(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct")
-    assert kept(folder / "quarter") == kept(folder / "direct")
-    quarter = open_model(folder / "quarter")
+    done(model, "--ratio 0.75 --balance 1:1 -o direct")
+    assert kept("quarter") == kept("direct")
+    quarter = open_model("quarter")
     assert len(quarter.structure.history) == 2
     held = {name: units.of for name, units in quarter.structure.of_kind("expert").items()}
     assert held == dict.fromkeys((*ENCODER, *DECODER), 16)
@@ -81,24 +80,24 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
 
 def test_fit_prints_the_arithmetic_and_fits(model, folder):
     budget = open_model(model).total_bytes
-    result = done(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
+    result = done(model, f"--fit {budget} --fit-length 2 --fit-beam 1 -o small")
     assert "10%" in result.out
     assert "batch 1, beam 1, 2 tokens" in result.out
-    assert open_model(folder / "small").total_bytes <= budget * 0.9
+    assert open_model("small").total_bytes <= budget * 0.9
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--balance", "3:1"), "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with"),
-        (("--experts-per-layer", "9,3"), "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
-        (("--balance", "1:3"), None),
-        (("--strategy", "global-threshold"), None),
+        ("--balance 3:1", "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with"),
+        ("--experts-per-layer 9,3", "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
+        ("--balance 1:3", None),
+        ("--strategy global-threshold", None),
     ],
 )
 def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(model, folder, options, says):
-    amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
-    result = done(model, *amount, *options, "--quiet", "--dry-run")
+    amount = "" if "--experts-per-layer" in options else "--ratio 0.5"
+    result = done(model, amount, options, "--quiet --dry-run")
     assert result.err.count("Decoder layers") == (says is not None)
     assert says is None or says in result.err
 
@@ -106,38 +105,35 @@ def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
 def test_thresholds_on_published_statistics_are_those_of_the_released_code(model, folder):
     layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
     entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
-    (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
-    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min", 3)
-    result = done(model, "--gates", "stats.json", *options)
+    Path("stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
+    options = "--metric top1 --strategy global-threshold --ratio 0.5 --min 3"
+    result = done(model, "--gates stats.json", options)
     counts, theta = released_statistics.threshold_counts(layers, 32, 3)
-    assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == counts
+    assert [len(ids) for ids in kept("pruned-experts").values()] == counts
     assert f"theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
 
 
-GRANULAR = ("--granularity",)
-
-
 @refusals(
-    (("--ratio", 0.9), "would be kept"),
-    (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
-    ((*GRANULAR, "pair", "--source", "eng_Latn", "--target", "eng_Latn"), "no tran"),
-    ((*GRANULAR, "global", "--source", "eng_Latn"), "takes no --source"),
-    ((*GRANULAR, "language"), "needs --source or --target"),
-    (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of"),
-    (("--fit", "1KiB"), "No ratio fits"),
-    (("--fit-beam", "1"), "--fit-beam goes with --fit"),
-    (("--multiple-of", 4, "--strategy", "global-threshold"), "rounds the number"),
-    (("--multiple-of", 32), "no multiple of 32"),
-    (("--keep", "gates.json", "--metric", "top1", "--multiple-of", 4), "or --multiple-of"),
-    (("--keep", "gates.json"), "go with --gates", 1),
+    ("--ratio 0.9", "would be kept"),
+    ("--source eng_Lat", "Did you mean eng_Latn", 1),
+    ("--granularity pair --source eng_Latn --target eng_Latn", "no tran"),
+    ("--granularity global --source eng_Latn", "takes no --source"),
+    ("--granularity language", "needs --source or --target"),
+    ("--ratio 0.5 --experts-per-layer 3,3", "Give one of"),
+    ("--fit 1KiB", "No ratio fits"),
+    ("--fit-beam 1", "--fit-beam goes with --fit"),
+    ("--multiple-of 4 --strategy global-threshold", "rounds the number"),
+    ("--multiple-of 32", "no multiple of 32"),
+    ("--keep gates.json --metric top1 --multiple-of 4", "or --multiple-of"),
+    ("--keep gates.json", "go with --gates", 1),
 )
 def test_bad_usage_ends_in_two_lines(refusal, model, folder):
     refusal(run, model)
-    assert names(folder) == ["gates.json"]
+    assert names() == ["gates.json"]
 
 
 def test_checkpoints_that_have_no_experts_end_in_two_lines(folder):
-    refused(run(tiny_nllb_moe(folder / "dense", sparse_step=0)), "no experts", 1)
+    refused(run(tiny_nllb_moe("dense", sparse_step=0)), "no experts", 1)
 
 
 # `prunecli prune-experts` of language models: by texts, by weights, by ids, and every refusal of its own.
@@ -153,17 +149,16 @@ def text_model(request, shared_path):
 
 
 @pytest.fixture
-def text_folder(tmp_path, text_model):
+def text_folder(text_model):
     """A working directory with the gates.json of `text_model`."""
-    write_statistics(tmp_path / "gates.json", text_model)
-    return tmp_path
+    write_statistics(text_model)
 
 
-def write_statistics(path: Path, text_model: Path) -> None:
+def write_statistics(text_model: Path) -> None:
     """Random statistics; of `code` expert 3 saw 2 tokens, the others 200 or more."""
     made = random_gates(open_model(text_model), ("code", "chat"))
     made.entries["code"].routed[:, 3] = 2
-    made.write(path, force=False)
+    made.write(Path("gates.json"), force=False)
 
 
 def best(text_model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:
@@ -203,31 +198,31 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(tmp_path):
         name.replace("layers.2", "layers.3"): value.flip(0).contiguous() for name, value in last.items()
     }
     save_file({**tensors, **predicting}, text_model / "model.safetensors", {"format": "pt"})
-    write_statistics(tmp_path / "gates.json", text_model)
-    result = done(text_model, "--ratio", 0.5, "-o", "out")
+    write_statistics(text_model)
+    result = done(text_model, "--ratio 0.5 -o out")
     assert "By aimer for layers that predict further tokens" in result.err
     name = "model.layers.3.mlp"
-    found = kept(tmp_path / "out")
+    found = kept("out")
     assert found[name] == best(text_model, by_weights(text_model), 4)[name]
 
 
 def test_by_text_and_by_default_a_quarter_goes(text_model, text_folder):
-    result = done(text_model, "--for", "code", "-o", "out")
+    result = done(text_model, "--for code -o out")
     for text in ("removing at least 25%", "Experts by reap (default) for code, from gates.json"):
         assert text in result.err
-    payload = json_of(text_folder / "gates.json")
+    payload = json_of("gates.json")
     sums = payload["entries"]["code"]
     values = {
         name: [total / n for total, n in zip(sums["gate_norm_sum"][row], sums["routed"][row], strict=True)]
         for row, name in enumerate(payload["layers"])
     }
-    assert kept(text_folder / "out") == best(text_model, values, 6)
-    arguments = open_model(text_folder / "out").structure.history[-1]["arguments"]
+    assert kept("out") == best(text_model, values, 6)
+    arguments = open_model("out").structure.history[-1]["arguments"]
     assert (arguments["metric"], arguments["ratio"], arguments["for"]) == ("reap", 0.25, ["code"])
 
 
 def test_experts_that_saw_little_are_told_of(text_model, text_folder):
-    result = done(text_model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
+    result = done(text_model, "--for code --metric frequency --dry-run --json")
     found = result.json
     layers = [name.removesuffix(".experts") for name in found["kept"]]
     assert found["details"]["few_tokens"] == {name: [3] for name in layers}
@@ -235,24 +230,24 @@ def test_experts_that_saw_little_are_told_of(text_model, text_folder):
     held = 8 * len(layers)
     assert f"{len(layers)} of {held} experts received fewer than 100 tokens of this text" in result.err
     assert f"; the result lacks {len(layers)} of them." in result.err
-    quiet = run(text_model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
+    quiet = run(text_model, "--for code --min-tokens 2 --dry-run --json")
     assert quiet.json["details"] == {}
     assert "saw fewer" not in quiet.err
     assert "saw fewer" not in run(text_model, "--dry-run").err  # with the tokens of both texts
 
 
 def test_by_weights_alone(text_model, text_folder):
-    (text_folder / "gates.json").unlink()
-    done(text_model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
-    assert kept(text_folder / "out") == best(text_model, by_weights(text_model), 4)
+    Path("gates.json").unlink()
+    done(text_model, "--metric aimer --ratio 0.5 -o out")
+    assert kept("out") == best(text_model, by_weights(text_model), 4)
 
 
 @refusals(
-    (("--for", "cod"), "Did you mean code?", 1),
-    (("--source", "eng_Latn"), "Choose the statistics that count with --for"),
-    (("--strategy", "side-threshold"), "is for encoders and decoders"),
-    (("--experts-per-layer", "6,4"), "Give one number"),
+    ("--for cod", "Did you mean code?", 1),
+    ("--source eng_Latn", "Choose the statistics that count with --for"),
+    ("--strategy side-threshold", "is for encoders and decoders"),
+    ("--experts-per-layer 6,4", "Give one number"),
 )
 def test_bad_usage(refusal, text_model, text_folder):
-    refusal(run, text_model, "-o", "out")
-    assert not (text_folder / "out").exists()
+    refusal(run, text_model, "-o out")
+    assert not Path("out").exists()

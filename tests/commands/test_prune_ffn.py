@@ -21,7 +21,7 @@ def _text():
 
 
 def test_without_options_the_defaults_are_said(models):
-    result = done(models["m2m_100"], "--data", ".", "--pairs", "eng_Latn-fra_Latn")
+    result = done(models["m2m_100"], "--data . --pairs eng_Latn-fra_Latn")
     assert "No --ratio given: removing 25% of the hidden units." in result.err
     assert "Hidden units of each FFN by activation-norm" in result.err
     assert "Written: pruned-ffn (stock layout)" in result.out
@@ -36,9 +36,9 @@ def test_without_options_the_defaults_are_said(models):
 def test_json_of_a_dry_run(score, per_layer, models):
     if per_layer and score == "random":
         return
-    text = () if score in ("norms", "random") else ("--text", "text.txt")
-    more = (*text, *(("--uneven",) if per_layer else ()))
-    shown = done(models["llama"], "--metric", score, "--ratio", "50%", *more, "--dry-run", "--json").json
+    text = "" if score in ("norms", "random") else "--text text.txt"
+    more = "--uneven" if per_layer else ""
+    shown = done(models["llama"], f"--metric {score} --ratio 50%", text, more, "--dry-run --json").json
     assert [*shown["held"].values()] == [48] * 3
     assert sum(map(len, shown["kept"].values())) == 72
     assert shown["stock"]["is_stock"] != per_layer
@@ -47,20 +47,20 @@ def test_json_of_a_dry_run(score, per_layer, models):
 
 
 def test_dense_ffns_between_experts(models):
-    refused(run(models["nllb-moe"], "--metric", "norms"), "4 of the 8 FFNs are mixtures of experts", 1)
-    done(models["nllb-moe"], "--metric", "norms", "--dense-only", "--side", "encoder")
+    refused(run(models["nllb-moe"], "--metric norms"), "4 of the 8 FFNs are mixtures of experts", 1)
+    done(models["nllb-moe"], "--metric norms --dense-only --side encoder")
     ffns = open_model("pruned-ffn").layout.ffns
     assert {layer.count for layer in ffns if layer.side == "encoder"} == {24, 32}
 
 
 @refusals(
-    (("--width", 64, "--metric", "norms"), "an FFN has 48 hidden units"),
-    ((), "--metric activation-norm needs text"),
-    (("--metric", "norms", "--text", "text.txt"), "--metric norms reads no text"),
-    (("--data", "."), "--data goes with models that translate"),
-    (("--scores", "x.json", "--metric", "norms"), "--metric norms reads no --scores"),
-    (("--scores", "x.json", "--save-scores", "y.json"), "nothing is measured on text here"),
-    (("--count", 3, "--width", 4), "Give one of --count and --width"),
+    ("--width 64 --metric norms", "an FFN has 48 hidden units"),
+    ("", "--metric activation-norm needs text"),
+    ("--metric norms --text text.txt", "--metric norms reads no text"),
+    ("--data .", "--data goes with models that translate"),
+    ("--scores x.json --metric norms", "--metric norms reads no --scores"),
+    ("--scores x.json --save-scores y.json", "nothing is measured on text here"),
+    ("--count 3 --width 4", "Give one of --count and --width"),
 )
 def test_refusals(refusal, models):
     refusal(run, models["llama"])
@@ -71,45 +71,43 @@ def kept_of(output: str) -> dict[str, list[int]]:
     return json.loads(output)["kept"]
 
 
-DRY = ("--dry-run", "--json")
+DRY = "--dry-run --json"
 
 
-@pytest.mark.parametrize("metric", [(), ("--metric", "activation")])
+@pytest.mark.parametrize("metric", ["", "--metric activation"])
 def test_scores_that_were_saved_take_the_place_of_text(models, metric):
-    from_text = done(
-        models["llama"], *metric, "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5, *DRY
-    )
-    result = done(models["llama"], "--scores", "units.json", "--ratio", 0.5, *DRY)
+    from_text = done(models["llama"], metric, "--text text.txt --save-scores units.json --ratio 0.5", DRY)
+    result = done(models["llama"], "--scores units.json --ratio 0.5", DRY)
     assert kept_of(result.out) == kept_of(from_text.out)
     assert "Hidden units of each FFN by activation" in result.err
     assert "from units.json" in result.err
     origin = result.json["decision"]["origin"]
     assert (origin["texts"], origin["files"][0][0]) == (["text.txt"], "units.json")
     assert result.json["decision"]["places"][0]["tokens"] > 0
-    uneven = done(models["llama"], "--scores", "units.json", "--uneven", "--ratio", 0.9, "--min", 4, *DRY)
+    uneven = done(models["llama"], "--scores units.json --uneven --ratio 0.9 --min 4", DRY)
     widths = [len(ids) for ids in kept_of(uneven.out).values()]
     assert min(widths) >= 4
     assert sum(widths) <= 14 + 4
 
 
 def test_saved_scores_of_another_model_or_width_are_refused(models):
-    done(models["llama"], "--text", "text.txt", "--save-scores", "units.json", "--ratio", 0.5)
-    refused(run("pruned-ffn", "--scores", "units.json", "-o", "no"), "or of another pruning of it", 1)
-    refused(run(models["m2m_100"], "--scores", "units.json", "-o", "no"), "of another model", 1)
+    done(models["llama"], "--text text.txt --save-scores units.json --ratio 0.5")
+    refused(run("pruned-ffn --scores units.json -o no"), "or of another pruning of it", 1)
+    refused(run(models["m2m_100"], "--scores units.json -o no"), "of another model", 1)
 
 
 def test_a_saved_selection_names_the_units_that_stay(models):
-    shown = done(models["llama"], "--metric", "norms", "--ratio", 0.5, "--uneven", *DRY).out
+    shown = done(models["llama"], "--metric norms --ratio 0.5 --uneven", DRY).out
     Path("choice.json").write_text(shown)
-    assert kept_of(done(models["llama"], "--keep", "choice.json", *DRY).out) == kept_of(shown)
-    refused(run(models["m2m_100"], "--keep", "choice.json"), "a selection for another model", 1)
-    refused(run(models["llama"], "--keep", "choice.json", "--ratio", 0.5), "--keep does not go with --ratio")
+    assert kept_of(done(models["llama"], "--keep choice.json", DRY).out) == kept_of(shown)
+    refused(run(models["m2m_100"], "--keep choice.json"), "a selection for another model", 1)
+    refused(run(models["llama"], "--keep choice.json --ratio 0.5"), "--keep does not go with --ratio")
 
 
 def test_a_number_of_units_goes(models):
-    even = done(models["llama"], "--metric", "norms", "--count", 30, *DRY).out
+    even = done(models["llama"], "--metric norms --count 30", DRY).out
     assert [len(ids) for ids in kept_of(even).values()] == [38] * 3
-    uneven = done(models["llama"], "--metric", "norms", "--count", 31, "--uneven", *DRY).out
+    uneven = done(models["llama"], "--metric norms --count 31 --uneven", DRY).out
     assert sum(map(len, kept_of(uneven).values())) == 3 * 48 - 31
-    refused(run(models["llama"], "--metric", "norms", "--count", 31), "cannot all lose as many")
-    refused(run(models["llama"], "--metric", "norms", "--count", 142), "at most 141 can")
+    refused(run(models["llama"], "--metric norms --count 31"), "cannot all lose as many")
+    refused(run(models["llama"], "--metric norms --count 142"), "at most 141 can")

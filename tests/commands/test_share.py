@@ -8,7 +8,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.commands.calls import both, call, refusals, refused
+from tests.commands.calls import both, call, names, refusals, refused
 from tests.ffn_layouts import tiny
 from tests.selections import kept_heads
 
@@ -71,10 +71,10 @@ def test_without_options_the_choices_for_attentions_are_said(model):
     assert made.structure.history[-1]["arguments"] == {"preset": "SharedEncSharedDec"}
 
 
-def test_json_of_a_dry_run(model, tmp_path):
-    result = done(model, "--preset", "OneWide", "--dry-run", "--json")
+def test_json_of_a_dry_run(model):
+    result = done(model, "--preset OneWide --dry-run --json")
     summary = result.json
-    assert list(tmp_path.iterdir()) == []
+    assert names() == []
     (group,) = summary["groups"]
     assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
     assert group["parameters"] == 2 * 32 * 240 + 240 + 32
@@ -85,11 +85,11 @@ def test_json_of_a_dry_run(model, tmp_path):
     assert summary["output"] is None
 
 
-def test_json_of_a_dry_run_for_attentions(model, tmp_path):
+def test_json_of_a_dry_run_for_attentions(model):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
-    options = ("--encoder", "share", "--decoder", "drop", "--init", "last")
-    summary = shared(model, *options, "--dry-run", "--json").json
-    assert list(tmp_path.iterdir()) == []
+    options = "--encoder share --decoder drop --init last"
+    summary = shared(model, options, "--dry-run --json").json
+    assert names() == []
     members = [f"{ENCODER}.self_attn".format(n) for n in range(3)]
     made = {"init": "last", "heads": [0, 1, 2, 3], "parameters": 4 * 32 * 32 + 4 * 32}
     of = {"owner": members[0], "members": members, "sources": members[2:]}
@@ -101,50 +101,50 @@ def test_json_of_a_dry_run_for_attentions(model, tmp_path):
 
 
 def test_layers_share_with_those_of_their_window(models):
-    result = shared(models["gemma2"], "-o", "out")
+    result = shared(models["gemma2"], "-o out")
     assert "layers of their own window alone (full_attention, sliding_attention)." in result.err
     names = [f"model.layers.{n}.self_attn" for n in range(3)]
     assert list(owners("out", "attentions").values()) == [names[0], names[1], names[0]]
 
 
 def test_the_table_says_what_is_made(model):
-    out = shared(model, "--preset", "SharedEncNoDec", "--dry-run").out
+    out = shared(model, "--preset SharedEncNoDec --dry-run").out
     texts = ("encoder 0-2", "mean of 3", "cross 0-1", "as before, one each", "decoder 0-1", "none", "Dry run")
     assert [text for text in texts if text not in out] == []
 
 
 def test_the_history_names_no_stack_that_the_model_lacks(models):
-    done(models["llama"], "--decoder", "share", "-o", "shared")
+    done(models["llama"], "--decoder share -o shared")
     arguments = open_model(Path("shared")).structure.history[-1]["arguments"]
     assert arguments["decoder"] == "share"
     assert "encoder" not in arguments
 
 
-def test_the_demo_without_any_argument(tmp_path):
+def test_the_demo_without_any_argument():
     result = done()
     assert "using the bundled demo model" in result.err
     assert "only its dense FFNs are changed (--dense-only)" in result.err
-    assert [path.name for path in tmp_path.iterdir()] == ["shared-ffn"]
+    assert names() == ["shared-ffn"]
 
 
 def test_a_reduced_checkpoint_is_reduced_further(model):
-    done(model, "--preset", "SharedEnc", "-o", "one")
-    assert "shared, as before" in done("one", "--preset", "NoDec", "-o", "two").out
-    refused(run("two", "--preset", "SharedDec", "-o", "no"), "no FFN left to share")
-    shared(model, "--encoder", "drop", "-o", "none")
-    refused(share("none", "--encoder", "share"), "no encoder self-attention left to share")
-    shared(model, "--encoder", "share", "-o", "alike")
+    done(model, "--preset SharedEnc -o one")
+    assert "shared, as before" in done("one --preset NoDec -o two").out
+    refused(run("two --preset SharedDec -o no"), "no FFN left to share")
+    shared(model, "--encoder drop -o none")
+    refused(share("none --encoder share"), "no encoder self-attention left to share")
+    shared(model, "--encoder share -o alike")
     said = "share one attention already and would be parted"
-    refused(share("alike", "--encoder", "share", "--groups", 3), said)
+    refused(share("alike --encoder share --groups 3"), said)
 
 
-def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
+def test_activations_are_those_of_the_merged_ffn(models):
     """The FFN is merged, and then narrowed; activations are no means of its sources'."""
-    (tmp_path / "text").write_text("ab cd\nefg\n")
-    text = ("--width", 20, "--text", "text")
-    done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
-    done(models["gpt2"], "-o", "merged")
-    call(prune_ffn, "merged", *text, "--metric", "activation", "-o", "narrowed")
+    Path("text").write_text("ab cd\nefg\n")
+    text = "--width 20 --text text"
+    done(models["gpt2"], text, "--keep-units activations -o at-once")
+    done(models["gpt2"], "-o merged")
+    call(prune_ffn, "merged", text, "--metric activation -o narrowed")
     one = open_model("at-once")
     other = open_model("narrowed")
     assert list(one.tensors) == list(other.tensors)
@@ -152,31 +152,35 @@ def test_activations_are_those_of_the_merged_ffn(models, tmp_path):
 
 
 @refusals(
-    ((run, "gpt2", "--preset", "NoEnc"), "with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec."),
-    ((run, "bert", "--decoder", "drop"), "--decoder drop: the model has no decoder"),
-    ((run, "m2m_100", "--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
-    ((run, "m2m_100", "--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),
-    ((run, "m2m_100", "--encoder", "share", "--groups", "4"), "more groups than layers"),
-    ((run, "m2m_100", "--preset", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
-    ((run, "m2m_100", "--preset", "NoDec", "--width", "8"), "--width is for shared FFNs"),
-    (
-        (run, "m2m_100", "--preset", "SharedEnc", "--keep-units", "norms"),
-        "--keep-units: no FFN gets narrower",
-    ),
-    ((run, "m2m_100", "--preset", "SharedEnc", "--data", "."), "--data: no text is read here"),
-    ((run, "gpt2", "--width", "8"), "needs text.\nGive --text FILE"),
-    ((run, "m2m_100", "--keep-units", "activations", "--width", "8", "--text", __file__), "--text goes with"),
-    ((share, "m2m_100", "--preset", "NoDec", "--encoder", "share"), "--preset does not go with"),
-    ((share, "gpt2", "--cross", "share"), "--cross share: the model has no cross-attention"),
-    ((share, "gpt2", "--encoder", "drop"), "--encoder drop: the model has no encoder self-attention"),
-    ((share, "m2m_100", "--encoder", "share", "--groups", 2), "3 layers of encoder self-attention to share"),
-    ((share, "m2m_100", "--encoder", "share", "--groups", "x"), "--groups x: must be a valid integer"),
-    ((share, "m2m_100", "--encoder", "drop", "--init", "last"), "--init is for shared attentions"),
-    ((share, "m2m_100", "--preset", "OneWide"), "no such configuration"),
+    ("{gpt2} --preset NoEnc", "with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec."),
+    ("{bert} --decoder drop", "--decoder drop: the model has no decoder"),
+    ("{m2m_100} --preset NoDec --encoder share", "--preset does not go with"),
+    ("{m2m_100} --encoder share --groups 2", "different sizes.\nChoose one of 1, 3."),
+    ("{m2m_100} --encoder share --groups 4", "more groups than layers"),
+    ("{m2m_100} --preset SharedEncDec --groups 1,1", "share the same FFNs"),
+    ("{m2m_100} --preset NoDec --width 8", "--width is for shared FFNs"),
+    ("{m2m_100} --preset SharedEnc --keep-units norms", "--keep-units: no FFN gets narrower"),
+    ("{m2m_100} --preset SharedEnc --data .", "--data: no text is read here"),
+    ("{gpt2} --width 8", "needs text.\nGive --text FILE"),
+    (f"{{m2m_100}} --keep-units activations --width 8 --text {__file__}", "--text goes with"),
 )
-def test_refusals(refusal, models, tmp_path):
-    refusal(lambda command, name, *options: command(models[name], *options))
-    assert list(tmp_path.iterdir()) == []
+def test_refusals(refusal, models):
+    refusal(lambda line: run(line.format(**models)))
+    assert names() == []
+
+
+@refusals(
+    ("{m2m_100} --preset NoDec --encoder share", "--preset does not go with"),
+    ("{gpt2} --cross share", "--cross share: the model has no cross-attention"),
+    ("{gpt2} --encoder drop", "--encoder drop: the model has no encoder self-attention"),
+    ("{m2m_100} --encoder share --groups 2", "3 layers of encoder self-attention to share"),
+    ("{m2m_100} --encoder share --groups x", "--groups x: must be a valid integer"),
+    ("{m2m_100} --encoder drop --init last", "--init is for shared attentions"),
+    ("{m2m_100} --preset OneWide", "no such configuration"),
+)
+def test_refusals_for_attentions(refusal, models):
+    refusal(lambda line: share(line.format(**models)))
+    assert names() == []
 
 
 def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
@@ -188,10 +192,10 @@ def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
 def test_numbers_of_heads_must_be_equal(model, models):
     first, second = (f"{ENCODER}.self_attn".format(n) for n in range(2))
     uneven = pruned(model, "uneven", {first: (0, 1), second: (2,)})
-    refused(share(uneven, "--encoder", "share"), "different numbers of heads (1, 2, 4)")
+    refused(share(uneven, "--encoder share"), "different numbers of heads (1, 2, 4)")
     name = "encoder.block.{}.layer.0.SelfAttention"
     others = pruned(models["t5"], "others", {name.format(n): (n, 3) for n in range(3)})
-    refused(share(others, "--encoder", "share"), "positions of its own")
-    shared(others, "--encoder", "share", "--init", "last", "-o", "last")
+    refused(share(others, "--encoder share"), "positions of its own")
+    shared(others, "--encoder share --init last -o last")
     attentions = open_model("last").layout.attentions
     assert {layer.heads for layer in attentions if layer.kind == "encoder"} == {(2, 3)}

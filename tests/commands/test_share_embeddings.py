@@ -1,17 +1,20 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from prunecli import demo
 from prunecli.commands.inspect import inspect
 from prunecli.commands.share import factorize_embeddings
-from tests.commands.calls import both, call, refusals, refused
+from tests.commands.calls import both, call, names, refusals, refused
 from tests.contracts.method_contract import logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
 from tests.pictures import pixels
 from tests.tiny import config_of, tiny_nllb_moe, write_files
 
-SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
+FREE = "--map-dim 4 --depth 2 --max-groups 2 --epochs 1"
+SMALL = f"{FREE} --expand-dim 12"
 
 
 run, done = both(factorize_embeddings)
@@ -23,25 +26,23 @@ def model(models):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path):
-    (tmp_path / "lines").write_text("the hat\nthe hen\n")
+def _text():
+    Path("lines").write_text("the hat\nthe hen\n")
     write_files("data", {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"})
-    return tmp_path
 
 
-def test_the_demo_model_without_any_option(folder):
-    result = done("--epochs", "0")
+def test_the_demo_model_without_any_option():
+    result = done("--epochs 0")
     assert "No checkpoint given: using the bundled demo model." in result.err
     assert "Factorising both sides (default); input and output share a table." in result.err
     assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
     assert "Every token counts alike" in result.err
     assert "Written: factorised-embeddings (opens only where prunecli is installed: " in result.out
-    assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
+    assert np.isfinite(logits("factorised-embeddings").numpy()).all()
 
 
 def test_shared_blocks_and_no_reduction(model):
-    small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
-    result = done(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
+    result = done(model, FREE, "--shared-blocks --no-reduction --json --quiet")
     found = result.json
     rows, width = weights(model)["transformer.wte.weight"].shape
     unit = found["embedding"]["input"]
@@ -51,85 +52,84 @@ def test_shared_blocks_and_no_reduction(model):
     assert found["embedding_parameters_after"] == after
     shown = call(inspect, "factorised-embeddings")
     assert "one block a layer, no reduction" in shown.out
-    other = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
+    other = run(model, SMALL, "--no-reduction --force")
     refused(other, f"Give --expand-dim {width}, or leave it out")
 
 
 @pytest.mark.parametrize(
     ("options", "described"),
     [
-        (("--text", "lines"), {"text": ["lines"], "lines": 2}),
-        (("--data", "data", "--split", "test,train", "--langs", "eng"), {"langs": ["eng"], "lines": 2}),
+        ("--text lines", {"text": ["lines"], "lines": 2}),
+        ("--data data --split test,train --langs eng", {"langs": ["eng"], "lines": 2}),
     ],
 )
-def test_text_weighs_tokens(model, folder, options, described):
-    result = done(model, *SMALL, *options, "-o", "weighed")
+def test_text_weighs_tokens(model, options, described):
+    result = done(model, SMALL, options, "-o weighed")
     assert "counts alike" not in result.err
-    run(model, *SMALL, "-o", "plain", "--quiet")
-    maps = [weights(folder / name)["transformer.wte.map.weight"] for name in ("weighed", "plain")]
+    run(model, SMALL, "-o plain --quiet")
+    maps = [weights(name)["transformer.wte.map.weight"] for name in ("weighed", "plain")]
     assert not np.array_equal(*maps)
-    step = config_of(folder / "weighed")["prunecli"]["history"][0]
+    step = config_of("weighed")["prunecli"]["history"][0]
     assert described.items() <= step["arguments"].items()
 
 
-def test_a_dry_run_fits_and_writes_nothing(model, folder):
-    before = sorted(folder.iterdir())
-    result = done(model, *SMALL, "--dry-run")
+def test_a_dry_run_fits_and_writes_nothing(model):
+    before = names()
+    result = done(model, SMALL, "--dry-run")
     assert "Dry run: nothing is fitted or written." in result.out
     assert "explained variance" not in result.out
-    assert sorted(folder.iterdir()) == before
-    written, planned = (run(model, *SMALL, *more, "--json").json for more in ((), ("--dry-run",)))
+    assert names() == before
+    written, planned = (run(model, SMALL, more, "--json").json for more in ("", "--dry-run"))
     assert written["parameters_after"] == planned["parameters_after"]
     assert written["bytes_after"] == planned["bytes_after"]
 
 
-@pytest.mark.parametrize("options", [("--side", "input"), ("--cache",)])
-def test_embeddings_that_grow_are_a_warning_with_the_numbers(folder, options):
+@pytest.mark.parametrize("options", ["--side input", "--cache"])
+def test_embeddings_that_grow_are_a_warning_with_the_numbers(options):
     """The model shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
-    result = done(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
+    result = done(demo.CHECKPOINT, "--dry-run --json --quiet", options)
     after = result.json["embedding_parameters_after"]
     grown = f"51,648 -> {after:,} parameters ({after / 51_648:.1%})"
     assert f"Warning: the embeddings grow, {grown}." in result.err
     assert len(result.err.splitlines()) == 2
 
 
-def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model, folder):
-    result = run(demo.CHECKPOINT, "-o", "unit", "--epochs", "0", "--quiet")
+def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model):
+    result = run(demo.CHECKPOINT, "-o unit --epochs 0 --quiet")
     assert (result.status, result.err, result.out) == (0, "", "")
-    assert "Warning" not in run("unit", "--cache", "--dry-run").err
+    assert "Warning" not in run("unit --cache --dry-run").err
 
 
-@pytest.mark.parametrize("options", [("--kind", "define"), ("--no-reduction",)])
-def test_draws_correlations(model, folder, options):
+@pytest.mark.parametrize("options", [f"{SMALL} --kind define", f"{FREE} --no-reduction"])
+def test_draws_correlations(model, options):
     """The correlations are those of the tables, of the layers, and of the groups of a layer."""
-    small = (*SMALL[:2], *SMALL[4:]) if options == ("--no-reduction",) else SMALL
-    done(model, *small, *options, "--plot", "maps.png")
-    pixels(folder / "maps.png")
+    done(model, options, "--plot maps.png")
+    pixels("maps.png")
 
 
-def test_a_mixture_of_experts(folder):
-    source = tiny_nllb_moe(folder / "moe", shards=2, dtype="F16")
-    done(source, "--map-dim", "4", "--epochs", "1", "-o", "unit")
-    held = weights(folder / "unit")
+def test_a_mixture_of_experts():
+    source = tiny_nllb_moe("moe", shards=2, dtype="F16")
+    done(source, "--map-dim 4 --epochs 1 -o unit")
+    held = weights("unit")
     assert {held[name].dtype for name in held if name.startswith("model.shared.")} == {np.dtype(np.float16)}
 
 
 @refusals(
-    (("--map-dim", "33"), "The map dimension 33 is above the model's width 32"),
-    (("--map-dim", "32", "--kind", "projective"), "The map dimension 32 is the model's width"),
-    (("--split", "train"), "--split and --langs go with --data."),
-    (("--plot", "drawn.png"), "drawn.png: exists already", 1),
-    (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
-    (("--side", "output", "--kind", "define"), "--kind is for the unit of the input"),
+    ("--map-dim 33", "The map dimension 33 is above the model's width 32"),
+    ("--map-dim 32 --kind projective", "The map dimension 32 is the model's width"),
+    ("--split train", "--split and --langs go with --data."),
+    ("--plot drawn.png", "drawn.png: exists already", 1),
+    ("--side output --plot maps.png", "--plot draws the unit of the input side"),
+    ("--side output --kind define", "--kind is for the unit of the input"),
 )
-def test_refusals(refusal, model, folder):
-    (folder / "drawn.png").write_text("mine")
-    before = sorted(folder.iterdir())
+def test_refusals(refusal, model):
+    Path("drawn.png").write_text("mine")
+    before = names()
     refusal(run, model)
-    assert sorted(folder.iterdir()) == before
-    assert (folder / "drawn.png").read_text() == "mine"
+    assert names() == before
+    assert Path("drawn.png").read_text() == "mine"
 
 
-def test_a_tokenizer_of_another_model_is_refused(model, folder):
-    source = tiny_family(folder / "source", "gpt2", vocab_size=20)
-    refused(run(source, *SMALL, "--text", "lines"), "table has 20 rows", 1)
+def test_a_tokenizer_of_another_model_is_refused(model):
+    source = tiny_family("source", "gpt2", vocab_size=20)
+    refused(run(source, SMALL, "--text lines"), "table has 20 rows", 1)

@@ -36,8 +36,8 @@ FAMILIES = ("mixtral", "deepseek_v3")
 PROSE = ("the hen and a hat", "a", "the hat is in the inn", "no hen")
 CODE = ("if x: return y, else no", "x - 1")
 
-TEXTS = ("--lines", "--text", "prose=prose", "--text", "code=code")
-MEASURED = (*TEXTS, "--mean-outputs", "--context", 8, "--batch-tokens", 32)
+TEXTS = "--lines --text prose=prose --text code=code"
+MEASURED = f"{TEXTS} --mean-outputs --context 8 --batch-tokens 32"
 
 collect = partial(call, collect_gates)
 prune = partial(call, prune_experts)
@@ -58,7 +58,7 @@ def measured(folder: Path, model_type: str) -> Path:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return source
     save_mixture(source, model_type)
-    done(collect_gates, source, *MEASURED)
+    done(collect_gates, source, MEASURED)
     shutil.copytree(folder, kept)
     return source
 
@@ -120,9 +120,7 @@ def test_the_full_model_with_means(model_type, folder):
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     write_json(folder / "ids.json", {"kept": kept})
-    done(
-        prune_experts, source, "--keep", "ids.json", "--constant-experts", "--for", "prose,code", "-o", "out"
-    )
+    done(prune_experts, source, "--keep ids.json --constant-experts --for prose,code -o out")
     step = config_of(folder / "out")["prunecli"]["history"][-1]
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
@@ -148,8 +146,8 @@ def test_the_full_model_with_means(model_type, folder):
 
 def test_as_vllm_reads_it(folder):
     source = measured(folder, "mixtral")
-    options = ("--ratio", 0.5, "--strategy", "global-threshold", "--min", 2, "--constant-experts")
-    done(prune_experts, source, *options, "-o", "out")
+    options = "--ratio 0.5 --strategy global-threshold --min 2 --constant-experts"
+    done(prune_experts, source, options, "-o out")
     config = config_of(folder / "out")
     before, after = (load_file(folder / name / "model.safetensors") for name in ("full", "out"))
     assert config["architectures"] == ["MixtralForCausalLM"]
@@ -171,16 +169,16 @@ def test_as_vllm_reads_it(folder):
 
 def test_it_is_evaluated_and_changed_no_more(folder):
     measured(folder, "qwen3_moe")
-    done(prune_experts, "full", "--ratio", 0.5, "--constant-experts", "-o", "out")
-    done(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
-    refused(collect("out", "--text", "prose=prose", "-o", "again.json"), "constants stand for experts", 1)
-    for command, *arguments in (
-        (prune_experts, "--metric", "random", "--ratio", 0.25),
-        (prune_experts, "--metric", "aimer"),
-        (finetune, "--text", "prose", "--steps", 1),
-        (prune_layers, "--keep", "0,1"),
+    done(prune_experts, "full --ratio 0.5 --constant-experts -o out")
+    done(evaluate, "full out --task lm --text prose=prose --context 8")
+    refused(collect("out --text prose=prose -o again.json"), "constants stand for experts", 1)
+    for command, options in (
+        (prune_experts, "--metric random --ratio 0.25"),
+        (prune_experts, "--metric aimer"),
+        (finetune, "--text prose --steps 1"),
+        (prune_layers, "--keep 0,1"),
     ):
-        refused(call(command, "out", *arguments, "-o", "again"), "constants stand for experts", 1)
+        refused(call(command, "out", options, "-o again"), "constants stand for experts", 1)
     assert "## Constants" in (folder / "out" / "README.md").read_text()
     with pytest.raises(ValueError, match="copy the directory"):
         load_model("out", device="cpu").save_pretrained("copy")
@@ -209,19 +207,18 @@ def test_bad_sums_are_said_plainly(folder, damage, said):
     measured(folder, "qwen3_moe")
     damage(folder)
     for metric in ("reap", "random"):
-        options = ("--ratio", 0.5, "--metric", metric, "--constant-experts", "-o", "out")
-        refused(prune("full", *options), said, 1)
+        refused(prune(f"full --ratio 0.5 --metric {metric} --constant-experts -o out"), said, 1)
     assert not (folder / "out").exists()
 
 
 def test_stacked_experts_are_refused(folder):
     measured(folder, "granitemoe")
-    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), "are stacked in one tensor", 1)
+    refused(prune("full --ratio 0.5 --constant-experts -o out"), "are stacked in one tensor", 1)
 
 
 def test_layer_by_layer_to_the_last_bit(folder):
     measured(folder, "deepseek_v3")
-    done(collect_gates, "full", *MEASURED, "--memory", "4GiB", "-o", "layers.json")
+    done(collect_gates, "full", MEASURED, "--memory 4GiB -o layers.json")
     one, other = (read_outputs(folder / f"{name}.outputs.safetensors")[1] for name in ("gates", "layers"))
     assert all(values.any() for values in one.values())
     torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -229,7 +226,7 @@ def test_layer_by_layer_to_the_last_bit(folder):
 
 def test_experts_that_hand_out_no_outputs(folder):
     source = save_mixture(folder / "full", "llama4_text")
-    refused(collect(source, "--text", "prose=prose", "--mean-outputs"), "hand out no outputs", 1)
+    refused(collect(source, "--text prose=prose --mean-outputs"), "hand out no outputs", 1)
     assert not (folder / "gates.json").exists()
 
 
@@ -238,7 +235,7 @@ def test_a_text_without_sums(folder):
     path = folder / "gates.outputs.safetensors"
     fingerprint, stored = read_outputs(path)
     write_outputs(path, fingerprint, [{key: value for key, value in stored.items() if key[0] == "code"}])
-    assert prune("full", "--ratio", 0.5, "--for", "code", "--constant-experts", "-o", "out").status == 0
-    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "other"), "'prose'", 1)
+    assert prune("full --ratio 0.5 --for code --constant-experts -o out").status == 0
+    refused(prune("full --ratio 0.5 --constant-experts -o other"), "'prose'", 1)
     with pytest.raises(StatisticsError, match="no such file"):
         read_outputs(folder / "nowhere")

@@ -132,7 +132,7 @@ def test_layers_go_and_tokens_go(scheme, tmp_path):
     settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
     change_config(pair[0], quantization_config=settings)
     for path in pair:
-        done(prune_layers, path, "--remove", "decoder:1", "--output", f"{path}-shallow")
+        done(prune_layers, path, f"--remove decoder:1 --output {path}-shallow")
     assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
     assert settings_of(tmp_path / "stored-shallow")["modules_to_not_convert"] == [
         "lm_head",
@@ -149,7 +149,7 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path):
     stored, _ = dense(tmp_path, "fp8")
     ignored = {**settings_of(stored), "ignore": ["re:.*layers\\.([12])\\..*gate"]}
     change_config(stored, quantization_config=ignored)
-    result = call(prune_layers, stored, "--remove", "decoder:1", "--output", tmp_path / "out")
+    result = call(prune_layers, stored, "--remove decoder:1 --output", tmp_path / "out")
     assert result.status == 1
     assert "the quantisation settings name layers by number" in result.err
     assert not (tmp_path / "out").exists()
@@ -158,17 +158,17 @@ def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
-        (prune_heads, ["--metric", "random", "--ratio", "0.25", "--uniform"]),
-        (prune_ffn, ["--metric", "random", "--ratio", "0.5"]),
-        (prune_ffn, ["--metric", "activation-norm", "--ratio", "0.5", "--text"]),
-        (share_ffn, ["--decoder", "share"]),
+        (prune_heads, "--metric random --ratio 0.25 --uniform"),
+        (prune_ffn, "--metric random --ratio 0.5"),
+        (prune_ffn, "--metric activation-norm --ratio 0.5 --text"),
+        (share_ffn, "--decoder share"),
     ],
 )
 def test_what_would_compute_with_them_is_refused(command, arguments, tmp_path):
     stored, _ = dense(tmp_path, "gptq")
     (tmp_path / "text.txt").write_text("the tin\n")
-    text = [tmp_path / "text.txt"] if arguments[-1] == "--text" else []
-    result = call(command, stored, *arguments, *text, "--output", tmp_path / "out")
+    text = [tmp_path / "text.txt"] if "--text" in arguments else []
+    result = call(command, stored, arguments, *text, "--output", tmp_path / "out")
     assert result.status == 1, result.out
     assert re.search("_proj.weight is (quantised|of type U8)", result.err)
     assert not (tmp_path / "out").exists()
@@ -177,8 +177,8 @@ def test_what_would_compute_with_them_is_refused(command, arguments, tmp_path):
 def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path):
     path = tiny_family(tmp_path / "source", "llama")
     change_config(path, quantization_config={"quant_method": "other"})
-    done(prune_layers, path, "--remove", "decoder:1", "--output", tmp_path / "shallow")
-    result = call(prune_ffn, path, "--metric", "random", "--ratio", "0.5", "--output", tmp_path / "out")
+    done(prune_layers, path, "--remove decoder:1 --output", tmp_path / "shallow")
+    result = call(prune_ffn, path, "--metric random --ratio 0.5 --output", tmp_path / "out")
     assert result.status == 1
     assert "quantised (other), in a way that prunecli does not know" in result.err
 

@@ -75,8 +75,8 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
     assert payload["signatures"]["comet"] == "model:some/model|scale:100"
 
 
-def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
+def test_scores_means_and_significance(checkpoints, good_and_bad):
+    payload = evaluate(checkpoints, DATA, OPTIONS, "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
     wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
@@ -126,8 +126,8 @@ def interrupted(scripted):
     return translate
 
 
-def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    output = tmp_path / "e.json"
+def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, monkeypatch):
+    output = Path("e.json")
     with monkeypatch.context() as patch:
         patch.setattr(module, "translate", interrupted(module.translate))
         with pytest.raises(KeyboardInterrupt):
@@ -138,17 +138,17 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     payload = evaluate(checkpoints, DATA, OPTIONS, output).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
-    assert payload == evaluate(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
+    assert payload == evaluate(checkpoints, DATA, OPTIONS, "whole.json").to_json()
 
 
-def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, monkeypatch):
     """Less memory was free the first time: the second would choose another type, and translate everything anew."""
     said = []
 
     def computed_in(dtype):
         return lambda asked, *_, **__: (getattr(torch, dtype if asked == "auto" else asked),)
 
-    output = tmp_path / "e.json"
+    output = Path("e.json")
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted(module.translate))
@@ -164,8 +164,8 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
 
 
-def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
-    output = tmp_path / "e.json"
+def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, monkeypatch):
+    output = Path("e.json")
     with monkeypatch.context() as patch:
         patch.setattr("prunecli.results.document.write_json", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -175,23 +175,23 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     assert len(good_and_bad) == 8
 
 
-def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
-    options = OPTIONS.updated(samples=0, hypotheses=tmp_path / "hyps")
-    evaluate(checkpoints, DATA, options, tmp_path / "e.json")
-    path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
+def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad):
+    options = OPTIONS.updated(samples=0, hypotheses=Path("hyps"))
+    evaluate(checkpoints, DATA, options, "e.json")
+    path = Path("hyps/full/test.eng_Latn-fra_Latn.hyp")
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
 
 
-def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
-    output = tmp_path / "e.json"
+def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad):
+    output = Path("e.json")
     output.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
         evaluate(checkpoints, DATA, OPTIONS, output)
-    kept = tmp_path / "pruned" / "test.fra_Latn-eng_Latn.hyp"
+    kept = Path("pruned/test.fra_Latn-eng_Latn.hyp")
     kept.parent.mkdir()
     output.rename(kept)
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, DATA, OPTIONS.updated(hypotheses=tmp_path), output)
+        evaluate(checkpoints, DATA, OPTIONS.updated(hypotheses=Path()), output)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(output)

@@ -85,8 +85,8 @@ def test_by_name_and_in_all(models):
     assert list(other["by_text"]) == ["a", "b"]
 
 
-def test_continuations(models, tmp_path):
-    same = tiny_family(tmp_path / "same", "llama", seed=0)
+def test_continuations(models):
+    same = tiny_family("same", "llama", seed=0)
     first, other, itself = results({**models, "same": same}, continuations=2)
     assert "continuations" not in first["scores"]
     for scores in (itself["scores"], *itself["by_text"].values()):
@@ -110,8 +110,8 @@ def renamed(path: Path) -> Path:
     return path
 
 
-def test_other_tokens_are_not_compared(models, tmp_path):
-    other = {"full": models["full"], "other": renamed(tiny_family(tmp_path / "other", "llama", seed=1))}
+def test_other_tokens_are_not_compared(models):
+    other = {"full": models["full"], "other": renamed(tiny_family("other", "llama", seed=1))}
     said = []
     made = evaluate(other, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
     assert made.scores["perplexity"] > 1
@@ -162,8 +162,8 @@ def test_a_text_in_which_nothing_is_predicted(models):
 PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
 
 
-def test_the_most_probable_tokens(tmp_path):
-    path = tiny_family(tmp_path, "gpt2")
+def test_the_most_probable_tokens():
+    path = tiny_family("model", "gpt2")
     model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     # The checkpoint's own settings hold for nothing but the end.
     free = [continued(model, prompt, 12, None) for prompt in PROMPTS]
@@ -177,8 +177,8 @@ def test_the_most_probable_tokens(tmp_path):
     assert sum(done) == len(PROMPTS)
 
 
-def test_no_more_than_the_positions(tmp_path):
-    path = tiny_family(tmp_path, "gpt2")
+def test_no_more_than_the_positions():
+    path = tiny_family("model", "gpt2")
     model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     positions = model.config.max_position_embeddings
     model.generation_config.eos_token_id = model.config.eos_token_id = -5
@@ -197,8 +197,8 @@ def test_prompts_are_spread_over_the_texts():
         choose_prompts([(1,), ()], 3)
 
 
-def test_other_windows_are_not_compared(models, tmp_path):
-    short = tiny_family(tmp_path / "short", "llama", seed=1, max_position_embeddings=8)
+def test_other_windows_are_not_compared(models):
+    short = tiny_family("short", "llama", seed=1, max_position_embeddings=8)
     said = []
     both = {"full": models["full"], "short": short}
     made = evaluate(both, Dataset("lm", TEXT), OPTIONS, say=said.append).results[1]
@@ -295,11 +295,11 @@ def test_every_kind_of_head(model_type, monkeypatch):
     assert_right(measured(first, same, other), wanted)
 
 
-def test_only_the_head_is_kept(tmp_path):
+def test_only_the_head_is_kept():
     """The reference keeps the output layer, or the table if the embeddings are tied, and never a layer."""
     for model_type, kept in (("gpt2", {"transformer.wte.weight"}), ("qwen3", {"lm_head.weight"})):
         more = {"tie_word_embeddings": False} if model_type == "qwen3" else {}
-        model = load_model(tiny_family(tmp_path / model_type, model_type, **more), device="cpu")
+        model = load_model(tiny_family(model_type, model_type, **more), device="cpu")
         with closing(Reference(batches())) as reference_:
             reference_.measure(InMemory(model), "reading")
         assert {name for name, value in model.named_parameters() if value.numel()} == kept

@@ -1,5 +1,6 @@
 import io
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ PAIR = ("eng_Latn", "fra_Latn")
 OPTIONS = LatencyOptions(
     sentences=4, beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False
 )
+FULL = {"full": "full"}
 TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
 
 
@@ -31,13 +33,11 @@ def checkpoints(shared_path):
 
 
 @pytest.fixture
-def sentences(tmp_path):
+def sentences():
     """English sentences, whose translations are not read."""
     for name in ("source", "target"):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES))
-    return TextChoice(
-        source_file=tmp_path / "source", target_file=tmp_path / "target", pairs="eng_Latn-fra_Latn"
-    )
+        Path(name).write_text("".join(f"{line}\n" for line in SENTENCES))
+    return TextChoice(source_file="source", target_file="target", pairs="eng_Latn-fra_Latn")
 
 
 @pytest.fixture
@@ -123,9 +123,9 @@ def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
     assert decode(model, rows, 3, 6, pad_id=1, forced_id=None) == want.tolist()
 
 
-def test_a_process_that_fails_says_why(tmp_path):
+def test_a_process_that_fails_says_why():
     work = workloads.Decoding([[5, 2]], 1, 2)
-    task = {"checkpoint": str(tmp_path / "nothing"), "device": "cpu", "dtype": "auto", "threads": 1}
+    task = {"checkpoint": "nothing", "device": "cpu", "dtype": "auto", "threads": 1}
     with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
         measure_cost(**task, work=work, beam=1)
 
@@ -152,13 +152,13 @@ def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch
 
 
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
-def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, new_tokens, left):
-    path = tiny_family(tmp_path / "full", "llama")  # 64 positions
-    work = decoding(open_model(path), ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
+def test_prompts_leave_room_for_what_a_decoder_alone_generates(sentences, new_tokens, left):
+    tiny_family("full", "llama")  # 64 positions
+    work = decoding(open_model("full"), ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in work.rows] == [left, left]
-    decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
+    decode(load_model("full", device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency({"full": path}, sentences, TURNS.updated(new_tokens=64))
+        bench_latency(FULL, sentences, TURNS.updated(new_tokens=64))
 
 
 LINES = ("the hen in the inn", "a hat", "no", "the ten hens")
@@ -166,15 +166,15 @@ LABELLED = "0\tthe hen in the inn\ta hat\n1\tno\tthe inn\n0\ta hen\tno\n1\tthe h
 
 
 @pytest.fixture
-def text(tmp_path):
-    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in LINES))
-    return TextChoice(files=(tmp_path / "lines.txt",), whole_files=False)
+def text():
+    Path("lines.txt").write_text("".join(f"{line}\n" for line in LINES))
+    return TextChoice(files=("lines.txt",), whole_files=False)
 
 
 @pytest.fixture
-def labelled(tmp_path):
-    (tmp_path / "pairs.tsv").write_text(LABELLED)
-    return TextChoice(labelled=tmp_path / "pairs.tsv")
+def labelled():
+    Path("pairs.tsv").write_text(LABELLED)
+    return TextChoice(labelled="pairs.tsv")
 
 
 class Clocked:
@@ -201,12 +201,12 @@ class Clocked:
 QUICK = LatencyOptions(sentences=4, batch_sizes=(1, 4), runs=2, warm_up=0, device="cpu", memory=False)
 
 
-def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
+def test_prefill_and_decode_are_told_apart(text, monkeypatch):
     """1905.10650 has no such table; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
-    path = tiny_family(tmp_path / "full", "llama")
-    found = bench_latency({"full": path}, text, QUICK.updated(new_tokens=3))
-    lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
+    tiny_family("full", "llama")
+    found = bench_latency(FULL, text, QUICK.updated(new_tokens=3))
+    lengths = [len(row) for row in AutoTokenizer.from_pretrained("full")(list(LINES))["input_ids"]]
     one, batched = clocked.passes[:16], clocked.passes[32:36]
     # A prompt alone: its tokens at once, then 3 passes of one token each.
     assert [shape for shape, _ in one[:4]] == [(1, lengths[0]), (1, 1), (1, 1), (1, 1)]
@@ -227,27 +227,27 @@ def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
     assert "beam" not in timings[1, "decode"].to_json()
 
 
-def test_prompts_of_one_length(tmp_path, text, monkeypatch):
+def test_prompts_of_one_length(text, monkeypatch):
     clocked = Clocked(monkeypatch)
-    path = tiny_family(tmp_path / "full", "gpt2")
+    tiny_family("full", "gpt2")
     options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
-    bench_latency({"full": path}, text.updated(context=5), options)
+    bench_latency(FULL, text.updated(context=5), options)
     assert clocked.passes[0][0] == (2, 5)
     with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
-        bench_latency({"full": path}, text.updated(context=30), options)
+        bench_latency(FULL, text.updated(context=30), options)
     with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
-        bench_latency({"full": path}, text.updated(context=60), options.updated(new_tokens=4))
+        bench_latency(FULL, text.updated(context=60), options.updated(new_tokens=4))
     with pytest.raises(UsageError, match="64 new tokens"):
-        bench_latency({"full": path}, text, options.updated(new_tokens=63))
+        bench_latency(FULL, text, options.updated(new_tokens=63))
 
 
-def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
+def test_examples_of_a_classifier(labelled, monkeypatch):
     """Table 4 of 1905.10650: examples per second over batch sizes; by hand: a second for each token of a pass."""
     clocked = Clocked(monkeypatch)
-    path = tiny_family(tmp_path / "full", "bert", architectures=["BertForSequenceClassification"])
-    found = bench_latency({"full": path}, labelled, QUICK)
+    tiny_family("full", "bert", architectures=["BertForSequenceClassification"])
+    found = bench_latency(FULL, labelled, QUICK)
     pairs = [line.split("\t")[1:] for line in LABELLED.splitlines()]
-    rows = AutoTokenizer.from_pretrained(path)([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
+    rows = AutoTokenizer.from_pretrained("full")([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
     lengths = [len(row) for row in rows]
     assert [shape for shape, _ in clocked.passes] == [(1, n) for n in lengths] * 2 + [(4, max(lengths))] * 2
     assert found.task == "classification"
@@ -270,16 +270,15 @@ def in_this_process(command, **options):
 
 
 @pytest.mark.parametrize("task", ["mlm", "embedding"])
-def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch, task):
-    path = tmp_path / "full"
-    sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
+def test_load_time_and_peak_memory_of_a_process_of_its_own(text, monkeypatch, task):
+    sentence_model(Path("full")) if task == "embedding" else tiny_family("full", "roberta")
     if task == "mlm":
         monkeypatch.setattr(latency, "measure_cost", run_task)
     else:  # what a process of its own does; that of a failure is real
         monkeypatch.setattr(latency.subprocess, "run", in_this_process)
     before = torch.get_num_threads()
     options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
-    payload = bench_latency({"full": path}, text, options).to_json()
+    payload = bench_latency(FULL, text, options).to_json()
     assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
     assert payload["threads"] == 1
@@ -301,27 +300,25 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monke
         ("llama", "lm", {"sentences": 9}, "12 texts were asked for"),
     ],
 )
-def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, more, message):
-    path = tiny_family(tmp_path / "full", family)
+def test_text_and_models_that_do_not_go_together(text, family, task, more, message):
+    tiny_family("full", family)
     with pytest.raises(PruneError, match=message):
-        bench_latency({"full": path}, text, QUICK.updated(**more), task=task)
+        bench_latency(FULL, text, QUICK.updated(**more), task=task)
 
 
-def test_prompts_are_cut_out_of_documents(tmp_path, text, monkeypatch):
+def test_prompts_are_cut_out_of_documents(text, monkeypatch):
     clocked = Clocked(monkeypatch)
     monkeypatch.setattr(workloads, "PROMPT", 9)
-    path = tiny_family(tmp_path / "full", "gpt2")
+    tiny_family("full", "gpt2")
     options = QUICK.updated(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
-    found = bench_latency({"full": path}, text.updated(whole_files=None), options)
+    found = bench_latency(FULL, text.updated(whole_files=None), options)
     assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
     assert found.data["whole_files"] is True
     with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
-        bench_latency({"full": path}, text.updated(whole_files=True), options.updated(sentences=8))
+        bench_latency(FULL, text.updated(whole_files=True), options.updated(sentences=8))
 
 
-def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):
-    path = tiny_family(
-        tmp_path / "full", "gpt2", architectures=["GPT2ForSequenceClassification"], pad_token_id=None
-    )
+def test_a_classifier_without_padding_takes_one_at_a_time(labelled):
+    tiny_family("full", "gpt2", architectures=["GPT2ForSequenceClassification"], pad_token_id=None)
     with pytest.raises(UsageError, match="no padding token"):
-        bench_latency({"full": path}, labelled, QUICK)
+        bench_latency(FULL, labelled, QUICK)

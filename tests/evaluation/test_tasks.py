@@ -66,8 +66,8 @@ def _open(path):
     return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
 
-def test_language_models_side_by_side(causal, text, tmp_path):
-    output = tmp_path / "evaluation.json"
+def test_language_models_side_by_side(causal, text):
+    output = Path("evaluation.json")
     payload = evaluate(causal, Dataset("lm", text), OPTIONS, output).to_json()
     assert json_of(output) == payload
     assert payload["format"] == "prunecli.evaluation/1"
@@ -89,9 +89,9 @@ def test_language_models_side_by_side(causal, text, tmp_path):
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
 
 
-def test_classifiers_side_by_side(classifiers, tmp_path):
-    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
-    labelled = read_labelled(tmp_path / "text.tsv")
+def test_classifiers_side_by_side(classifiers):
+    Path("text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
+    labelled = read_labelled(Path("text.tsv"))
     payload = evaluate(classifiers, Dataset("classification", labelled), OPTIONS).to_json()
     right, labels = [], np.array([0, 1, 2, 0])
     for row, path in zip(payload["results"], classifiers.values(), strict=True):
@@ -111,9 +111,9 @@ def test_classifiers_side_by_side(classifiers, tmp_path):
     assert payload["significance"]["test"] == "McNemar, exact"
 
 
-def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
+def test_the_windows_of_documents_are_compared(causal, text):
     whole = read_plain(text.files, whole_files=True)
-    payload = evaluate(causal, Dataset("lm", whole), OPTIONS, tmp_path / "one.json").to_json()
+    payload = evaluate(causal, Dataset("lm", whole), OPTIONS, "one.json").to_json()
     assert (payload["data"]["texts"], payload["significance"]["examples"]) == (1, 1)
     assert payload["results"][1]["p_value"] is None
     payload = evaluate(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
@@ -129,20 +129,20 @@ def test_the_windows_of_documents_are_compared(causal, text, tmp_path):
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*nats), abs=1e-6)
 
 
-def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, monkeypatch):
+def test_refused_before_a_model_is_loaded(causal, classifiers, text, monkeypatch):
     monkeypatch.setattr("prunecli.running.layerwise.runner.load_model", None)  # not called
-    (tmp_path / "e.json").write_text("{}")
+    Path("e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
-        evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
+        evaluate(causal, Dataset("lm", text), OPTIONS, "e.json")
     with pytest.raises(OutputError, match="no such directory"):
-        evaluate(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
+        evaluate(causal, Dataset("lm", text), OPTIONS, "nowhere/e.json")
     with pytest.raises(CheckpointError, match="nothing"):
-        evaluate({**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json")
-    (tmp_path / "bad.tsv").write_text("7\ta\n")
-    bad = Dataset("classification", read_labelled(tmp_path / "bad.tsv"))
+        evaluate({**causal, "x": "nothing"}, Dataset("lm", text), OPTIONS, "new.json")
+    Path("bad.tsv").write_text("7\ta\n")
+    bad = Dataset("classification", read_labelled(Path("bad.tsv")))
     with pytest.raises(DataError, match="knows no label '7'"):
-        evaluate(classifiers, bad, OPTIONS, tmp_path / "new.json")
-    assert not (tmp_path / "new.json").exists()
+        evaluate(classifiers, bad, OPTIONS, "new.json")
+    assert not Path("new.json").exists()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
@@ -161,12 +161,12 @@ VECTORS = EvaluationOptions(device="cpu", dtype="float32")
 
 
 @pytest.fixture
-def models(tmp_path):
-    return {name: sentence_model(tmp_path / name, seed=seed) for name, seed in (("one", 0), ("other", 1))}
+def models():
+    return {name: sentence_model(Path(name), seed=seed) for name, seed in (("one", 0), ("other", 1))}
 
 
-def texts_in(path: Path, lines: list[str]) -> Path:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def texts_in(path: str, lines: list[str]) -> str:
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -193,9 +193,9 @@ def plain(directory: Path) -> Path:
     return directory
 
 
-def test_cosine_to_the_first(models, tmp_path):
+def test_cosine_to_the_first(models):
     paths = {name: plain(path) for name, path in models.items()}
-    choice = TextChoice(files=(texts_in(tmp_path / "t.txt", TEXTS),))
+    choice = TextChoice(files=(texts_in("t.txt", TEXTS),))
     first, other = evaluate(paths, choice, VECTORS).results
     assert evaluate(paths, choice, VECTORS).task == "embedding"
     want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in paths.values())))
@@ -204,20 +204,20 @@ def test_cosine_to_the_first(models, tmp_path):
     assert other.scores["cosine_5_percent"] == pytest.approx(np.quantile(want, 0.05), abs=1e-5)
 
 
-def test_scored_pairs(models, tmp_path):
+def test_scored_pairs(models):
     scores = [3.5, 0, 1.25, 5]
     rows = [f"{score}\t{a}\t{b}" for score, a, b in zip(scores, TEXTS[:4], TEXTS[2:], strict=True)]
     path = plain(models["one"])
-    choice = TextChoice(labelled=texts_in(tmp_path / "pairs.tsv", rows))
+    choice = TextChoice(labelled=texts_in("pairs.tsv", rows))
     (result,) = evaluate({"one": path}, choice, VECTORS, task="embedding").results
     near = np.diag(cosine_table(vectors_of(path, TEXTS[:4]), vectors_of(path, TEXTS[2:])))
     assert result.scores["spearman"] == pytest.approx(spearmanr(scores, near).statistic, abs=1e-6)
 
 
-def test_aligned_sentences(models, tmp_path):
+def test_aligned_sentences(models):
     for language, lines in (("eng_Latn", TEXTS), ("deu_Latn", [f"{text} red" for text in TEXTS])):
-        texts_in(tmp_path / f"test.{language}", lines)
-    choice = TextChoice(data=tmp_path, split="test", pairs="eng_Latn-deu_Latn")
+        texts_in(f"test.{language}", lines)
+    choice = TextChoice(data=".", split="test", pairs="eng_Latn-deu_Latn")
     paths = {name: plain(path) for name, path in models.items()}
     found = evaluate(paths, choice, VECTORS, task="embedding")
     for path, result in zip(paths.values(), found.results, strict=True):
@@ -229,11 +229,11 @@ def test_aligned_sentences(models, tmp_path):
     assert found.results[1].p_value is not None
 
 
-def test_what_cannot_be_measured_is_refused(models, tmp_path):
-    text = texts_in(tmp_path / "t.txt", TEXTS)
-    single = TextChoice(labelled=texts_in(tmp_path / "one.tsv", ["1\ta", "2\tb"]))
-    odd = TextChoice(labelled=texts_in(tmp_path / "odd.tsv", ["1\ta\tb", "much\tb\tc"]))
-    same = TextChoice(labelled=texts_in(tmp_path / "same.tsv", ["1\ta\tb", "1\tb\tc"]))
+def test_what_cannot_be_measured_is_refused(models):
+    text = texts_in("t.txt", TEXTS)
+    single = TextChoice(labelled=texts_in("one.tsv", ["1\ta", "2\tb"]))
+    odd = TextChoice(labelled=texts_in("odd.tsv", ["1\ta\tb", "much\tb\tc"]))
+    same = TextChoice(labelled=texts_in("same.tsv", ["1\ta\tb", "1\tb\tc"]))
     for choice, error, message in (
         (single, DataError, "one text a line"),
         (odd, DataError, "line 2: 'much' is no similarity"),
@@ -243,7 +243,7 @@ def test_what_cannot_be_measured_is_refused(models, tmp_path):
     ):
         with pytest.raises(error, match=message):
             evaluate({"one": models["one"]}, choice, VECTORS, task="embedding")
-    pair = tiny_family(tmp_path / "pair", "m2m_100")
+    pair = tiny_family("pair", "m2m_100")
     with pytest.raises(UnsupportedModelError, match="so that a text has no vector"):
         evaluate({"pair": pair}, TextChoice(files=(text,)), VECTORS, task="embedding")
 
@@ -276,16 +276,16 @@ def assert_same(one: TextLosses, other: TextLosses) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "measure"), [("gpt2", lm_losses), ("bert", mlm_losses)])
-def test_families(model_type, measure, tmp_path):
-    path = tiny_family(tmp_path / "model", model_type)
+def test_families(model_type, measure):
+    path = tiny_family("model", model_type)
     found, work = layered(path, measure)
     assert_same(found, whole(path, measure))
     assert work.readings == 1
     assert 0 < work.bytes_read <= open_model(path).total_bytes
 
 
-def test_a_loss_that_is_not_finite_names_the_text(tmp_path):
-    path = tiny_family(tmp_path / "model", "gpt2")
+def test_a_loss_that_is_not_finite_names_the_text():
+    path = tiny_family("model", "gpt2")
     runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY)
     final = runner.model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
     with pytest.raises(DataError, match="example 1: the loss is nan"):
@@ -301,8 +301,8 @@ def states_of(path: Path, source: int, target: int) -> list[tuple[int, ...]]:
     return [batch_cost(runner, batch, backward=way).states for way in (False, True)]
 
 
-def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path):
-    forward, back = states_of(tiny_nllb_moe(tmp_path / "a", layers=4), 5, 5)
+def test_what_a_batch_takes_in_a_mixture_of_experts():
+    forward, back = states_of(tiny_nllb_moe("a", layers=4), 5, 5)
     output, rows = 10 * 16 * 4, 10 * 2 * 16 * 4
     assert forward == (2 * (output + rows),)
     assert back == (2 * (5 * output + 2 * rows + 2 * rows),), "two sparse layers; rows and gradients of one"
@@ -316,8 +316,8 @@ KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_every_kind_of_layer(model_type, tmp_path):
-    path = save_mixture(tmp_path / "model", model_type)
+def test_every_kind_of_layer(model_type):
+    path = save_mixture(Path("model"), model_type)
     found, work = layered(path)
     assert_same(found, whole(path, own=True))
     np.testing.assert_allclose(found.nats, whole(path).nats, rtol=1e-6)
@@ -325,9 +325,9 @@ def test_every_kind_of_layer(model_type, tmp_path):
     assert 0 < work.bytes_read <= open_model(path).total_bytes
 
 
-def test_a_family_that_runs_whole_is_refused(tmp_path):
-    path = save_mixture(tmp_path / "model", "kimi_linear")
-    (tmp_path / "text").write_text("the hen\n")
-    data = TextChoice(files=(tmp_path / "text",)).read("lm")
+def test_a_family_that_runs_whole_is_refused():
+    path = save_mixture(Path("model"), "kimi_linear")
+    Path("text").write_text("the hen\n")
+    data = TextChoice(files=("text",)).read("lm")
     with pytest.raises(UsageError, match="a model of type kimi_linear is measured with the whole"):
         evaluate({"model": path}, data, EvaluationOptions(device="cpu", memory=PLENTY))

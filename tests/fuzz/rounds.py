@@ -57,7 +57,7 @@ class _Stream(io.TextIOWrapper):
         return self.buffer.getvalue().decode()
 
 
-def run(command: str, folder: Path, limit_s: float = 30.0) -> Ran:
+def run(command: str, folder: Path | str = ".", limit_s: float = 30.0) -> Ran:
     """`prunecli COMMAND` in this process, with `folder` as its working directory."""
     out, err = _Stream(io.BytesIO(), "utf-8"), _Stream(io.BytesIO(), "utf-8")
     start = time.process_time()
@@ -90,7 +90,7 @@ def run(command: str, folder: Path, limit_s: float = 30.0) -> Ran:
 
 
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def _inside(folder: Path | str) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:

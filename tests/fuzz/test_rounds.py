@@ -133,11 +133,11 @@ def test_damaged_recipes_are_read_or_refused(tmp_path_factory, rng):
 
 
 @pytest.mark.parametrize("text", RECIPES)
-def test_hostile_recipes_run_nothing(text, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(text)
-    ran = run("run recipe.yaml --dry-run", tmp_path, 20)
+def test_hostile_recipes_run_nothing(text):
+    Path("recipe.yaml").write_text(text)
+    ran = run("run recipe.yaml --dry-run", limit_s=20)
     assert ran.status in (0, 2), ran.trace
-    assert names(tmp_path) == ["recipe.yaml"]
+    assert names() == ["recipe.yaml"]
 
 
 # What longer runs have found.
@@ -166,107 +166,107 @@ REWRITES = (
         for command in (RUNS, REWRITES[number % 4], REWRITES[(number + 1) % 4])
     ],
 )
-def test_config_of_another_kind(name, key, value, command, tmp_path):
-    change_config(tiny_family(tmp_path / "model", name), **{key: value})
-    (tmp_path / "text").write_text("a hen\n")
-    ran = run(command, tmp_path)
+def test_config_of_another_kind(name, key, value, command):
+    change_config(tiny_family("model", name), **{key: value})
+    Path("text").write_text("a hen\n")
+    ran = run(command)
     assert ran.status in (0, 1, 2), ran.trace
-    assert ran.status == 0 or not {"out", "out.json"} & set(names(tmp_path))
+    assert ran.status == 0 or not {"out", "out.json"} & set(names())
 
 
-def test_text_that_no_file_can_hold_is_refused_early(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "\\ud800"}')
+def test_text_that_no_file_can_hold_is_refused_early():
+    Path("config.json").write_text('{"model_type": "\\ud800"}')
     with pytest.raises(CheckpointError, match="half a surrogate pair"):
-        read_config(tmp_path)
-    (tmp_path / "gates.json").write_text('{"a": ["\\uDC00"]}')
+        read_config(Path())
+    Path("gates.json").write_text('{"a": ["\\uDC00"]}')
     with pytest.raises(StatisticsError, match="half a surrogate pair"):
-        read_json(tmp_path / "gates.json")
-    (tmp_path / "labelled").write_text('{"label": "a", "text": "\\ud800"}\n')
+        read_json(Path("gates.json"))
+    Path("labelled").write_text('{"label": "a", "text": "\\ud800"}\n')
     with pytest.raises(DataError, match=r"line 1: .*half a surrogate pair"):
-        read_labelled(tmp_path / "labelled")
+        read_labelled(Path("labelled"))
 
 
-def test_numbers_that_json_lacks_are_refused_early(tmp_path):
-    (tmp_path / "config.json").write_text('{"prunecli": {"history": [NaN]}}')
+def test_numbers_that_json_lacks_are_refused_early():
+    Path("config.json").write_text('{"prunecli": {"history": [NaN]}}')
     with pytest.raises(CheckpointError, match="holds NaN or infinity"):
-        read_config(tmp_path)
+        read_config(Path())
 
 
-def test_a_config_of_hundreds_of_levels_is_refused_early(tmp_path):
+def test_a_config_of_hundreds_of_levels_is_refused_early():
     for levels, text in ((100, "[" * 99 + "]" * 99), (101, "[" * 100 + "]" * 100)):
-        (tmp_path / "config.json").write_text(f'{{"a": {text}}}')
+        Path("config.json").write_text(f'{{"a": {text}}}')
         with suppress(CheckpointError) if levels == 100 else pytest.raises(CheckpointError, match="levels"):
-            assert read_config(tmp_path)
+            assert read_config(Path())
 
 
-def test_force_replaces_results_alone(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/null")
-    (tmp_path / "text").write_text("a hen\n")
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+def test_force_replaces_results_alone():
+    os.mkfifo("pipe")
+    Path("link").symlink_to("/dev/null")
+    Path("text").write_text("a hen\n")
+    Path("config.json").write_text('{"model_type": "llama"}')
     for name in ("pipe", "link", "text", "config.json"):
         with pytest.raises(OutputError, match="not a file" if name in ("pipe", "link") else "no result"):
-            refuse_unwritable(tmp_path / name, force=True)
+            refuse_unwritable(Path(name), force=True)
     with pytest.raises(OutputError, match="not a file"):
-        write_json(tmp_path / "pipe", {}, force=True)
-    with pytest.raises(OutputError, match="not a file"), new_file(tmp_path / "link"):
+        write_json("pipe", {}, force=True)
+    with pytest.raises(OutputError, match="not a file"), new_file(Path("link")):
         pass
     for _ in range(2):
-        refuse_unwritable(tmp_path / "gates.json", force=True)
-        write_json(tmp_path / "gates.json", {"format": "prunecli.gates/2"}, force=True)
-    assert names(tmp_path) == ["config.json", "gates.json", "link", "pipe", "text"]
+        refuse_unwritable(Path("gates.json"), force=True)
+        write_json("gates.json", {"format": "prunecli.gates/2"}, force=True)
+    assert names() == ["config.json", "gates.json", "link", "pipe", "text"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="other systems have no such device")
-def test_json_on_a_full_disk_is_one_line(tmp_path):
-    tiny_family(tmp_path / "model", "gpt2")
+def test_json_on_a_full_disk_is_one_line():
+    tiny_family("model", "gpt2")
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        command = [sys.executable, "-m", "prunecli", "inspect", tmp_path / "model", "--json"]
+        command = [sys.executable, "-m", "prunecli", "inspect", "model", "--json"]
         ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (ran.returncode, ran.stderr.splitlines()[0]) == (1, "Error: no space left on the disk.")
 
 
-def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path):
-    write_json(tmp_path / "a.json", {"command": [os.fsdecode(b"\xff")]})
-    assert json.loads((tmp_path / "a.json").read_bytes()) == {"command": ["\udcff"]}
+def test_names_of_files_that_no_text_can_hold_are_written_as_escapes():
+    write_json("a.json", {"command": [os.fsdecode(b"\xff")]})
+    assert json.loads(Path("a.json").read_bytes()) == {"command": ["\udcff"]}
 
 
 @pytest.mark.parametrize("settings", [{"\ud800": 1}, {"chat_template": "\ud800"}])
-def test_a_tokenizer_that_could_not_be_saved_is_refused(settings, tmp_path):
-    model = tiny_family(tmp_path / "model", "gpt2")
+def test_a_tokenizer_that_could_not_be_saved_is_refused(settings):
+    model = tiny_family("model", "gpt2")
     change_json(model / "tokenizer_config.json", **settings)
     with pytest.raises(CheckpointError, match="half a surrogate pair"):
         load_tokenizer(model)
 
 
-def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
-    model = tiny_family(tmp_path / "model", "gpt2")
+def test_a_panic_of_the_tokenizer_is_one_line():
+    model = tiny_family("model", "gpt2")
     parts = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     change_json(model / "tokenizer.json", model={**parts, "continuing_subword_prefix": "long"})
     with pytest.raises(CheckpointError, match=r"no tokenizer could be loaded .PanicException"):
         load_tokenizer(model)
 
 
-def test_a_tokenizer_that_fails_at_work_is_named(tmp_path):
-    model = tiny_family(tmp_path / "model", "gpt2")
+def test_a_tokenizer_that_fails_at_work_is_named():
+    model = tiny_family("model", "gpt2")
     change_json(model / "tokenizer_config.json", model_max_length={})
     tokenizer = load_tokenizer(model)
     with pytest.raises(CheckpointError, match="model: the tokenizer does not work"):
         tokenized(tokenizer, ["a"], truncation=True)
 
 
-def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path):
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run():
     process = os.fork()
     if process == 0:
         os._exit(0)
     os.waitpid(process, 0)
-    (tmp_path / f".a.json.{process}.partial").write_text("{")
-    (tmp_path / ".a.json.partial").write_text("the state of a run that goes on")
-    write_json(tmp_path / "a.json", {})
-    assert names(tmp_path) == [".a.json.partial", "a.json"]
+    Path(f".a.json.{process}.partial").write_text("{")
+    Path(".a.json.partial").write_text("the state of a run that goes on")
+    write_json("a.json", {})
+    assert names() == [".a.json.partial", "a.json"]
 
 
-def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):
+def test_a_bug_is_one_line_without_debug(monkeypatch, capsys):
     monkeypatch.setattr(app, "_register", Mock(side_effect=ZeroDivisionError("a\nb")))
     with pytest.raises(SystemExit) as caught:
         app.main(["inspect"])
@@ -277,11 +277,11 @@ def test_a_bug_is_one_line_without_debug(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_path):
-    model = tiny_nllb_moe(tmp_path / "model", layers=2)
+def test_control_characters_and_endless_values_do_not_reach_the_terminal():
+    model = tiny_nllb_moe("model", layers=2)
     for value in ("\x1b]0;title\x07", "x" * 100_000):
         change_config(model, model_type=value)
-        ran = run("prune-heads model --metric random --ratio 0.5 -o out", tmp_path)
+        ran = run("prune-heads model --metric random --ratio 0.5 -o out")
         assert ran.status == 1
         assert "\x1b" not in ran.err
         assert max(map(len, ran.err.splitlines())) < 1100

@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.folders import in_an_empty_folder as in_an_empty_folder
+from tests.tiny import write_files
+
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "val.a").write_text("one\n")
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.json").write_text("{}")
-    return tmp_path
+def _workplace(in_an_empty_folder):
+    write_files("text", {"val.a": "one\n"})
+    write_files("base", {"config.json": "{}"})

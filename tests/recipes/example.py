@@ -74,7 +74,7 @@ steps:
 """
 
 
-def resolved(workplace, text=RECIPE, **overrides):
-    path = workplace / "recipe.yaml"
+def resolved(text=RECIPE, **overrides):
+    path = Path("recipe.yaml")
     path.write_text(text)
     return resolve(path, read_recipe(path), COMMANDS, overrides, {"base": "base"})

@@ -8,14 +8,14 @@ from prunecli.recipes.engine import parse_override, read_recipe, resolve
 from tests.recipes.example import COMMANDS, KEEPING, RECIPE, resolved
 
 
-def refusal(workplace, text, **overrides):
+def refusal(text, **overrides):
     with pytest.raises(UsageError) as caught:
-        resolved(workplace, text, **overrides)
+        resolved(text, **overrides)
     return caught.value.message
 
 
-def test_variables_lists_and_for_each_become_command_lines(workplace):
-    recipe = resolved(workplace)
+def test_variables_lists_and_for_each_become_command_lines():
+    recipe = resolved()
     assert [step.name for step in recipe.steps] == ["gates", "prune-language", "prune-global", "evaluate"]
     assert recipe.steps[0].arguments == ("--data", "text", "--output", "made/gates.json")
     assert recipe.steps[1].arguments == (
@@ -26,14 +26,14 @@ def test_variables_lists_and_for_each_become_command_lines(workplace):
     assert [str(path) for path in recipe.steps[3].inputs] == ["base", "made/language", "made/global"]
 
 
-def test_a_home_directory_is_expanded_in_paths(workplace, monkeypatch):
-    monkeypatch.setenv("HOME", str(workplace))
-    recipe = resolved(workplace, RECIPE.replace("{data: text,", "{data: ~/text, langs: ~/a,"), out="~/made")
-    expected = ("--data", f"{workplace}/text", "--langs", "~/a", "--output", f"{workplace}/made/gates.json")
+def test_a_home_directory_is_expanded_in_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = resolved(RECIPE.replace("{data: text,", "{data: ~/text, langs: ~/a,"), out="~/made")
+    expected = ("--data", f"{tmp_path}/text", "--langs", "~/a", "--output", f"{tmp_path}/made/gates.json")
     assert recipe.steps[0].arguments == expected
 
 
-def test_in_lists_a_variable_with_a_list_stands_for_each_of_its_values(workplace):
+def test_in_lists_a_variable_with_a_list_stands_for_each_of_its_values():
     text = """\
 variables: {kinds: [a, b], sizes: [1, 2], more: ["${kinds}!", c]}
 steps:
@@ -46,7 +46,7 @@ steps:
     arguments: {checkpoints: ["${base}", "${kinds}-${sizes}"], output: e.json}
   - {name: rest, command: prune, arguments: {balance: "${sizes}", output: "of-${more}"}}
 """
-    recipe = resolved(workplace, text)
+    recipe = resolved(text)
     made = ["a-1", "a-2", "b-1", "b-2"]
     assert [step.name for step in recipe.steps[:-2]] == [f"make-{name}" for name in made]
     assert recipe.steps[-2].arguments == ("--output", "e.json", "--", "base", *made)
@@ -71,17 +71,17 @@ steps:
         ({"start": "base", "kind": "four"}, []),
     ],
 )
-def test_a_step_may_depend_on_the_value_of_a_variable(workplace, overrides, names):
+def test_a_step_may_depend_on_the_value_of_a_variable(overrides, names):
     if names:
-        assert [step.name for step in resolved(workplace, WHEN, **overrides).steps] == names
+        assert [step.name for step in resolved(WHEN, **overrides).steps] == names
     else:
-        assert "no step is left" in refusal(workplace, WHEN, **overrides)
+        assert "no step is left" in refusal(WHEN, **overrides)
 
 
-def test_what_an_option_has_written_beside_the_output_is_made_by_the_step(workplace):
-    steps = resolved(workplace, KEEPING).steps
+def test_what_an_option_has_written_beside_the_output_is_made_by_the_step():
+    steps = resolved(KEEPING).steps
     assert [[str(path) for path in step.makes] for step in steps] == [["model", "model.steps"], ["scores"]]
-    message = refusal(workplace, KEEPING.replace('keep-at: "1,2", ', ""))
+    message = refusal(KEEPING.replace('keep-at: "1,2", ', ""))
     assert "step 'score': its input model.steps/1 does not exist, and no earlier step makes it" in message
 
 
@@ -123,15 +123,15 @@ def test_old_names_of_options(tmp_path):
     ("value", "fault"),
     [("${a}${b}${c}${d}", "more than 1,000 combinations"), ("${a}${b}${c}, ${d}", "more than 1,000 values")],
 )
-def test_lists_without_end_are_refused(workplace, value, fault):
+def test_lists_without_end_are_refused(value, fault):
     ten = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"
     items = ", ".join(f'"{item}"' for item in value.split(", "))
     lists = "".join(f"\n  {name}: {ten}" for name in "abcd")
     text = RECIPE.replace("variables:", f"variables:{lists}\n  all: [{items}]")
-    assert f"variables.all: {fault}" in refusal(workplace, text)
+    assert f"variables.all: {fault}" in refusal(text)
 
 
-def test_all_faults_are_reported_at_once(workplace):
+def test_all_faults_are_reported_at_once():
     text = """\
 variables: {a: "${b}", b: "${a}", base: here}
 steps:
@@ -143,7 +143,7 @@ steps:
   - {name: three, command: prune, arguments: {output: o.json}}
   - {name: four, command: prune, arguments: {output: later, checkpoint: later}}
 """
-    message = refusal(workplace, text, rato="1")
+    message = refusal(text, rato="1")
     for expected in (
         "`assignments=rato`: there is no such variable",
         "variables.base: every recipe has this one already",
@@ -179,36 +179,36 @@ steps:
         ("a: !!python/object:os.system x", "this is not YAML"),
     ],
 )
-def test_files_that_are_no_recipe_are_refused(workplace, text, expected):
-    assert expected in refusal(workplace, text)
+def test_files_that_are_no_recipe_are_refused(text, expected):
+    assert expected in refusal(text)
 
 
-def test_a_missing_input_is_said_once_with_the_variable_that_names_it(workplace):
+def test_a_missing_input_is_said_once_with_the_variable_that_names_it():
     text = """\
 variables: {data: flores, other: flores, one: x}
 steps:
   - {name: a, command: collect, arguments: {data: "${data}", output: a.json}}
   - {name: b, command: collect, arguments: {data: "${data}", output: b.json}}
 """
-    message = refusal(workplace, text)
+    message = refusal(text)
     assert message.count("flores does not exist") == 1
     assert "step 'a': its input flores does not exist, and no earlier step makes it" in message
     assert "`assignments=data=…` or `assignments=other=…` names another" in message
 
 
-def test_outputs_within_one_another_are_refused(workplace):
+def test_outputs_within_one_another_are_refused():
     text = RECIPE.replace("${out}/evaluation.json", "${out}/language/evaluation.json")
-    assert "is in the way of made/language of step 'prune-language'" in refusal(workplace, text)
+    assert "is in the way of made/language of step 'prune-language'" in refusal(text)
 
 
-def test_dollar_signs_are_doubled(workplace):
+def test_dollar_signs_are_doubled():
     text = RECIPE.replace("data: text", "langs: 'a$$b$${out}'")
-    assert resolved(workplace, text).steps[0].arguments[1] == "a$b${out}"
+    assert resolved(text).steps[0].arguments[1] == "a$b${out}"
 
 
-def test_a_condition_on_an_unknown_variable_is_a_fault(workplace):
+def test_a_condition_on_an_unknown_variable_is_a_fault():
     text = WHEN.replace("{kind: three}", "{kinds: three}")
-    assert "steps[3].when: there is no variable 'kinds' (Did you mean kind?)" in refusal(workplace, text)
+    assert "steps[3].when: there is no variable 'kinds' (Did you mean kind?)" in refusal(text)
 
 
 @pytest.mark.parametrize("text", ["a", "=1", "a=[1", "a=[{b: 1}]"])

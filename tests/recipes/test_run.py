@@ -34,83 +34,83 @@ class Worker:
         return 0
 
 
-def run(workplace, worker=None, force=False, **overrides):
+def run(worker=None, force=False, **overrides):
     worker = Worker() if worker is None else worker
-    recipe = resolved(workplace, **overrides)
-    outcomes = run_steps(recipe.steps, workplace / state_file(workplace / "recipe.yaml"), worker, force=force)
+    recipe = resolved(**overrides)
+    outcomes = run_steps(recipe.steps, state_file(Path("recipe.yaml")), worker, force=force)
     return worker, outcomes
 
 
-def test_a_second_run_does_nothing(workplace):
-    worker, outcomes = run(workplace)
+def test_a_second_run_does_nothing():
+    worker, outcomes = run()
     assert worker.ran == ["gates", "prune-language", "prune-global", "evaluate"]
     assert worker.replaced == []
-    again, outcomes = run(workplace)
+    again, outcomes = run()
     assert again.ran == []
     assert [outcome.reason for outcome in outcomes] == [None] * 4
 
 
-def test_a_changed_argument_runs_its_step_and_those_after_it(workplace):
-    run(workplace)
-    worker, outcomes = run(workplace, ratio="0.5")
+def test_a_changed_argument_runs_its_step_and_those_after_it():
+    run()
+    worker, outcomes = run(ratio="0.5")
     assert worker.ran == worker.replaced == ["prune-language", "prune-global", "evaluate"]
     assert outcomes[1].reason == "its arguments or the version of prunecli changed"
     assert outcomes[-1].reason == "made/language, made/global changed"
 
 
-def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same(workplace):
-    run(workplace)
-    (workplace / "text" / "val.a").write_text("two\n")
-    worker, outcomes = run(workplace)
+def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same():
+    run()
+    Path("text/val.a").write_text("two\n")
+    worker, outcomes = run()
     assert worker.ran == ["gates"]
     assert outcomes[0].reason == "text changed"
 
 
-def test_a_touched_input_changes_nothing(workplace):
-    run(workplace)
-    os.utime(workplace / "text" / "val.a", (1, 1))
-    assert run(workplace)[0].ran == []
+def test_a_touched_input_changes_nothing():
+    run()
+    os.utime("text/val.a", (1, 1))
+    assert run()[0].ran == []
 
 
-def test_a_lost_output_is_made_again(workplace):
-    run(workplace)
-    (workplace / "made" / "global").unlink()
-    assert run(workplace)[0].ran == ["prune-global"]
+def test_a_lost_output_is_made_again():
+    run()
+    Path("made/global").unlink()
+    assert run()[0].ran == ["prune-global"]
 
 
-def test_outputs_of_others_are_refused_before_any_step(workplace):
-    (workplace / "made").mkdir()
-    (workplace / "made" / "evaluation.json").write_text("mine")
+def test_outputs_of_others_are_refused_before_any_step():
+    Path("made").mkdir()
+    Path("made/evaluation.json").write_text("mine")
     worker = Worker()
     with pytest.raises(OutputError, match=r"evaluation.json exists, and was not made by"):
-        run(workplace, worker)
+        run(worker)
     assert worker.ran == []
-    assert run(workplace, worker, force=True)[1][-1].status == 0
+    assert run(worker, force=True)[1][-1].status == 0
 
 
-def test_outputs_that_were_changed_by_hand_are_refused(workplace):
-    run(workplace)
-    (workplace / "made" / "global").write_text("mended by hand")
+def test_outputs_that_were_changed_by_hand_are_refused():
+    run()
+    Path("made/global").write_text("mended by hand")
     with pytest.raises(OutputError, match="made/global changed after this recipe's step 'prune-global'"):
-        run(workplace)
+        run()
 
 
-def test_a_failure_stops_the_run_and_the_next_run_goes_on_there(workplace):
-    worker, outcomes = run(workplace, Worker(fail=["prune-global"]))
+def test_a_failure_stops_the_run_and_the_next_run_goes_on_there():
+    worker, outcomes = run(Worker(fail=["prune-global"]))
     assert (outcomes[-1].step.name, outcomes[-1].status) == ("prune-global", 3)
     assert "evaluate" not in worker.ran
-    assert run(workplace)[0].ran == ["prune-global", "evaluate"]
+    assert run()[0].ran == ["prune-global", "evaluate"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "prunecli.run/1", "steps": {"a": 1}}'])
-def test_a_damaged_state_is_as_good_as_none(workplace, text):
-    path = workplace / "state.json"
+def test_a_damaged_state_is_as_good_as_none(text):
+    path = Path("state.json")
     path.write_text(text)
     assert read_state(path) is None
 
 
-def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(workplace):
-    base = workplace / "base"
+def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files():
+    base = Path("base")
     first = identity(base)
     (base / ".cache").write_text("x")
     assert identity(base) == first
@@ -121,48 +121,48 @@ def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(wor
     renamed = identity(base)
     (base / "config2.json").write_text("y")
     assert identity(base) != renamed
-    assert identity(workplace / "nothing") is None
+    assert identity(Path("nothing")) is None
 
 
-def test_large_files_of_a_directory_are_told_apart_by_size_and_time(workplace):
-    weights = workplace / "base" / "model.safetensors"
+def test_large_files_of_a_directory_are_told_apart_by_size_and_time():
+    weights = Path("base/model.safetensors")
     with weights.open("wb") as file:
         file.truncate(HASHED_WHOLE_BYTES + 1)
     os.utime(weights, (1, 1))
-    first = identity(workplace / "base")
+    first = identity(Path("base"))
     os.utime(weights, (2, 2))
-    assert identity(workplace / "base") != first
+    assert identity(Path("base")) != first
 
 
-def test_what_lies_beside_an_output_is_the_commands_own_to_replace(workplace):
-    (workplace / "model.steps").mkdir()  # of an interrupted run, which the command goes on with
+def test_what_lies_beside_an_output_is_the_commands_own_to_replace():
+    Path("model.steps").mkdir()  # of an interrupted run, which the command goes on with
     replaced = []
 
     def train(step, replace):
         replaced.append(replace)
-        (workplace / "model.steps" / "1").mkdir(parents=True, exist_ok=True)
+        Path("model.steps/1").mkdir(parents=True, exist_ok=True)
         step.outputs[0].touch()
         return 0
 
     def run_again():
-        steps = resolved(workplace, KEEPING).steps
-        return [outcome.reason for outcome in run_steps(steps, workplace / "state.json", train)]
+        steps = resolved(KEEPING).steps
+        return [outcome.reason for outcome in run_steps(steps, Path("state.json"), train)]
 
     assert run_again() == ["model does not exist", "scores does not exist"]
     assert replaced == [False, False]
     assert run_again() == [None, None]
-    (workplace / "model.steps" / "1").rmdir()
-    (workplace / "model.steps").rmdir()
+    Path("model.steps/1").rmdir()
+    Path("model.steps").rmdir()
     assert run_again()[0] == "model.steps does not exist"
 
 
-def test_a_preview_knows_what_lies_beside_an_output(workplace):
-    reasons = [outcome.reason for outcome in preview(resolved(workplace, KEEPING).steps, {})]
+def test_a_preview_knows_what_lies_beside_an_output():
+    reasons = [outcome.reason for outcome in preview(resolved(KEEPING).steps, {})]
     assert reasons == ["model does not exist", "model.steps/1 is made anew"]
 
 
-def test_it_reads_what_the_steps_write_and_names_the_checkpoints_they_began_with(workplace):
-    step = page_step(resolved(workplace).steps, Path("page.html"))
+def test_it_reads_what_the_steps_write_and_names_the_checkpoints_they_began_with():
+    step = page_step(resolved().steps, Path("page.html"))
     assert (step.command, step.outputs) == ("report", (Path("page.html"),))
     # `text`, which the first step reads as well, is no checkpoint.
     assert step.arguments == ("--original", "base", "--output", "page.html", "--", "made")
@@ -171,13 +171,13 @@ def test_it_reads_what_the_steps_write_and_names_the_checkpoints_they_began_with
 
 
 @pytest.mark.parametrize("page", ["made", "made/language", "made/language/page.html"])
-def test_what_is_in_the_way_is_named(workplace, page):
+def test_what_is_in_the_way_is_named(page):
     with pytest.raises(UsageError, match=r"html=.*made/.* of the recipe is in the way"):
-        page_step(resolved(workplace).steps, Path(page))
+        page_step(resolved().steps, Path(page))
 
 
 @pytest.mark.parametrize("outputs", [(), ("/elsewhere/a", "made")])
-def test_outputs_in_no_one_folder_are_refused(workplace, outputs):
+def test_outputs_in_no_one_folder_are_refused(outputs):
     with pytest.raises(UsageError, match="in no one folder"):
         page_step([Step("a", "prune", (), outputs=tuple(map(Path, outputs)))], Path("page.html"))
 
@@ -186,6 +186,6 @@ def test_steps_without_output_always_run():
     assert stale_reason(Step("a", "inspect", ()), {}) == "it writes no file"
 
 
-def test_a_step_that_writes_nothing_is_an_error(workplace):
+def test_a_step_that_writes_nothing_is_an_error():
     with pytest.raises(OutputError, match="step 'gates' ended well but did not write made"):
-        run(workplace, lambda step, replace: 0)
+        run(lambda step, replace: 0)

@@ -21,8 +21,6 @@ REMOVED = "encoder:1,decoder:3,decoder:5"
             {"experts_per_layer": {"decoder": 12, "encoder": 36}},
             " --experts-per-layer 36,12",
         ),
-        ("prune-experts", {"fit_bytes": 3 << 30}, "  # fit_bytes 3221225472"),
-        ("prune-heads", {"removed": 10, "method": "gradient"}, "  # removed 10, method gradient"),
         ("prune-heads", {"removed": 10, "attention": ["cross", "x"]}, " --attention cross,x  # removed 10"),
         ("finetune", {"train": DIGEST, "valid": None, "best": 3}, "  # train 01234567…, best 3"),
         ("finetune", {"hidden": 0.5, "betas": [0.9, 0.98]}, " --hidden-weight 0.5  # betas 0.9,0.98"),

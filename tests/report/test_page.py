@@ -5,6 +5,7 @@ import hashlib
 import json
 import shlex
 import shutil
+from pathlib import Path
 
 from prunecli.analysis.language_comparison import compare_by_text
 from prunecli.commands.prune import prune_experts, prune_heads, prune_layers
@@ -13,10 +14,10 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect, findings
 from prunecli.report.history import command_lines
 from prunecli.report.page import report_page
-from prunecli.tensors.transaction import write_json as write_document
 from tests.commands.calls import done
 from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
+from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import change_config, tiny_nllb_moe, write_json
@@ -24,11 +25,11 @@ from tests.tiny import change_config, tiny_nllb_moe, write_json
 HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
 
 
-def page(directory, **files) -> Page:
-    """The page of a directory, after `files` (name -> JSON) are written to it."""
+def page(**files) -> Page:
+    """The page of the working directory, after `files` (name -> JSON) are written to it."""
     for name, payload in files.items():
-        write_json(directory / f"{name}.json", payload)
-    return Page(report_page(collect(directory)))
+        write_json(f"{name}.json", payload)
+    return Page(report_page(collect(Path())))
 
 
 def says(found: Page, *texts: str) -> None:
@@ -66,11 +67,11 @@ def step(command, source, **arguments):
 
 
 def source_of(directory):
-    return {"path": directory.name, "fingerprint": open_model(directory).fingerprint}
+    return {"path": Path(directory).name, "fingerprint": open_model(directory).fingerprint}
 
 
-def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
-    found = page(tmp_path, evaluation=results.evaluation(), latency=results.latency())
+def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone():
+    found = page(evaluation=results.evaluation(), latency=results.latency())
     assert found.sections() == ["Quality, size and speed", "Speed and memory"]
     says(found, "61.5", "58.2", "1.50M", "2.86 MiB", "150.0 ± 2.0", "1.50 ± 0.02", "p = 0.012", "25.0%")
     says(found, "2 CPU threads")
@@ -79,20 +80,20 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
     assert ("small", 150, 58.25) in points(found, "chrF++ against speed")
 
 
-def test_scores_by_text_and_divergence_by_position(tmp_path):
-    found = page(tmp_path, lm=results.language_model_by_text())
+def test_scores_by_text_and_divergence_by_position():
+    found = page(lm=results.language_model_by_text())
     says(found, "By text", "code", "5.25", "6.25", "prose", "40.5", "41.5")
     assert "KL divergence, nats by position" in found.figures
     assert ("small", 1, 0.5) in points(found, "KL divergence, nats by position")
     assert axis(found, "KL divergence, nats by position", "y").startswith(
         "KL divergence, nats (lower is better)"
     )
-    write_json(tmp_path / "lm.json", results.language_model())
-    assert not page(tmp_path).charts.keys() & {"KL divergence, nats by position"}
-    assert "By text" not in page(tmp_path).text
+    found = page(lm=results.language_model())
+    assert "KL divergence, nats by position" not in found.charts
+    assert "By text" not in found.text
 
 
-def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
+def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path_factory):
     original = source_of(tiny_nllb_moe(tmp_path_factory.mktemp("elsewhere") / "full"))
     layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     for count, balance in ((2, "1:1"), (3, "3:1"), (4, "1:1"), (6, "3:1")):
@@ -100,12 +101,12 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
         experts = {layer: list(range(count)) for layer in layers}
         mark = {"version": 1, "experts": experts, "original_experts": dict.fromkeys(layers, 8)}
         mark["history"] = [step | {"source": original}]
-        tiny_nllb_moe(tmp_path / f"kept-{count}", experts=count, config={"prunecli": mark})
+        tiny_nllb_moe(f"kept-{count}", experts=count, config={"prunecli": mark})
     names = [f"kept-{count}" for count in (2, 3, 4, 6)]
-    payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
+    payload = results.evaluation([original, *(source_of(name) for name in names)])
     row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
     payload["results"] = [row | {"checkpoint": name} for name in ("full", *names)]
-    found = page(tmp_path, evaluation=payload)
+    found = page(evaluation=payload)
     assert {"chrF++ against the experts removed", "chrF++ against parameters"} <= set(found.figures)
     removed = points(found, "chrF++ against the experts removed")
     starts = [(name, x) for name, x, _ in removed if name == "full"]
@@ -116,18 +117,18 @@ def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_f
     assert "other models" not in series(found, "chrF++ against parameters")
 
 
-def test_models_without_layers_or_tokens_are_reduced(tmp_path):
-    base = tiny_nllb_moe(tmp_path / "base")
-    done(prune_layers, base, "--remove", "encoder:1", "-o", tmp_path / "shallow")
-    done(prune_layers, base, "--remove", "decoder:1", "-o", tmp_path / "other")
-    done(prune_experts, base, "--metric", "random", "--ratio", 0.25, "-o", tmp_path / "a fourth")
-    done(prune_experts, base, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "half")
+def test_models_without_layers_or_tokens_are_reduced():
+    base = tiny_nllb_moe("base")
+    done(prune_layers, base, "--remove encoder:1 -o shallow")
+    done(prune_layers, base, "--remove decoder:1 -o other")
+    done(prune_experts, base, "--metric random --ratio 0.25 -o 'a fourth'")
+    done(prune_experts, base, "--metric random --ratio 0.5 -o half")
     names = ["base", "shallow", "other", "a fourth", "half"]
-    payload = results.evaluation([source_of(tmp_path / name) for name in names])
+    payload = results.evaluation([source_of(name) for name in names])
     payload["results"] = [payload["results"][0] | {"checkpoint": name} for name in names]
     payload["results"][-1] = payload["results"][-1] | {"mean": {"chrf++": 30.0, "length_ratio": 2.0}}
-    write_json(tmp_path / "evaluation.json", payload)
-    data = collect(tmp_path)
+    write_json("evaluation.json", payload)
+    data = collect(Path())
     found = Page(report_page(data))
     caption = "chrF++ against parameters"
     assert "other models" in series(found, caption), "the original starts the line of experts"
@@ -143,7 +144,7 @@ def test_models_without_layers_or_tokens_are_reduced(tmp_path):
     assert (headline["half"].difference, headline["shallow"].difference) == ("-31.5 chrF++", "+0.0 chrF++")
 
 
-def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
+def test_the_headline_names_what_no_other_model_surpasses():
     payload = results.evaluation()
     sizes = {"big": 100, "small": 40, "worse": 50, "smallest": 10, "gone": 5}
     scores = {"big": 60.0, "small": 58.25, "worse": 50.0, "smallest": 20.0, "gone": 1.0}
@@ -153,11 +154,10 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
     ]
     payload["results"][-1]["mean"] |= {"over_generated": 0.9}
     payload["models"] = [{"path": name, "fingerprint": f"sha256:{name}"} for name in sizes]
-    write_json(tmp_path / "evaluation.json", payload)
     timed = results.latency()
     timed["models"] = payload["models"][:2]
     timed["results"][1]["timings"][0]["speedup"]["deviation"] = 1.2
-    found = page(tmp_path, latency=timed)
+    found = page(evaluation=payload, latency=timed)
     assert "small: 60 % smaller, -1.8 chrF++, 1.50x (noisy)" in found.text
     assert "90 % smaller, -40.0 chrF++" in found.text
     assert "50 % smaller" not in found.text
@@ -166,37 +166,36 @@ def test_the_headline_names_what_no_other_model_surpasses(tmp_path):
     assert found.text.count("noisy") == 3  # the headline and both tables
 
 
-def test_outputs_stand_side_by_side(tmp_path):
+def test_outputs_stand_side_by_side():
     example = {"pair": "eng_Latn-fra_Latn", "source": "A dog.", "reference": "Un chien."}
     example["outputs"] = {"big": "Un chien.", "small": "Un un un"}
-    found = page(tmp_path, evaluation={**results.evaluation(), "examples": [example]})
+    found = page(evaluation={**results.evaluation(), "examples": [example]})
     assert "Examples of outputs" in found.figures
     says(found, "A dog.", "Un chien.", "Un un un")
 
 
-def test_steps_can_be_typed_again(tmp_path, monkeypatch):
+def test_steps_can_be_typed_again():
     """Each line of a history, parsed by a shell and run by the command, makes the same weights."""
-    monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "it's scored.json", scored(open_model(tiny_nllb_moe(tmp_path / "base"))))
-    arguments = ("--metric", "random", "--ratio", 0.5, "--seed", 3)
-    done(prune_experts, "base", *arguments, "-o", "few experts")
-    done(prune_heads, "few experts", "--scores", "it's scored.json", "--count", 3, "-o", "heads")
-    done(prune_layers, "heads", "--remove", "encoder:1,decoder:0", "-o", "small")
-    data = collect(tmp_path)
+    write_json("it's scored.json", scored(open_model(tiny_nllb_moe("base"))))
+    arguments = "--metric random --ratio 0.5 --seed 3"
+    done(prune_experts, "base", arguments, "-o 'few experts'")
+    done(prune_heads, "'few experts' --count 3 -o heads --scores", Path("it's scored.json"))
+    done(prune_layers, "heads --remove encoder:1,decoder:0 -o small")
+    data = collect(Path())
     made = {entry.name: entry for entry in data.checkpoints}
     lines = command_lines(made["small"], data.checkpoints)
     commands = {"prune-experts": prune_experts, "prune-heads": prune_heads, "prune-layers": prune_layers}
     for line in lines:
         name, *words = shlex.split(line, comments=True)[1:]
-        done(commands[name], *words, "--force")
-    again = {entry.name: entry for entry in collect(tmp_path).checkpoints}
+        done(commands[name], shlex.join(words), "--force")
+    again = {entry.name: entry for entry in collect(Path()).checkpoints}
     for name in ("few experts", "heads", "small"):
         assert again[name].fingerprint == made[name].fingerprint
         assert again[name].history == made[name].history
 
 
-def test_speed_against_batch_size(tmp_path):
-    found = page(tmp_path, latency=results.latency((1, 4)))
+def test_speed_against_batch_size():
+    found = page(latency=results.latency((1, 4)))
     caption = "Tokens per second, beam 5, against batch size"
     assert ("small, batch 4", 4, 600) in points(found, caption)
     assert {(row["low"], row["high"]) for row in found.rows(caption, "rule")} == {
@@ -204,9 +203,9 @@ def test_speed_against_batch_size(tmp_path):
     }  # fmt: skip
 
 
-def test_languages(tmp_path):
+def test_languages():
     families = {"deu_Latn": "Germanic", "eng_Latn": "Germanic", "fra_Latn": "Romance"}
-    found = page(tmp_path, languages={**results.languages(), "families": families})
+    found = page(languages={**results.languages(), "families": families})
     assert found.sections() == ["Languages"]
     tree = "Languages by the encoder experts of their source"
     assert [row.get("family") for row in found.rows(tree, "point")] == ["Germanic", "Germanic", "Romance"]
@@ -220,8 +219,8 @@ def test_languages(tmp_path):
     assert (bar["name"], bar["text"]) == ("encoder 3", "36.5 (30 to 41)")
 
 
-def test_similarity(tmp_path):
-    found = page(tmp_path, similarity=results.similarity())
+def test_similarity():
+    found = page(similarity=results.similarity())
     says(found, "CKA, % of the benchmark", "97.2")
     both = "CKA, encoder: big and small"
     # 0.ffn has no value.
@@ -229,26 +228,26 @@ def test_similarity(tmp_path):
     assert (axis(found, both, "y"), axis(found, both, "x")) == ("big", "small")
 
 
-def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
+def test_heads_that_matter_or_harm_and_heads_alone():
     payload = results.heads() | {"method": "ablation", "metric": "loss", "base": 2.0}
     payload["without"] = payload["sum"]
-    found = page(tmp_path, heads=payload)
+    found = page(heads=payload)
     assert "without the head; translation, 10 examples; loss, 2 with all heads" in found.text
     assert heads(found, "encoder self-attention")["0", "0"] == 10.5  # the loss rises from 2 to 12.5
     assert heads(found, "cross-attention")["1", "0"] == -2
-    write_json(tmp_path / "heads.json", payload | {"method": "all-but-one", "only": payload["without"]})
-    assert heads(page(tmp_path), "encoder self-attention")["0", "0"] == 12.5
+    found = page(heads=payload | {"method": "all-but-one", "only": payload["without"]})
+    assert heads(found, "encoder self-attention")["0", "0"] == 12.5
 
 
-def test_parts_history_and_families_of_checkpoints(tmp_path):
-    base = tiny_nllb_moe(tmp_path / "base")
+def test_parts_history_and_families_of_checkpoints():
+    base = tiny_nllb_moe("base")
     first = step("prune-experts", source_of(base), ratio=0.5, languages=["a", "b"], quick=True, spare=None)
-    reduced(tmp_path / "pruned", base, [first])
-    second = step("finetune", source_of(tmp_path / "pruned"), steps=10, teacher={"path": "base"})
-    reduced(tmp_path / "tuned", base, [first, second])
+    reduced("pruned", base, [first])
+    second = step("finetune", source_of("pruned"), steps=10, teacher={"path": "base"})
+    reduced("tuned", base, [first, second])
     third = step("prune-heads", {"path": "lost", "fingerprint": "sha256:77"}, ratio=0.1)
-    reduced(tmp_path / "grandchild", base, [first, step("share-ffn", first["source"]), third])
-    found = page(tmp_path)
+    reduced("grandchild", base, [first, step("share-ffn", first["source"]), third])
+    found = page()
     assert found.sections() == ["Checkpoints", "Pruning history"]
     for text in ("prune-experts --languages a,b --quick --ratio 0.5", "finetune --steps 10 --teacher base"):
         assert any(text in node for node in found.nodes), text
@@ -260,15 +259,13 @@ def test_parts_history_and_families_of_checkpoints(tmp_path):
     assert f"{total:,}" in found.text
 
 
-def test_real_reductions_have_strips_and_head_maps(tmp_path):
-    base = tiny_nllb_moe(tmp_path / "base")
-    chosen = tmp_path / "experts.json"
-    write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
-    write_json(tmp_path / "heads.json", scored(open_model(base)))
-    done(prune_experts, base, "--keep", chosen, "-o", tmp_path / "fewer")
-    options = ("--scores", tmp_path / "heads.json", "--count", 3)
-    done(prune_heads, tmp_path / "fewer", *options, "-o", tmp_path / "small")
-    found = page(tmp_path)
+def test_real_reductions_have_strips_and_head_maps():
+    base = tiny_nllb_moe("base")
+    write_json("experts.json", [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
+    write_json("heads.json", scored(open_model(base)))
+    done(prune_experts, base, "--keep experts.json -o fewer")
+    done(prune_heads, "fewer --scores heads.json --count 3 -o small")
+    found = page()
     expected = ["Checkpoints", "Pruning history", "By what was chosen", "Experts", "Attention heads"]
     assert found.sections() == expected
     mapped = "Heads by importance by gradient, over the l2 norm of its attention"
@@ -279,23 +276,23 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     assert "Experts kept by small: 16 of 32 experts" in found.figures
     assert "21 of 24" in found.text
     assert len(found.nodes) == 3
-    models = [source_of(tmp_path / name) for name in ("base", "small")]
-    found = page(tmp_path, evaluation=results.evaluation(models))
+    models = [source_of(name) for name in ("base", "small")]
+    found = page(evaluation=results.evaluation(models))
     assert "chrF++ against parameters" in found.figures, "experts went too: heads alone are no measure"
     assert "chrF++ against the heads removed" not in found.figures
 
 
-def test_names_in_files_stay_text(tmp_path):
-    base = tiny_nllb_moe(tmp_path / "<img src=x onerror=y>")
+def test_names_in_files_stay_text():
+    base = tiny_nllb_moe("<img src=x onerror=y>")
     hostile = step(HOSTILE, {"path": HOSTILE, "fingerprint": HOSTILE}, **{HOSTILE: HOSTILE})
     odd = {"command": ["x"], "arguments": 3, "source": "?", "statistics": 1}
-    reduced(tmp_path / "a&b<i>", base, [hostile, odd])
+    reduced("a&b<i>", base, [hostile, odd])
     for name in ("evaluation", "latency", "languages", "similarity", "finetune", "heads"):
         text = json.dumps(getattr(results, name)())
         for word in ("small", "test", "eng_Latn", "cpu (some", "0.sa", "recovered", "importance", 'chrf++"}'):
             text = text.replace(f'"{word}', '"' + json.dumps(HOSTILE)[1:-1] + word.replace('"}', ""))
-        (tmp_path / f"{name}<b>.json").write_text(text)
-    source = report_page(collect(tmp_path))
+        Path(f"{name}<b>.json").write_text(text)
+    source = report_page(collect(Path()))
     found = Page(source)
     assert '<script>alert("x")</script>' in found.text
     assert "<svg onload" not in source
@@ -307,50 +304,46 @@ def test_names_in_files_stay_text(tmp_path):
     source.encode("utf-8")
 
 
-def test_results_with_values_of_another_kind_leave_cells_empty(tmp_path):
+def test_results_with_values_of_another_kind_leave_cells_empty():
     payload = results.evaluation()
     payload |= {"groups": {"eng_Latn": "high"}, "pairs": ["a-b", "c-d"]}
     payload["results"][0]["by_group"] = [{"source": "high", "chrf++": 7.125}, {}]
     payload["results"][1]["by_group"] = [{"chrf++": "many"}]
-    write_json(tmp_path / "evaluation.json", payload)
     model = results.language_model()
     model["results"][0]["scores"]["tokens"] = "many"
-    write_json(tmp_path / "lm.json", model)
     timed = results.latency((1, 4))
     del timed["results"][1]["timings"][1]
-    write_json(tmp_path / "latency.json", timed)
     similar = results.similarity()
     similar["successive"] = [{"first": "no such component"}]
-    found = page(tmp_path, similarity=similar)
+    found = page(evaluation=payload, lm=model, latency=timed, similarity=similar)
     assert "7.1" in found.text
     assert "a pair of components that are not there" in found.text
 
 
-def test_training(tmp_path):
-    write_json(tmp_path / "recovered.finetune.json", results.finetune())
-    found = page(tmp_path)
+def test_training():
+    write_json("recovered.finetune.json", results.finetune())
+    found = page()
     assert {"Loss of recovered", "chrF++ of recovered"} <= set(found.figures)
     assert ("validation", 300, 4.5) in points(found, "Loss of recovered")
     assert "300" in found.text
 
 
-def test_correlations_of_heads(tmp_path):
-    write_json(tmp_path / "head-comparison.json", results.head_comparison())
-    found = page(tmp_path)
+def test_correlations_of_heads():
+    write_json("head-comparison.json", results.head_comparison())
+    found = page()
     assert found.sections() == ["Attention heads"]
     says(found, "de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25")
 
 
-def test_texts(tmp_path):
+def test_texts():
     texts = compare_by_text(text_statistics(), LanguageOptions(), ())
-    found = page(tmp_path, texts=texts.to_json())
+    found = page(texts=texts.to_json())
     assert found.sections() == ["Texts"]
     says(found, "3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp")
 
 
-def test_gate_statistics_of_texts(tmp_path):
+def test_gate_statistics_of_texts():
     gates = text_statistics()
-    write_document(tmp_path / "gates.json", {**gates.header([], None), **gates.to_json()})
-    found = page(tmp_path)
+    found = page(gates={**gates.header([], None), **gates.to_json()})
     assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
     assert "3 texts." in found.text

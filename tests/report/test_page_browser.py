@@ -30,9 +30,8 @@ def page(shared_path):
     write_json(shared_path / "heads.json", scored(opened))
     models = [{"path": "demo", "fingerprint": opened.fingerprint}, results.MODELS[1]]
     fewer, smaller = str(shared_path / "fewer-experts"), str(shared_path / "fewer-experts-and-heads")
-    ranked = ("--metric", "random", "--ratio", "0.5", "-o", fewer)
-    done(prune_experts, shared_path / "demo", *ranked)
-    done(prune_heads, fewer, "--scores", shared_path / "heads.json", "--count", "9", "-o", smaller)
+    done(prune_experts, shared_path / "demo", "--metric random --ratio 0.5 -o", fewer)
+    done(prune_heads, fewer, "--scores", shared_path / "heads.json", "--count 9 -o", smaller)
     write_json(shared_path / "evaluation.json", results.evaluation(models))
     write_json(shared_path / "latency.json", results.latency((1, 4, 16)))
     write_json(shared_path / "latency-1.json", results.latency())

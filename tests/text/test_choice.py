@@ -11,8 +11,8 @@ from prunecli.text.plain import PlainText, say_convention
 ENGLISH, FRENCH = "eng_Latn", "fra_Latn"
 
 
-def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path):
-    source, target, pair = tmp_path / "a.en", tmp_path / "a.fr", f"{ENGLISH}-{FRENCH}"
+def test_a_file_of_one_language_needs_the_other_and_the_pair():
+    source, target, pair = Path("a.en"), Path("a.fr"), f"{ENGLISH}-{FRENCH}"
     for files in ((source, None, pair), (None, target, pair), (source, target, None)):
         choice = TextChoice(source_file=files[0], target_file=files[1], pairs=files[2])
         with pytest.raises(UsageError, match="go together"):
@@ -28,8 +28,8 @@ def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path):
     )
 
 
-def test_each_task_reads_its_own_text(tmp_path):
-    plain, labelled = tmp_path / "a.txt", tmp_path / "a.tsv"
+def test_each_task_reads_its_own_text():
+    plain, labelled = Path("a.txt"), Path("a.tsv")
     plain.write_text("the hen\n\nno\n")
     labelled.write_text("1\tthe hen\n0\tno\n")
     choice = TextChoice(files=(plain,), labelled=labelled, max_sentences=1, context=8)
@@ -52,8 +52,8 @@ def test_each_task_reads_its_own_text(tmp_path):
         ("feature-extraction", None, False),
     ],
 )
-def test_causal_language_models_read_whole_files_and_all_others_lines(tmp_path, task, asked, whole):
-    path, said = tmp_path / "a.txt", list[str]()
+def test_causal_language_models_read_whole_files_and_all_others_lines(task, asked, whole):
+    path, said = Path("a.txt"), list[str]()
     path.write_text("the hen\n\nno\n")
     text, _ = TextChoice(files=(path,), whole_files=asked).text_of(task, said.append)
     assert text == PlainText((path,), ("the hen\n\nno",) if whole else ("the hen", "no"), (), whole)
@@ -77,16 +77,16 @@ def test_results_name_the_text(choice, texts, split):
     assert (choice.texts, choice.split_read) == (texts, split)
 
 
-def test_lines_of_whole_splits_and_files(tmp_path):
+def test_lines_of_whole_splits_and_files():
     files = {"val.eng": "a\n\nb\n", "val.fra": "c\nd\nd\n", "train.eng": "b\n", "x.eng": "z\n", "more": "e\n"}
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    lines = TextChoice(data=tmp_path, files=(tmp_path / "more",)).lines()
+        Path(name).write_text(text)
+    lines = TextChoice(data=".", files=("more",)).lines()
     assert lines.texts == ("b", "a", "b", "c", "d", "d", "e")
     assert (lines.splits, lines.asked, lines.languages) == (("train", "val"), (), ("eng", "fra"))
-    assert TextChoice(data=tmp_path, split="x,val", langs="eng").lines().texts == ("z", "a", "b")
+    assert TextChoice(data=".", split="x,val", langs="eng").lines().texts == ("z", "a", "b")
     with pytest.raises(UsageError, match="`split` and `langs` go with `data`"):
         TextChoice(split="val").lines()
-    assert TextChoice(data=tmp_path, split="val,").lines().splits == ("val",)
+    assert TextChoice(data=".", split="val,").lines().splits == ("val",)
     with pytest.raises(DataError, match="no text in 'fra'"):
-        TextChoice(data=tmp_path, split="train", langs="fra").lines()
+        TextChoice(data=".", split="train", langs="fra").lines()

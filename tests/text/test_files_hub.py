@@ -81,9 +81,9 @@ def test_a_column_of_chats_is_messages_without_what_tables_fill_up(stand):
     assert one == other == ({"role": "user", "content": "hi"}, answer)
 
 
-def test_names_are_the_data_sets_and_files_stand_beside_it(stand, tmp_path):
-    (tmp_path / "more.txt").write_text("a line\n")
-    values = ("hf://org/name.v2:train[:1]", "code=hf://org/other:train[:2]:code", f"code={tmp_path}/more.txt")
+def test_names_are_the_data_sets_and_files_stand_beside_it(stand):
+    Path("more.txt").write_text("a line\n")
+    values = ("hf://org/name.v2:train[:1]", "code=hf://org/other:train[:2]:code", "code=./more.txt")
     first, second = read_corpora([parse_text_file(value) for value in values])
     assert (first.name, first.documents) == ("name.v2", ("row 0",))
     assert (second.name, second.documents) == ("code", ("x = 0", "x = 1", "a line"))
@@ -139,8 +139,7 @@ def test_a_value_is_a_file_or_a_name_and_a_file(value, path, name):
     assert parse_text_file(value) == TextFile(Path(path), name)
 
 
-def test_a_file_that_is_there_has_an_equals_sign_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_is_there_has_an_equals_sign_of_its_own():
     Path("ratio=half.txt").write_text("a\n")
 
     assert parse_text_file("ratio=half.txt") == TextFile(Path("ratio=half.txt"))

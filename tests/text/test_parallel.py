@@ -14,27 +14,22 @@ from prunecli.text.parallel import (
     read_pair,
     read_parallel,
 )
-
-
-def _write(path: Path, text: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+from tests.text.files import written
 
 
 @pytest.fixture(params=["{split}.{language}", "{split}/{language}.{split}"])
-def directory(request, tmp_path):
+def directory(request):
     """A directory with one text in either layout, beside files that are no text."""
     for language, lines in {
         "eng_Latn": "one\ntwo\n",
         "fra_Latn": "un\ndeux\n",
         "deu_Latn": "eins\nzwei\n",
     }.items():
-        _write(tmp_path / request.param.format(split="dev", language=language), lines)
-    _write(tmp_path / "README.md", "about")
-    _write(tmp_path / "dev.eng_Latn.bz2", b"BZh")
-    (tmp_path / "empty").mkdir()
-    return tmp_path
+        written(request.param.format(split="dev", language=language), lines)
+    written("README.md", "about")
+    written("dev.eng_Latn.bz2", b"BZh")
+    Path("empty").mkdir()
+    return Path()
 
 
 def test_both_layouts_read_the_same(directory):
@@ -63,19 +58,19 @@ def test_languages_come_in_the_order_asked_for_and_the_first_sentences_only(dire
         ("a\u2028b\x0cc\n d \n".encode(), ("a\u2028b\x0cc", " d ")),
     ],
 )
-def test_lines(tmp_path, data, lines):
-    assert read_lines(_write(tmp_path / "x", data)) == lines
+def test_lines(data, lines):
+    assert read_lines(written("x", data)) == lines
 
 
 @pytest.mark.parametrize("pair", ["eng_Latn", "a-b,c-d"])
-def test_files_without_one_pair_are_refused(tmp_path, pair):
-    file = _write(tmp_path / "a", "x\n")
+def test_files_without_one_pair_are_refused(pair):
+    file = written("a", "x\n")
     with pytest.raises(UsageError, match="does not name"):
         read_pair(file, file, pair.split(","))
 
 
-def test_different_line_counts_name_both_files_and_counts(tmp_path):
-    source, target = _write(tmp_path / "a", "x\ny\n"), _write(tmp_path / "b", "u\n")
+def test_different_line_counts_name_both_files_and_counts():
+    source, target = written("a", "x\ny\n"), written("b", "u\n")
     with pytest.raises(DataError, match=r"a has 2 lines, .*b has 1") as caught:
         read_pair(source, target, ["eng_Latn-fra_Latn"])
     assert str(source) in caught.value.message
@@ -83,18 +78,18 @@ def test_different_line_counts_name_both_files_and_counts(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
-def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
+def test_packed_text_reads_as_what_it_holds(layout):
     plain = "one\r\n\ntwo \u2028 three\n".encode()
     packed = gzip.compress(plain[:7]) + gzip.compress(plain[7:])  # two members are one file
     for language in ("eng_Latn", "fra_Latn"):
-        _write(tmp_path / f"{layout.format(split='train', language=language)}.gz", packed)
-    assert languages_of(tmp_path, "train") == ("eng_Latn", "fra_Latn")
-    text = read_parallel(tmp_path, "train")
+        written(f"{layout.format(split='train', language=language)}.gz", packed)
+    assert languages_of(Path(), "train") == ("eng_Latn", "fra_Latn")
+    text = read_parallel(Path(), "train")
     assert text.split == "train"
     assert text.sentences["fra_Latn"] == ("one", "", "two \u2028 three")
-    assert not has_split(tmp_path, "train.eng_Latn")
-    _write(tmp_path / layout.format(split="train", language="fra_Latn"), "un\n\ndeux\n")
-    assert read_parallel(tmp_path, "train").sentences["fra_Latn"] == ("un", "", "deux"), "the unpacked one"
+    assert not has_split(Path(), "train.eng_Latn")
+    written(layout.format(split="train", language="fra_Latn"), "un\n\ndeux\n")
+    assert read_parallel(Path(), "train").sentences["fra_Latn"] == ("un", "", "deux"), "the unpacked one"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +104,8 @@ def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
         (gzip.compress(b"a\nb\xff\n", mtime=0), "line 2: not UTF-8"),
     ],
 )
-def test_damaged_packed_files_are_named(tmp_path, data, reason):
-    path = _write(tmp_path / "text.gz", data)
+def test_damaged_packed_files_are_named(data, reason):
+    path = written("text.gz", data)
     with pytest.raises(DataError) as caught:
         read_lines(path)
     assert str(path) in caught.value.message
@@ -170,9 +165,9 @@ CLASSES = {"wol_Latn": "low", "eng_Latn": "very high"}
         ("classes.JSON", b'{"wol_Latn": "low", "eng_Latn": "very high"}'),
     ],
 )
-def test_both_forms(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    assert read_groups(tmp_path / name) == CLASSES
+def test_both_forms(name, content):
+    Path(name).write_bytes(content)
+    assert read_groups(Path(name)) == CLASSES
 
 
 @pytest.mark.parametrize(
@@ -190,8 +185,8 @@ def test_both_forms(tmp_path, name, content):
         ("g.json", '{"eng_Latn": ', "cut short"),
     ],
 )
-def test_refused(tmp_path, name, content, message):
+def test_refused(name, content, message):
     if content is not None:
-        (tmp_path / name).write_text(content)
+        Path(name).write_text(content)
     with pytest.raises(DataError, match=message):
-        read_groups(tmp_path / name)
+        read_groups(Path(name))

@@ -18,37 +18,32 @@ from prunecli.text.plain import (
     token_rows,
 )
 from prunecli.text.tokens import load_tokenizer
+from tests.text.files import written
 from tests.tiny import write_plain_tokenizer
 
 
-def _file(folder, name, data):
-    path = folder / name
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return path
-
-
-def test_each_line_is_a_text_and_blank_lines_are_none(tmp_path):
-    first = _file(tmp_path, "a.txt", b"\xef\xbb\xbfThe hat.\r\n\r\n  \t\r\n No.\r\n")
-    second = _file(tmp_path, "b.txt", "une\u2028ligne\nlast")
+def test_each_line_is_a_text_and_blank_lines_are_none():
+    first = written("a.txt", b"\xef\xbb\xbfThe hat.\r\n\r\n  \t\r\n No.\r\n")
+    second = written("b.txt", "une\u2028ligne\nlast")
     text = read_plain([first, second])
     assert text.texts == ("The hat.", " No.", "une\u2028ligne", "last")
     assert text.files == (first, second)
     assert len(text) == 4
 
 
-def test_whole_files_keep_their_lines_but_no_mark_and_no_blank_lines_at_their_ends(tmp_path):
+def test_whole_files_keep_their_lines_but_no_mark_and_no_blank_lines_at_their_ends():
     paths = [
-        _file(tmp_path, "a.txt", b"\xef\xbb\xbf\r\nOne.\r\n\r\n  Two.\r\n \r\n\r\n"),
-        _file(tmp_path, "b.txt", "Three."),
+        written("a.txt", b"\xef\xbb\xbf\r\nOne.\r\n\r\n  Two.\r\n \r\n\r\n"),
+        written("b.txt", "Three."),
     ]
     assert read_plain(paths, whole_files=True).texts == ("\nOne.\n\n  Two.", "Three.")
 
 
-def test_whole_files_end_behind_the_first_lines(tmp_path):
+def test_whole_files_end_behind_the_first_lines():
     paths = [
-        _file(tmp_path, "a.txt", "one\n\ntwo\n\n"),
-        _file(tmp_path, "b.txt", "three\n\nfour\nfive\n"),
-        _file(tmp_path, "c.jsonl", '{"text": "six\\nseven"}\n{"text": "eight"}\n'),
+        written("a.txt", "one\n\ntwo\n\n"),
+        written("b.txt", "three\n\nfour\nfive\n"),
+        written("c.jsonl", '{"text": "six\\nseven"}\n{"text": "eight"}\n'),
     ]
 
     def texts(count, names=()):
@@ -62,10 +57,10 @@ def test_whole_files_end_behind_the_first_lines(tmp_path):
         texts(3, ("x", "y", "y"))
 
 
-def test_the_first_texts_and_their_hash(tmp_path):
-    text = read_plain([_file(tmp_path, "a.txt", "one\ntwo\n")])
+def test_the_first_texts_and_their_hash():
+    text = read_plain([written("a.txt", "one\ntwo\n")])
     assert text.first(1).texts == ("one",)
-    assert text.first(1).sha256 == read_plain([_file(tmp_path, "b.txt", "one")]).sha256 != text.sha256
+    assert text.first(1).sha256 == read_plain([written("b.txt", "one")]).sha256 != text.sha256
     with pytest.raises(DataError, match="3 texts were asked for, there are 2"):
         text.first(3)
 
@@ -74,16 +69,16 @@ def test_the_first_texts_and_their_hash(tmp_path):
     ("data", "message"),
     [("", "empty"), ("\n \n", "empty"), (b"fine\nno\xff\n", "line 2: not UTF-8"), (None, "no such file")],
 )
-def test_unusable_files(tmp_path, data, message):
-    good = _file(tmp_path, "good.txt", "text")
-    bad = tmp_path / "bad.txt" if data is None else _file(tmp_path, "bad.txt", data)
+def test_unusable_files(data, message):
+    good = written("good.txt", "text")
+    bad = Path("bad.txt") if data is None else written("bad.txt", data)
     with pytest.raises(DataError, match=message) as caught:
         read_plain([good, bad])
     assert str(bad) in caught.value.message
 
 
-def test_the_texts_of_json_lines(tmp_path):
-    path = tmp_path / "some.jsonl"
+def test_the_texts_of_json_lines():
+    path = Path("some.jsonl")
     path.write_text('{"text": "one\\ntwo", "id": 3}\n\n{"text": "three"}\n{"text": " "}\n', encoding="utf-8")
     assert read_plain([path]).texts == ("one\ntwo", "three")
     path.write_text('{"messages": [{"role": "user", "content": "one"}]}\n', encoding="utf-8")
@@ -98,22 +93,21 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }}.{% endfor 
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
-    write_plain_tokenizer(tmp_path)
-    return load_tokenizer(tmp_path)
+def tokenizer():
+    write_plain_tokenizer(Path())
+    return load_tokenizer(Path())
 
 
-def write(path: Path, *rows: object) -> Path:
-    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
-    return path
+def write(name: str, *rows: object) -> Path:
+    lines = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+    return written(name, gzip.compress(lines) if name.endswith(".gz") else lines)
 
 
-def test_files_of_one_name_are_one_text(tmp_path):
+def test_files_of_one_name_are_one_text():
     files = [
-        TextFile(write(tmp_path / "a.txt", "one", "", "two"), "code"),
-        TextFile(write(tmp_path / "prose.txt", "three")),
-        TextFile(write(tmp_path / "b.jsonl.gz", {"text": "four\nlines"}), "code"),
+        TextFile(write("a.txt", "one", "", "two"), "code"),
+        TextFile(write("prose.txt", "three")),
+        TextFile(write("b.jsonl.gz", {"text": "four\nlines"}), "code"),
     ]
     said = list[str]()
     code, prose = read_corpora(files, whole_files=False, say=said.append)
@@ -123,10 +117,10 @@ def test_files_of_one_name_are_one_text(tmp_path):
     assert (prose.name, prose.documents) == ("prose", ("three",))
 
 
-def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path):
+def test_whole_files_are_documents_and_json_lines_stay_lines():
     plain, rows = (
-        write(tmp_path / "a.py", "if x:", "    y"),
-        write(tmp_path / "a.ndjson", {"text": "p"}, {"text": "q"}),
+        write("a.py", "if x:", "    y"),
+        write("a.ndjson", {"text": "p"}, {"text": "q"}),
     )
     files = [TextFile(plain, "a"), TextFile(rows, "a")]
     corpus = read_corpora(files)[0]
@@ -147,22 +141,22 @@ def test_whole_files_are_documents_and_json_lines_stay_lines(tmp_path):
         ('{"text": "\\ud800"}', "line 2: not JSON .holds text that no file could"),
     ],
 )
-def test_rows_that_are_neither_are_named(tmp_path, row, message):
-    path = write(tmp_path / "rows.jsonl", {"text": "fine"}, row)
+def test_rows_that_are_neither_are_named(row, message):
+    path = write("rows.jsonl", {"text": "fine"}, row)
     with pytest.raises(DataError, match=message):
         read_corpora([TextFile(path)])
 
 
-def test_rows_are_what_the_tokenizer_makes(tokenizer, tmp_path):
+def test_rows_are_what_the_tokenizer_makes(tokenizer):
     texts = [f"the hen {number}" for number in range(600)]
-    rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), tuple(texts))))
+    rows = list(token_rows(tokenizer, Corpus("a", (Path(),), tuple(texts))))
     assert rows == [tokenizer(text)["input_ids"] for text in texts]
 
 
-def test_chats_go_through_the_template_and_nothing_is_added(tokenizer, tmp_path):
+def test_chats_go_through_the_template_and_nothing_is_added(tokenizer):
     tokenizer.chat_template = TEMPLATE
     chat = ({"role": "user", "content": "the hen"}, {"role": "assistant", "content": "a hat"})
-    rows = list(token_rows(tokenizer, Corpus("a", (tmp_path,), ("the tin", chat, "a"))))
+    rows = list(token_rows(tokenizer, Corpus("a", (Path(),), ("the tin", chat, "a"))))
     expected = tokenizer("user the hen.assistant a hat.", add_special_tokens=False)["input_ids"]
     assert rows == [tokenizer("the tin")["input_ids"], expected, tokenizer("a")["input_ids"]]
 
@@ -176,8 +170,8 @@ def test_a_chat_needs_a_template(tokenizer):
         list(token_rows(tokenizer, corpus))
 
 
-def test_a_template_reaches_nothing_of_python(tokenizer, tmp_path):
-    file = tmp_path / "made"
+def test_a_template_reaches_nothing_of_python(tokenizer):
+    file = Path("made")
     tokenizer.chat_template = f"{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
     with pytest.raises(DataError, match="unsafe"):
         list(token_rows(tokenizer, Corpus("a", (), (({"role": "user", "content": "hen"},),))))
@@ -190,8 +184,8 @@ def test_a_template_reaches_nothing_of_python(tokenizer, tmp_path):
 MNLI = {0: "ENTAILMENT", 1: "NEUTRAL", 2: "CONTRADICTION"}
 
 
-def test_the_first_examples_and_the_hash(tmp_path):
-    text = read_labelled(_file(tmp_path, "text.tsv", "0\ta\tb\n1\tc\td\n"))
+def test_the_first_examples_and_the_hash():
+    text = read_labelled(written("text.tsv", "0\ta\tb\n1\tc\td\n"))
     assert text.first(None) == text
     first = text.first(1)
     assert (first.labels, first.texts, first.seconds, first.lines) == (("0",), ("a",), ("b",), (1,))
@@ -213,7 +207,6 @@ def test_the_first_examples_and_the_hash(tmp_path):
         ("0\ta\n1\tb\tc\n", "line 2: 3 fields, where line 1 has 2"),
         ('{"text": "a"}\n', "line 1: no label"),
         ('{"label": true, "text": "a"}\n', "line 1: no label"),
-        ('{"label": null, "text": "a"}\n', "line 1: no label"),
         ('{"label": 1}\n', "line 1: no text"),
         ('{"label": 1, "text": 2}\n', "line 1: no text"),
         ('{"label": 1, "text": "a"}\n[1]\n', "line 2: not a JSON object"),
@@ -221,8 +214,8 @@ def test_the_first_examples_and_the_hash(tmp_path):
         (b"0\ta\n1\t\xe9\n", "line 2: not UTF-8"),
     ],
 )
-def test_unusable_lines_are_named(tmp_path, data, message):
-    path = _file(tmp_path, "text.tsv", data)
+def test_unusable_lines_are_named(data, message):
+    path = written("text.tsv", data)
     with pytest.raises(DataError, match=message) as caught:
         read_labelled(path)
     assert str(path) in caught.value.message
@@ -249,9 +242,8 @@ def test_unknown_labels_are_named_with_the_known_ones(label):
         st.tuples(st.integers(0, 9), st.text("ab é\u2028\"'{,", min_size=1).filter(str.strip)), min_size=1
     )
 )
-def test_both_forms_hold_the_same(tmp_path_factory, rows):
-    folder = tmp_path_factory.mktemp("labelled")
-    tabs = read_labelled(_file(folder, "text.tsv", "".join(f"{label}\t{text}\n" for label, text in rows)))
+def test_both_forms_hold_the_same(rows):
+    tabs = read_labelled(written("text.tsv", "".join(f"{label}\t{text}\n" for label, text in rows)))
     lines = "".join(json.dumps({"label": label, "text": text}) + "\n" for label, text in rows)
-    assert tabs == read_labelled(_file(folder, "text.tsv", lines))
+    assert tabs == read_labelled(written("text.tsv", lines))
     assert tabs.texts == tuple(text.strip() for _, text in rows)

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,8 +87,8 @@ def test_an_unknown_language_brings_a_near_one_or_those_that_are_known(tokenizer
     assert caught.value.remedy == f"{known} Give text in languages of the model with `data`."
 
 
-def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
-    checkpoint = tiny_nllb_moe(tmp_path / "model")
+def test_a_reduced_checkpoint_opens_without_running_its_code():
+    checkpoint = tiny_nllb_moe("model")
     own = {"AutoConfig": "modeling_prunecli.PrunecliConfig"}
     change_config(checkpoint, model_type="prunecli-nllb-moe", auto_map=own)
     (checkpoint / "modeling_prunecli.py").write_text("raise SystemExit('this code was run')\n")
@@ -96,22 +97,22 @@ def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["bert", "llama", "nllb-moe", "qwen3_moe"])
 @pytest.mark.parametrize("settings", [None, '{"unk_token": "<unk>"}'])
-def test_a_tokenizer_that_is_missing(tmp_path, model_type, settings):
+def test_a_tokenizer_that_is_missing(model_type, settings):
     """For some families transformers makes an empty tokenizer."""
-    write_json(tmp_path / "config.json", {"model_type": model_type})
+    write_json("config.json", {"model_type": model_type})
     if settings is not None:
-        (tmp_path / "tokenizer_config.json").write_text(settings)
+        Path("tokenizer_config.json").write_text(settings)
     with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
-        load_tokenizer(tmp_path)
+        load_tokenizer(Path())
     assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
 
 
-def test_a_tokenizer_of_files_that_its_class_does_not_read(tmp_path):
+def test_a_tokenizer_of_files_that_its_class_does_not_read():
     """transformers makes an empty one of a published ALBERT's vocab.txt, so that every text is unknown tokens."""
-    write_json(tmp_path / "config.json", {"model_type": "albert"})
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
+    write_json("config.json", {"model_type": "albert"})
+    Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
     with pytest.raises(CheckpointError, match="knows no tokens: AlbertTokenizer reads none of its files"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(Path())
 
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=80)

@@ -23,10 +23,10 @@ from tests.sentence_model import sentence_model
 from tests.training.runs import text_file
 
 TEXTS = ["the hen", "in the nest", "a tin hat on the hen", "no"]
-SMALL = ("--batch-tokens", 60, "--eval-every", 10, "--warmup", 1, "--learning-rate", 1e-3, "--device", "cpu")
-TASK = ("--task", "feature-extraction")
-RUN = (*TASK, "--text", "text.txt", "--teacher", "model", *SMALL)
-VECTORS = (*RUN, "--task", "embedding")
+SMALL = "--batch-tokens 60 --eval-every 10 --warmup 1 --learning-rate 0.001 --device cpu"
+TASK = "--task feature-extraction"
+RUN = f"{TASK} --text text.txt --teacher model {SMALL}"
+VECTORS = f"{RUN} --task embedding"
 
 
 def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
@@ -53,9 +53,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_pruned_sentence_encoder_recovers(folder):
-    done(prune_heads, "model", "--metric", "random", "--ratio", 0.5, "-o", "pruned")
+    done(prune_heads, "model --metric random --ratio 0.5 -o pruned")
     before, count = expected_distance(Path("pruned"), Path("model"))
-    result = done(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
+    result = done(finetune, "pruned", RUN, "--valid-text valid.txt --steps 40 -o out --json")
     figures = result.json
     assert figures["stock"]["is_stock"] is False
     assert figures["stock"]["reason"].startswith("heads were removed")
@@ -72,19 +72,19 @@ def test_a_pruned_sentence_encoder_recovers(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--distill", 0.5), "--distill goes with models that have a head"),
-        (("--label-smoothing", 0), "--label-smoothing goes with models that have a head"),
-        (("--task", "embedding", "--distill", 0.5), "a head, not with --task embedding"),
-        (("--task", "embedding", "--teacher", "plain"), "the teacher's vectors are 32 wide, the model's 8"),
-        (("--teacher", "narrow"), "the teacher's hidden states are 16 wide, the model's 32"),
-        (("--teacher", "other"), "the teacher has a vocabulary of 99"),
+        ("--distill 0.5", "--distill goes with models that have a head"),
+        ("--label-smoothing 0", "--label-smoothing goes with models that have a head"),
+        ("--task embedding --distill 0.5", "a head, not with --task embedding"),
+        ("--task embedding --teacher plain", "the teacher's vectors are 32 wide, the model's 8"),
+        ("--teacher narrow", "the teacher's hidden states are 16 wide, the model's 32"),
+        ("--teacher other", "the teacher has a vocabulary of 99"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, options, message):
     plain(sentence_model(Path("plain")))
     tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
-    refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message)
+    refused(call(finetune, "model", RUN, options, "--steps 1 -o out"), message)
     assert not Path("out").exists()
 
 
@@ -127,16 +127,16 @@ def test_vectors_and_hidden_states(folder):
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
     plain(Path("model"))
-    few = ("--text", "valid.txt", "--min-count", 2)
-    done(trim_vocabulary, "model", *few, "-o", "trimmed")
-    done(prune_heads, "trimmed", "--metric", "random", "--ratio", 0.5, "-o", "pruned")
-    run = (*VECTORS, "--valid-text", "valid.txt", "--eval-every", 20, "--steps", 60, "--json")
-    result = done(finetune, "pruned", *run, "-o", "out")
+    few = "--text valid.txt --min-count 2"
+    done(trim_vocabulary, "model", few, "-o trimmed")
+    done(prune_heads, "trimmed --metric random --ratio 0.5 -o pruned")
+    run = f"{VECTORS} --valid-text valid.txt --eval-every 20 --steps 60 --json"
+    result = done(finetune, "pruned", run, "-o out")
     assert "model has another vocabulary: it reads each text in its own tokens" in result.err
     figures = result.json
     assert figures["best"]["loss"] < figures["training"][0]["loss"] / 2
     last = figures["validation"][-1]
     assert last["cosine"] == pytest.approx(1 - last["loss"], abs=1e-5)
     assert Path("out/1_Pooling/config.json").read_bytes() == Path("model/1_Pooling/config.json").read_bytes()
-    again = call(finetune, "pruned", *VECTORS, "--hidden-weight", 1, "--steps", 1, "-o", "more")
+    again = call(finetune, "pruned", VECTORS, "--hidden-weight 1 --steps 1 -o more")
     refused(again, "the teacher has a vocabulary of")

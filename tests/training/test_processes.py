@@ -14,7 +14,7 @@ from tests.forked import ended, start
 from tests.selections import kept_heads
 from tests.training.runs import CALM, options, train, translation, write_parallel
 
-SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
+SMALL = "--batch-tokens 100 --steps 4 --eval-every 2 --warmup 1 --device cpu"
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def _start(folder, *arguments):
-    return ended(start(folder, "finetune", "model", "--data", "data", *arguments))
+def _start(folder, *lines):
+    return ended(start(folder, "finetune model --data data", *lines))
 
 
 def _assert_nearly_equal(source, one, other):
@@ -38,7 +38,7 @@ def _assert_nearly_equal(source, one, other):
 
 
 def test_two_processes_make_the_model_of_one(folder):
-    first, second = _start(folder, *SMALL, "--measure", "chrf++", "--learning-rate", "1e-3", "-o", "out")
+    first, second = _start(folder, SMALL, "--measure chrf++ --learning-rate 1e-3 -o out")
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert first[1].count("Written: out") == 1
     assert first[2].count("step 2:") == 1
@@ -89,10 +89,10 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder):
     choice, valid = (TextChoice(files=(path,)) for path in (text, held_out))
     destination, made = Destination(folder / "whole", save_every=2), options(steps=4, warmup=1, accumulate=2)
     finetune(folder / "reduced", choice, destination, made, valid=valid)
-    run = ("finetune", "reduced", "--text", str(text), "--valid-text", str(held_out), *SMALL)
-    run = (*run, "--learning-rate", "1e-3", "--save-every", "2", "-o", "out")
-    assert [status for status, _, _ in ended(start(folder, *run, code=DYING))] == [9, 9]
-    found = ended(start(folder, *run, code=SHARDING))
+    run = f"finetune reduced --text {text} --valid-text {held_out} {SMALL} --learning-rate 1e-3"
+    run = f"{run} --save-every 2 -o out"
+    assert [status for status, _, _ in ended(start(folder, run, code=DYING))] == [9, 9]
+    found = ended(start(folder, run, code=SHARDING))
     assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
     assert "Resuming from step 2" in found[0][2]
     assert "each process holds" not in found[0][2]
@@ -101,7 +101,7 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder):
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
-    for status, _, err in _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out"):
+    for status, _, err in _start(folder, SMALL, "--pairs eng_Latn-xxx_Latn -o out"):
         assert status == 1
         assert "Error: unknown language 'xxx_Latn'" in err
     assert names(folder) == ["data", "model"]
