@@ -376,7 +376,7 @@ def _traced_heads(trial: Trial, layers: Sequence[LayerKey]) -> list[UnitKeys]:
             # A vector that is no layer's has entries of heads (DeBERTa), or is the bias of the output.
             plain = {name: own for name, own in stored.items() if name.endswith((".weight", ".bias"))}
             found += [
-                replace(units, carriers=own) for own in (stored, plain) if own is stored or own != stored
+                replace(units, carriers=own) for own in ([stored] if plain == stored else [stored, plain])
             ]
     return found
 
@@ -443,8 +443,7 @@ def _carriers(
         # A tensor as long as there are heads may be a norm over the width of one where both are the same.
         if heads in shape and width != heads * heads:
             found[name] = (Carrier(shape.index(heads)),)
-        elif shape == (width,) and [
-            *trial.model.get_submodule(owner).children()
-        ]:  # a bias that is no layer's
+        # A vector beside linear layers may be a bias of theirs.
+        elif shape == (width,) and [*trial.model.get_submodule(owner).children()]:
             found[name] = (Carrier(0),)
     return found
