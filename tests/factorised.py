@@ -37,18 +37,18 @@ def decided(source: Checkpoint, **options: Any) -> Rewrite:
     return rewrite_embeddings(source, plan, fit_embeddings(source, plan))
 
 
-def factorised(source: Path, output: Path, **options: Any) -> Path:
+def factorised(source: Path | str, output: Path | str, **options: Any) -> Path:
     if options.get("side") == "output":
         options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
-    with open_model(source) as opened:
-        apply(opened, decided(opened, **options), output)
-    return output
+    opened = open_model(source)
+    apply(opened, decided(opened, **options), output)
+    return Path(output)
 
 
-def cached(source: Path, output: Path) -> Path:
-    with open_model(source) as opened:
-        apply(opened, decided(opened, cache_alone=True), output)
-    return output
+def cached(source: Path | str, output: Path | str) -> Path:
+    opened = open_model(source)
+    apply(opened, decided(opened, cache_alone=True), output)
+    return Path(output)
 
 
 def expanded(held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str) -> np.ndarray:

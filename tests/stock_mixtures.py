@@ -41,11 +41,11 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     return model
 
 
-def save_mixture(folder: Path, model_type: str, **config: Any) -> Path:
+def save_mixture(folder: Path | str, model_type: str, **config: Any) -> Path:
     """A directory with a `tiny_mixture` and a plain tokenizer."""
     tiny_mixture(model_type, **config).save_pretrained(folder)
     write_plain_tokenizer(folder)
-    return folder
+    return Path(folder)
 
 
 def tiny_images_model() -> Any:

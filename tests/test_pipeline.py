@@ -15,13 +15,14 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
-from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.modules.loading import sparse_ffns
 from prunecli.pipeline import Summary, apply, plan_ffn_on_text, summarize
 from prunecli.tensors.stream import Copy, Output
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.folders import in_an_empty_folder as in_an_empty_folder
+from tests.opening import load
 from tests.structures import axes_of
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights
 
@@ -90,7 +91,7 @@ def test_a_mixture_of_experts_without_sparse_layers(step):
     source = open_model("m")
     outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
     apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), "out")
-    model = load_model("out", device="cpu")
+    model = load("out")
     assert model.config.num_experts == 8
     assert not sparse_ffns(model)
 

@@ -186,7 +186,7 @@ def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> in
 
 
 def write_plain_tokenizer(
-    directory: Path, template: tuple[str, str] | None = None, *, begins: str = "<s>"
+    directory: Path | str, template: tuple[str, str] | None = None, *, begins: str = "<s>"
 ) -> int:
     """Write the files of a tokenizer over letters and a few merges; returns its number of tokens.
 
@@ -225,11 +225,11 @@ def _surround(tokenizer: Any, template: tuple[str, str], specials: Sequence[str]
     )
 
 
-def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any]) -> int:
-    tokenizer.save(str(directory / "tokenizer.json"))
+def _write_tokenizer(directory: Path | str, tokenizer: Any, config: Mapping[str, Any]) -> int:
+    tokenizer.save(f"{directory}/tokenizer.json")
     common = {f"{name}_token": f"<{name}>" for name in ("mask", "pad", "unk")}
     common |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
-    write_json(directory / "tokenizer_config.json", {**common, "model_max_length": 64, **config})
+    write_json(f"{directory}/tokenizer_config.json", {**common, "model_max_length": 64, **config})
     return int(tokenizer.get_vocab_size())
 
 

@@ -28,7 +28,6 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.options import SimilarityOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.drawing import random_model
-from prunecli.modules.loading import load_model
 from prunecli.results.similarity import Similarity
 from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.runner import InMemory
@@ -38,6 +37,7 @@ from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed, write_copy
+from tests.opening import load
 from tests.reference import similarity as reference
 
 WORDS = ("the", "hen", "hat", "no", "tin", "inn", "in", "on", "ten", "a")
@@ -180,7 +180,7 @@ class Subject:
     def __init__(self, path: Path, case: str) -> None:
         self.case = case
         self.components = tuple(components(open_model(path)))
-        self.model = load_model(path, device="cpu", dtype="float32")
+        self.model = load(path)
         self.tokenizer = load_tokenizer(path)
 
     def represent(self, directory: Path, batch_tokens: int = 40) -> dict[Component, Features]:

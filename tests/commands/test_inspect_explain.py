@@ -19,8 +19,7 @@ ask = partial(call, explain)
 
 @pytest.fixture(autouse=True)
 def _model_and_scores():
-    model = open_model(tiny_family("bart", "bart"))
-    write_json("heads.json", scored(model, split="dev"))
+    write_json("heads.json", scored(open_model(tiny_family("bart", "bart")), split="dev"))
 
 
 def test_a_question_and_the_overview():

@@ -119,16 +119,16 @@ def test_attributes_are_the_defaults_of_transformers():
         {"_remove_final_layer_norm": True, "tie_word_embeddings": False},
     ],
 )
-def test_norms_that_a_config_takes_away_fit(changes, tmp_path):
-    checkpoint = open_model(tiny_family(tmp_path / "model", "opt", **changes))
+def test_norms_that_a_config_takes_away_fit(changes):
+    checkpoint = open_model(tiny_family("model", "opt", **changes))
     checkpoint.check()
     other = [name for name in checkpoint.tensors if checkpoint.layout.part(name) == "other"]
     assert all(name.startswith("lm_head.") for name in other)
 
 
-def older(directory: Path, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]) -> Path:
-    config = config_of(tiny_family(directory, model_type))
-    state = random_state(config)
+def older(model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]) -> Path:
+    directory = tiny_family("old", model_type)
+    state = random_state(config_of(directory))
     found = {}
     for name, values in state.items():
         for old, new in rename.items():
@@ -156,11 +156,10 @@ def older(directory: Path, model_type: str, rename: dict[str, str], more: dict[s
         ("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}),
     ],
 )
-def test_older_checkpoints_are_read(model_type, rename, more, tmp_path):
-    checkpoint = open_model(older(tmp_path / "old", model_type, rename, more))
+def test_older_checkpoints_are_read(model_type, rename, more):
+    checkpoint = open_model(older(model_type, rename, more))
     checkpoint.check()
-    with open_model(tiny_family(tmp_path / "new", model_type)) as today:
-        assert {*today.tensors} <= {*checkpoint.tensors}
+    assert {*open_model(tiny_family("new", model_type)).tensors} <= {*checkpoint.tensors}
 
 
 @pytest.mark.parametrize(
@@ -171,18 +170,18 @@ def test_older_checkpoints_are_read(model_type, rename, more, tmp_path):
         ("gpt2", "lm_head.weight", "transformer.wte.weight"),
     ],
 )
-def test_a_copy_of_the_table_of_tokens_is_left_out(model_type, alias, name, tmp_path):
-    directory = tiny_family(tmp_path, model_type)
-    with open_model(directory) as once:
-        tensors = {own: once.read(own) for own in once.tensors}
-        write_weights(directory, {alias: tensors[name], **tensors})
-        with open_model(directory) as twice:
-            assert twice.tensors == once.tensors
-            assert twice.fingerprint == once.fingerprint
+def test_a_copy_of_the_table_of_tokens_is_left_out(model_type, alias, name):
+    directory = tiny_family("model", model_type)
+    once = open_model(directory)
+    tensors = {own: once.read(own) for own in once.tensors}
+    write_weights(directory, {alias: tensors[name], **tensors})
+    twice = open_model(directory)
+    assert twice.tensors == once.tensors
+    assert twice.fingerprint == once.fingerprint
 
 
-def test_a_family_of_one_kind_is_not_another(tmp_path):
-    directory = tiny_nllb_moe(tmp_path / "model")
+def test_a_family_of_one_kind_is_not_another():
+    directory = tiny_nllb_moe("model")
     config = tiny_config_of("m2m_100")
     write_json(directory / "config.json", config)
     with pytest.raises(CheckpointError, match=r"do not fit config\.json"):

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from tests.contracts.method_contract import (
     assert_near,
     assert_same,
     generated,
-    load,
     logits,
     logits_of,
     made_of,
@@ -24,6 +24,7 @@ from tests.contracts.method_contract import (
 )
 from tests.families.records import BRANCHES, CASES
 from tests.ffn_layouts import weights, write_copy
+from tests.opening import load
 from tests.reference import attention as reference
 from tests.selections import kept_heads
 
@@ -89,8 +90,8 @@ class TestEveryFamily(AttentionSharing, MethodContract):
 
 
 class TestEveryDecoder(AttentionSharing, CachedGeneration):
-    def test_beams_do_not_depend_on_the_cache(self, source, tmp_path):
-        model = load(written(source, self.reduce, tmp_path / "out"))
+    def test_beams_do_not_depend_on_the_cache(self, source):
+        model = load(written(source, self.reduce, "out"))
         steps = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
         ids = torch.tensor([[5, 6, 7, 9, 2], [8, 9, 11, 12, 2]])
         cached, anew = (model.generate(ids, use_cache=use_cache, **steps) for use_cache in (True, False))
@@ -102,8 +103,8 @@ class TestFiles(AttentionSharing, WrittenFiles):
 
 
 class TestEveryLayout(AttentionSharing):
-    def test_a_shared_attention_is_stored_and_held_once(self, source, tmp_path):
-        out = written(source, self.reduce, tmp_path / "out")
+    def test_a_shared_attention_is_stored_and_held_once(self, source):
+        out = written(source, self.reduce, "out")
         stored, model = weights(out), load(out)
         before, layers = weights(source), reference.layers_of(weights(source))
         stack = sides(layers)[0]
@@ -111,16 +112,16 @@ class TestEveryLayout(AttentionSharing):
             for name in reference.own_tensors(before, members[0], self.names[0]):
                 assert [layer for layer in members if f"{layer}.{name}" in stored] == members[:1]
                 assert len({id(model.get_parameter(f"{layer}.{name}")) for layer in members}) == 1
-        model.save_pretrained(tmp_path / "saved")
-        assert weights(tmp_path / "saved").keys() >= stored.keys()
-        assert torch.equal(logits(tmp_path / "saved"), logits_of(model))
+        model.save_pretrained("saved")
+        assert weights("saved").keys() >= stored.keys()
+        assert torch.equal(logits("saved"), logits_of(model))
 
-    def test_dropping_all(self, source, tmp_path):
+    def test_dropping_all(self, source):
         kinds = {"encoder": "drop", "decoder": "drop", "cross": "drop"}
         task = CASES[self.case].task
         if task != "translation":
             kinds = {"decoder" if task == "lm" else "encoder": "drop"}
-        out = written(source, AttentionOptions(**kinds), tmp_path / "out")
+        out = written(source, AttentionOptions(**kinds), "out")
         original, stacks = self.original(source), sides(reference.layers_of(weights(source)))
         for stack in stacks:
             self.drop(original, stack, self.names[0])
@@ -142,10 +143,10 @@ class TestComposition(AttentionSharing, InSteps):
         """Heads, equal for all attentions that share."""
         return cut(source, kept_heads({layer.name: (1, 3) for layer in source.layout.own_attentions}))
 
-    def test_heads_before_and_after_are_the_same(self, source, tmp_path):
+    def test_heads_before_and_after_are_the_same(self, source):
         share = AttentionOptions(**self.one_kind())
-        one = written(written(source, share, tmp_path / "a"), self.heads, tmp_path / "ab")
-        two = written(written(source, self.heads, tmp_path / "b"), share, tmp_path / "ba")
+        one = written(written(source, share, "a"), self.heads, "ab")
+        two = written(written(source, self.heads, "b"), share, "ba")
         assert_same(one, two)
 
     def steps(self) -> tuple[Any, Any, Any]:
@@ -154,17 +155,16 @@ class TestComposition(AttentionSharing, InSteps):
         dropped = AttentionOptions(**dict.fromkeys(self.one_kind(), "drop"))
         return grouped, dropped, dropped
 
-    def test_the_owners_layer_may_go(self, source, tmp_path):
+    def test_the_owners_layer_may_go(self, source):
         """The result equals the merged weights in every layer, of which one goes."""
         side = next(iter(self.one_kind()))
 
         shorter = LayerOptions(remove=f"{side}:0")
-        shared = written(source, AttentionOptions(**self.one_kind()), tmp_path / "shared")
-        short = written(shared, shorter, tmp_path / "short")
-        with open_model(short) as opened:
-            attentions = [layer for layer in opened.layout.attentions if layer.kind == side]
-            assert [layer.is_shared for layer in attentions] == [False, True]
+        shared = written(source, AttentionOptions(**self.one_kind()), "shared")
+        short = written(shared, shorter, "short")
+        attentions = [layer for layer in open_model(short).layout.attentions if layer.kind == side]
+        assert [layer.is_shared for layer in attentions] == [False, True]
         held = weights(source)
         held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
-        copies = written(write_copy(source, tmp_path / "copies", held), shorter, tmp_path / "short-copies")
+        copies = written(write_copy(source, Path("copies"), held), shorter, "short-copies")
         assert_near(logits(short), logits(copies))

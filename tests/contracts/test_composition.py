@@ -13,11 +13,11 @@ from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
 from tests.commands.vocabulary import trimmed
-from tests.contracts.method_contract import load, logits_of, written
+from tests.contracts.method_contract import logits_of, written
 from tests.factorised import cached, factorised
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny
-from tests.opening import headed_class
+from tests.opening import headed_class, load
 from tests.training import runs
 from tests.training.runs import language_model, options, train, translation
 
@@ -95,26 +95,25 @@ def order_of(case: str, order: tuple[str, ...]) -> tuple[str, ...]:
     return order if case == "nllb-moe" else tuple(step for step in order if step != "experts")
 
 
-def composed(case: str, order: tuple[str, ...], folder: Path) -> list[Path]:
+def composed(case: str, order: tuple[str, ...], folder: str) -> list[Path]:
     """The source, and the checkpoint after each step."""
-    folder.mkdir(exist_ok=True)
-    paths, known = [tiny(folder / "source", case)], steps(case)
+    paths, known = [tiny(f"{folder}/source", case)], steps(case)
     for number, step in enumerate(order):
-        paths.append(known[step](paths[-1], folder / f"{number}-{step}"))
+        paths.append(known[step](paths[-1], Path(f"{folder}/{number}-{step}")))
     return paths
 
 
 def check(path: Path, order: tuple[str, ...]) -> None:
     """Check that a result reloads strictly, opens in both ways, generates, is inspected, and has its history."""
-    with open_model(path) as opened:
-        opened.check()
-        assert [step["command"] for step in opened.structure.history] == [COMMANDS[step] for step in order]
-        inventory = take_inventory(opened)
-        assert inventory.total.parameters == opened.total_parameters
-        if "layers" not in order[order.index("heads") + 1 :]:  # which may take the layers that lost heads
-            assert any(layer.count < layer.original_heads for layer in inventory.attentions)
-        assert any(layer.is_shared for layer in inventory.ffns)
-        auto = headed_class(opened.config)
+    opened = open_model(path)
+    opened.check()
+    assert [step["command"] for step in opened.structure.history] == [COMMANDS[step] for step in order]
+    inventory = take_inventory(opened)
+    assert inventory.total.parameters == opened.total_parameters
+    if "layers" not in order[order.index("heads") + 1 :]:  # which may take the layers that lost heads
+        assert any(layer.count < layer.original_heads for layer in inventory.attentions)
+    assert any(layer.is_shared for layer in inventory.ffns)
+    auto = headed_class(opened.config)
     model = load(path)
     theirs = getattr(transformers, auto).from_pretrained(path, trust_remote_code=True, dtype=torch.float32)
     assert torch.equal(logits_of(theirs), logits_of(model))
@@ -124,9 +123,8 @@ def check(path: Path, order: tuple[str, ...]) -> None:
         assert torch.equal(*found)
 
 
-def again(case: str, path: Path, folder: Path) -> Path:
-    with open_model(path) as opened:
-        change = opened.layout.require_tables().change.input
+def again(case: str, path: Path) -> Path:
+    change = open_model(path).layout.require_tables().change.input
     is_unit = change is not None and not change.cached
     chain = [
         lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
@@ -136,45 +134,45 @@ def again(case: str, path: Path, folder: Path) -> Path:
     ]
     if case == "nllb-moe":
         chain.append(lambda at, to: written(at, EXPERTS, to))
-    folder.mkdir()
     for number, step in enumerate(chain):
-        path = step(path, folder / str(number))
+        path = step(path, Path(f"again-{number}"))
     return path
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "t5", "bert", "phi3", "gemma2"])
-def test_reductions_compose(case, tmp_path):
+def test_reductions_compose(case):
     wanted = order_of(case, ORDERS[2])
-    *_, last = composed(case, wanted, tmp_path / "made")
+    *_, last = composed(case, wanted, "made")
     check(last, wanted)
-    further = again(case, last, tmp_path / "again")
+    further = again(case, last)
     assert torch.isfinite(logits_of(load(further))).all()
-    with open_model(last) as before, open_model(further) as after:
-        added = 5 if case == "nllb-moe" else 4
-        assert after.structure.history[:-added] == before.structure.history
-        assert after.total_parameters != before.total_parameters
+    before = open_model(last)
+    after = open_model(further)
+    added = 5 if case == "nllb-moe" else 4
+    assert after.structure.history[:-added] == before.structure.history
+    assert after.total_parameters != before.total_parameters
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "qwen2"])
-def test_reductions_and_training_compose(case, tmp_path):
+def test_reductions_and_training_compose(case):
     wanted = order_of(case, TRAINED)
-    *_, last = composed(case, wanted, tmp_path / "made")
+    *_, last = composed(case, wanted, "made")
     check(last, wanted)
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "t5"])
-def test_the_order_changes_only_the_tables_of_tokens(case, tmp_path):
+def test_the_order_changes_only_the_tables_of_tokens(case):
     """They are fitted to the rows that there are."""
     held = []
     for number, order in enumerate(ORDERS[:2]):
         wanted = order_of(case, order)
-        *_, last = composed(case, wanted, tmp_path / str(number))
+        *_, last = composed(case, wanted, str(number))
         check(last, wanted)
-        with open_model(last) as opened:
-            tables = opened.layout.require_tables()
-            fitted = (f"{tables.input}.", f"{tables.output}.")
-            held.append(
-                {name: opened.read(name).tobytes() for name in opened.tensors if not name.startswith(fitted)}
-            )
-            held.append((replace(opened.structure, history=()), opened.model_type))
+        opened = open_model(last)
+        tables = opened.layout.require_tables()
+        fitted = (f"{tables.input}.", f"{tables.output}.")
+        held.append(
+            {name: opened.read(name).tobytes() for name in opened.tensors if not name.startswith(fitted)}
+        )
+        held.append((replace(opened.structure, history=()), opened.model_type))
     assert held[:2] == held[2:]

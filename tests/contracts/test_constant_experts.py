@@ -25,8 +25,8 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
-from tests.contracts.method_contract import load
 from tests.contracts.test_mixtures import logits, masked_logits, stock_class
+from tests.opening import load
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
 from tests.tiny import config_of, write_json
@@ -44,8 +44,7 @@ prune = partial(call, prune_experts)
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     for name, lines in (("prose", PROSE), ("code", CODE)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     return tmp_path
@@ -112,8 +111,7 @@ def test_the_full_model_with_means(model_type, folder):
     source = measured(folder, model_type)
     by_hand = [outputs_by_hand(source, model_type, lines) for lines in (PROSE, CODE)]
     _, stored = read_outputs(folder / "gates.outputs.safetensors")
-    with open_model(source) as checkpoint:
-        layers = checkpoint.mixtures
+    layers = open_model(source).mixtures
     for text, own in zip(("prose", "code"), by_hand, strict=True):
         for layer, (sums, _) in zip(layers, own, strict=True):
             torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-5, atol=1e-6)

@@ -18,19 +18,12 @@ from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
-from tests.contracts.method_contract import (
-    Method,
-    MethodContract,
-    WrittenFiles,
-    load,
-    logits,
-    logits_of,
-    written,
-)
+from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
+from tests.opening import load
 from tests.tiny import config_of
 
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
@@ -66,8 +59,8 @@ def family(case):
 
 
 @pytest.fixture
-def source(case, tmp_path):
-    return tiny_family(tmp_path / "source", case)
+def source(case):
+    return tiny_family("source", case)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +104,7 @@ class Factorising(Method):
         return decided(source, map_dim=10_000)
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        with open_model(self.path) as source:
-            apply(source, rewrite, self.folder)
+        apply(open_model(self.path), rewrite, self.folder)
         replaced(model, CASES[self.case], self.folder)
 
 
@@ -135,18 +127,18 @@ def test_computes_with_the_rows_that_it_stands_for(case, family, source, made, s
 
 
 @both_sides_of_every_layout
-def test_saves_what_it_was_made_of(case, made, tmp_path, side):
+def test_saves_what_it_was_made_of(case, made, side):
     out = made(case, side=side)
     model = load(out)
     expected = logits_of(model)
     model.tie_weights()
     assert torch.equal(logits_of(model), expected)
-    model.save_pretrained(tmp_path / "saved")
-    one, two = weights(out), weights(tmp_path / "saved")
+    model.save_pretrained("saved")
+    one, two = weights(out), weights("saved")
     assert one.keys() <= two.keys()
     assert two.keys() - one.keys() <= COMPUTED
     assert all(np.array_equal(one[name], two[name]) for name in one)
-    assert torch.equal(logits(tmp_path / "saved"), expected)
+    assert torch.equal(logits("saved"), expected)
 
 
 @pytest.mark.parametrize("case", ["bart"])
@@ -161,21 +153,20 @@ def test_saves_what_it_was_made_of(case, made, tmp_path, side):
     ],
     ids=str,
 )
-def test_variants_compute_with_the_rows_that_they_stand_for(family, source, tmp_path, options):
+def test_variants_compute_with_the_rows_that_they_stand_for(family, source, options):
     """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
-    out = factorised(source, tmp_path / "out", side="both", **options)
+    out = factorised(source, "out", side="both", **options)
     expected = logits_of(replaced(load(source), family, out))
     torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
-    with open_model(out) as made:
-        made.check()
+    open_model(out).check()
 
 
 @a_unit_of_every_layout
-def test_caching_changes_no_logits(case, made, source, tmp_path, side):
+def test_caching_changes_no_logits(case, made, source, side):
     out = made(case, side=side)
-    later = cached(out, tmp_path / "later")
+    later = cached(out, "later")
     torch.testing.assert_close(logits(later), logits(out), rtol=1e-4, atol=1e-5)
-    at_once = factorised(source, tmp_path / "at-once", side=side, cache=True)
+    at_once = factorised(source, "at-once", side=side, cache=True)
     one, two = weights(later), weights(at_once)
     assert one.keys() == two.keys()
     for name, value in one.items():
@@ -183,8 +174,8 @@ def test_caching_changes_no_logits(case, made, source, tmp_path, side):
 
 
 @once_a_layout
-def test_caching_the_input_alone_gives_a_stock_model(family, source, tmp_path):
-    out = factorised(source, tmp_path / "out", side="input", cache=True)
+def test_caching_the_input_alone_gives_a_stock_model(family, source):
+    out = factorised(source, "out", side="input", cache=True)
     found = config_of(out)
     assert found["prunecli"]["embedding"]["input"]["cached"]
     if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
@@ -195,27 +186,27 @@ def test_caching_the_input_alone_gives_a_stock_model(family, source, tmp_path):
     torch.testing.assert_close(logits_of(stock), logits(out))
 
 
-def test_a_row_of_zeros_stays_one(tmp_path):
-    source = tiny_family(tmp_path / "plain", "m2m_100")
+def test_a_row_of_zeros_stays_one():
+    source = tiny_family("plain", "m2m_100")
     held = weights(source)
     held["model.shared.weight"][1] = 0
-    out = factorised(write_copy(source, tmp_path / "source", held), tmp_path / "out")
+    out = factorised(write_copy(source, Path("source"), held), "out")
     assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
     unit = load(out).get_input_embeddings()
     assert not unit(torch.tensor([1])).any()
     assert unit(torch.tensor([0, 2])).any()
-    assert not weights(cached(out, tmp_path / "cached"))["model.shared.weight"][1].any()
+    assert not weights(cached(out, "cached"))["model.shared.weight"][1].any()
 
 
 @both_sides_of_every_layout
-def test_tokens_are_cut_from_the_map_table(case, made, tmp_path, side):
+def test_tokens_are_cut_from_the_map_table(case, made, side):
     kept = [*range(5), *range(8, 40)]
 
     def fewer(opened: Checkpoint) -> Rewrite:
         return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
 
     out = made(case, side=side)
-    whole, part = load(out), load(written(out, fewer, tmp_path / "less"))
+    whole, part = load(out), load(written(out, fewer, "less"))
     ids = torch.tensor([[0, 5, 6, 20, 2]])
     old = torch.tensor(kept)[ids]
     targets = {"decoder_input_ids": old} if whole.config.is_encoder_decoder else {}
@@ -244,10 +235,9 @@ def test_tokens_are_cut_from_the_map_table(case, made, tmp_path, side):
         ),
     ],
 )
-def test_says_what_was_done(options, described, tmp_path):
-    out = factorised(tiny_family(tmp_path / "source", "bart"), tmp_path / "out", **options)
-    with open_model(out) as opened:
-        assert describe_embeddings(opened.layout.require_tables()) == described
+def test_says_what_was_done(options, described):
+    out = factorised(tiny_family("source", "bart"), "out", **options)
+    assert describe_embeddings(open_model(out).layout.require_tables()) == described
     assert described[1:] in (out / "README.md").read_text()
 
 
@@ -257,10 +247,10 @@ SIDES = ("input", "output", "both")
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_factorised_table(side, tmp_path):
-    out = factorised(tiny_family(tmp_path / "source", "nllb-moe"), tmp_path / "out", side=side)
-    with open_model(out) as opened, pytest.raises(UsageError, match="is factorised already"):
-        decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
+def test_a_factorised_table(side):
+    out = factorised(tiny_family("source", "nllb-moe"), "out", side=side)
+    with pytest.raises(UsageError, match="is factorised already"):
+        decided(open_model(out), side=side, expand_dim=None, depth=None, max_groups=None)
 
 
 @pytest.mark.parametrize("side", ["output", "both"])
@@ -268,28 +258,25 @@ def test_a_factorised_table(side, tmp_path):
     ("model_type", "name"),
     [("bert", "BertForSequenceClassification"), ("llama", "LlamaForSequenceClassification")],
 )
-def test_a_side_that_the_class_lacks(model_type, name, side, tmp_path):
-    source = tiny_family(tmp_path / "source", model_type, architectures=[name])
-    with open_model(source) as opened, pytest.raises(UsageError, match=f"{name} has no output layer"):
-        decided(opened, side=side)
-    out = factorised(source, tmp_path / "out")  # the default is the input's side then
+def test_a_side_that_the_class_lacks(model_type, name, side):
+    source = tiny_family("source", model_type, architectures=[name])
+    with pytest.raises(UsageError, match=f"{name} has no output layer"):
+        decided(open_model(source), side=side)
+    out = factorised(source, "out")  # the default is the input's side then
     assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}
-    torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(cached(out, "cached")), logits(out), rtol=1e-4, atol=1e-5)
 
 
 def test_the_output_layer_has_no_rows_to_cache(models):
-    with (
-        open_model(models["bart"]) as opened,
-        pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"),
-    ):
-        decided(opened, side="output", cache=True)
+    with pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"):
+        decided(open_model(models["bart"]), side="output", cache=True)
 
 
-def test_a_value_that_is_not_finite(tmp_path):
-    source = tiny_family(tmp_path / "source", "gpt2")
+def test_a_value_that_is_not_finite():
+    source = tiny_family("source", "gpt2")
     held = weights(source)
     held["transformer.wte.weight"][7, 3] = np.nan
-    write_copy(source, tmp_path / "odd", held)
+    write_copy(source, Path("odd"), held)
     with pytest.raises(CheckpointError, match="row 7 holds a value that is not finite"):
-        factorised(tmp_path / "odd", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        factorised("odd", "out")
+    assert not Path("out").exists()

@@ -20,7 +20,6 @@ from tests.contracts.method_contract import (
     MethodContract,
     WrittenFiles,
     assert_near,
-    load,
     logits,
     logits_of,
     made_of,
@@ -29,6 +28,7 @@ from tests.contracts.method_contract import (
 from tests.families.records import CASES, own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.model.test_patchwork_ffn import without_ffn
+from tests.opening import load
 from tests.reference import ffn as reference
 from tests.tiny import config_of
 
@@ -166,8 +166,8 @@ class TestTwoStacks(FfnSharing, InSteps):
 class TestOneStack(FfnSharing):
     cases = own_layouts(of_task("mlm", "lm"))
 
-    def test_dropping_all(self, source, tmp_path):
-        out = written(source, FfnOptions(preset="No"), tmp_path / "out")
+    def test_dropping_all(self, source):
+        out = written(source, FfnOptions(preset="No"), "out")
         original = self.original(source)
         with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
             assert_near(logits(out), logits_of(original))
@@ -178,12 +178,12 @@ class TestFiles(FfnSharing, WrittenFiles):
 
 
 class TestEveryLayout(FfnSharing):
-    def test_widening_keeps_what_is_computed(self, source, tmp_path):
+    def test_widening_keeps_what_is_computed(self, source):
         """And gives the new units a gradient."""
         side = "decoder" if CASES[self.case].task == "lm" else "encoder"
         groups = 2 if self.case == "nllb-moe" else 3
         options = FfnOptions(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
-        out = written(source, options, tmp_path / "out")
+        out = written(source, options, "out")
         assert_near(logits(out), logits_of(self.original(source)))
         name = next(iter(LAYOUTS[self.case].names))
         model = load(out)
@@ -214,17 +214,17 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     )
 
 
-def test_one_key_for_both_sides_needs_one_width(tmp_path):
-    with open_model(tiny(tmp_path / "source", "t5")) as source:
-        made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
-        assert shim_classes(made.config)
-        assert made.config["d_ff"] == 48
+def test_one_key_for_both_sides_needs_one_width():
+    source = open_model(tiny("source", "t5"))
+    made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
+    assert shim_classes(made.config)
+    assert made.config["d_ff"] == 48
 
 
-def test_uneven_widths_can_become_stock_again(tmp_path):
-    source, names = tiny(tmp_path / "source", "gpt2"), list(LAYOUTS["gpt2"].names)
-    written(source, lambda opened: narrowed(opened, {names[1]: 20}), tmp_path / "one")
-    written(tmp_path / "one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
-    config = config_of(tmp_path / "out")
+def test_uneven_widths_can_become_stock_again():
+    source, names = tiny("source", "gpt2"), list(LAYOUTS["gpt2"].names)
+    written(source, lambda opened: narrowed(opened, {names[1]: 20}), "one")
+    written("one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), "out")
+    config = config_of("out")
     assert (config["model_type"], config["n_inner"]) == ("gpt2", 20)
     assert "auto_map" not in config

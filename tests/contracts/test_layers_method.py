@@ -26,7 +26,6 @@ from tests.contracts.method_contract import (
     WrittenFiles,
     assert_near,
     assert_same,
-    load,
     logits,
     logits_of,
     made_of,
@@ -36,6 +35,7 @@ from tests.contracts.method_contract import (
 from tests.families import tiny_family
 from tests.families.records import BRANCHES, CASES
 from tests.gates import gate_statistics
+from tests.opening import load
 from tests.scores import scores_by_hand
 
 CHANGES = {
@@ -105,13 +105,12 @@ class TestFiles(LayerPruning, WrittenFiles):
 
 
 class TestEveryLayout(LayerPruning, InSteps):
-    def test_it_is_a_stock_model(self, case, source, tmp_path):
-        out = written(source, self.reduce, tmp_path / "out")
+    def test_it_is_a_stock_model(self, case, source):
+        out = written(source, self.reduce, "out")
         if case != "nllb-moe":
             assert_near(logits_of(stock_model(out, source)), logits(out))
             return
-        with open_model(out) as opened:  # never is; of four layers 1 and 3 are sparse
-            assert [mixture.layer for mixture in opened.mixtures] == [0, 2, 0, 2]
+        assert [mixture.layer for mixture in open_model(out).mixtures] == [0, 2, 0, 2]
 
     def steps(self) -> tuple[Any, Any, Any]:
         """Layers 0 and 2; the second time the latter is number 1."""
@@ -120,24 +119,23 @@ class TestEveryLayout(LayerPruning, InSteps):
         return tuple(LayerOptions(remove=f"{side}{layers}") for layers in ("0", "1", "0,2"))
 
     @pytest.mark.parametrize("method", ["heads", "ffns"])
-    def test_other_parts_that_went_before_stay_gone(self, method, source, tmp_path):
+    def test_other_parts_that_went_before_stay_gone(self, method, source):
         """Heads of the layers that stay; FFNs shared by all, whose holder goes, as if the layers had gone first."""
 
         other = HeadOptions(metric="random", ratio=0.3)
         if method == "ffns":
-            with open_model(source) as opened:
-                sides = {layer.side: "share" for layer in opened.layout.ffns}
+            sides = {layer.side: "share" for layer in open_model(source).layout.ffns}
             other = FfnOptions(**sides, init="last", dense_only=True)
 
-        written(source, other, tmp_path / "other")
-        written(tmp_path / "other", self.reduce, tmp_path / "both")
-        original = load(tmp_path / "other")
+        written(source, other, "other")
+        written("other", self.reduce, "both")
+        original = load("other")
         self.mask(original, None)
-        assert_near(logits(tmp_path / "both"), logits_of(original))
+        assert_near(logits("both"), logits_of(original))
         if method == "ffns":
-            written(source, self.reduce, tmp_path / "layers")
-            written(tmp_path / "layers", other, tmp_path / "swapped")
-            assert_same(tmp_path / "both", tmp_path / "swapped")
+            written(source, self.reduce, "layers")
+            written("layers", other, "swapped")
+            assert_same("both", "swapped")
 
 
 class TestToBFloat16(LayerPruning, WrittenFiles, MethodContract):
@@ -145,54 +143,51 @@ class TestToBFloat16(LayerPruning, WrittenFiles, MethodContract):
     cast = "BF16"
 
 
-def test_a_layer_that_knows_its_number_keeps_it(tmp_path):
-    source = tiny_family(tmp_path / "source", "gpt2", scale_attn_by_inverse_layer_idx=True)
-    with open_model(source) as opened:
-        with pytest.raises(UnsupportedModelError, match="depends on its number"):
-            made_of(opened, LayerOptions(remove="0"))
-        apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), tmp_path / "out")
+def test_a_layer_that_knows_its_number_keeps_it():
+    source = tiny_family("source", "gpt2", scale_attn_by_inverse_layer_idx=True)
+    opened = open_model(source)
+    with pytest.raises(UnsupportedModelError, match="depends on its number"):
+        made_of(opened, LayerOptions(remove="0"))
+    apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), "out")
     model = load(source)
     with without(model, ["transformer.h.2"]):
-        assert_near(logits(tmp_path / "out"), logits_of(model))
+        assert_near(logits("out"), logits_of(model))
 
 
-def test_scores_of_the_original_follow_their_layers(tmp_path):
+def test_scores_of_the_original_follow_their_layers():
     """Layer 0 goes, then what was layer 1."""
-    source = tiny_family(tmp_path / "source", "gpt2")
-    with open_model(source) as opened:
-        names = [layer.name for layer in opened.layout.attentions]
-        values = {name: np.array([1.0, 2, 3, 4]) + 10 * number for number, name in enumerate(names)}
-        scores = scores_by_hand(
-            values, fingerprint=opened.fingerprint, model_type="gpt2", task="lm", examples=1
-        )
+    source = tiny_family("source", "gpt2")
+    opened = open_model(source)
+    names = [layer.name for layer in opened.layout.attentions]
+    values = {name: np.array([1.0, 2, 3, 4]) + 10 * number for number, name in enumerate(names)}
+    scores = scores_by_hand(values, fingerprint=opened.fingerprint, model_type="gpt2", task="lm", examples=1)
     options = HeadOptions(scores=scores, count=2, normalize="none")
-    once = written(source, LayerOptions(remove="0"), tmp_path / "once")
-    with open_model(once) as opened:
-        assert plan_heads(opened, options).kept == {
-            f"{names[0]}.heads": (2, 3),
-            f"{names[1]}.heads": (0, 1, 2, 3),
-        }
-    twice = written(once, LayerOptions(remove="0"), tmp_path / "twice")
-    with open_model(twice) as opened:
-        assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
-        assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
+    once = written(source, LayerOptions(remove="0"), "once")
+    assert plan_heads(open_model(once), options).kept == {
+        f"{names[0]}.heads": (2, 3),
+        f"{names[1]}.heads": (0, 1, 2, 3),
+    }
+    twice = written(once, LayerOptions(remove="0"), "twice")
+    opened = open_model(twice)
+    assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
+    assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
 
 
-def test_gates_of_the_original_follow_their_layers(tmp_path):
+def test_gates_of_the_original_follow_their_layers():
     """The encoder layer 1 goes, and the sparse layer 3 becomes number 2."""
-    source = tiny_family(tmp_path / "source", "nllb-moe")
-    with open_model(source) as opened:
-        names = tuple(layer.name for layer in opened.mixtures)
-        rows = np.arange(4.0)[:, None] * np.ones((1, 8))
-        sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
-        gates = gate_statistics(
-            opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
-        )
-    out = written(source, LayerOptions(remove="encoder:1"), tmp_path / "out")
-    with open_model(out) as opened:
-        found = match_gates(gates, opened)
-        assert found.layers == tuple(layer.name for layer in opened.mixtures)
-        assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
-        assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]
-        assert found.entries["eng_Latn-fra_Latn"].top1[:, 0].tolist() == [1, 2, 3]
-        plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5))
+    source = tiny_family("source", "nllb-moe")
+    opened = open_model(source)
+    names = tuple(layer.name for layer in opened.mixtures)
+    rows = np.arange(4.0)[:, None] * np.ones((1, 8))
+    sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
+    gates = gate_statistics(
+        opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
+    )
+    out = written(source, LayerOptions(remove="encoder:1"), "out")
+    opened = open_model(out)
+    found = match_gates(gates, opened)
+    assert found.layers == tuple(layer.name for layer in opened.mixtures)
+    assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
+    assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]
+    assert found.entries["eng_Latn-fra_Latn"].top1[:, 0].tolist() == [1, 2, 3]
+    plan_experts(opened, ExpertOptions(gates=gates, ratio=0.5))

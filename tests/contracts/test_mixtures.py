@@ -1,6 +1,7 @@
 """Expert pruning of mixture-of-experts language models: the stock class opens the result, which is the masked model."""
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import done
-from tests.contracts.method_contract import load
 from tests.families import tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
+from tests.opening import load
 from tests.quantising import quantise
 from tests.selections import kept_experts
 from tests.stock_mixtures import save_mixture, tiny_mixture
@@ -66,24 +67,23 @@ FOUND = (
 
 
 @pytest.mark.parametrize("model_type", FOUND)
-def test_the_stock_class_opens_the_masked_model(model_type, tmp_path):
+def test_the_stock_class_opens_the_masked_model(model_type):
     model = tiny_mixture(model_type)
-    model.save_pretrained(tmp_path / "source")
-    with open_model(tmp_path / "source") as checkpoint:
-        assert experts_apart(model, checkpoint, tmp_path / "pruned") < 1e-4
+    model.save_pretrained("source")
+    assert experts_apart(model, open_model("source"), "pruned") < 1e-4
 
 
-def test_as_many_experts_stay_as_the_attention_beside_them_has_heads(tmp_path):
+def test_as_many_experts_stay_as_the_attention_beside_them_has_heads():
     pytest.importorskip("transformers", minversion="5.23")  # has the class
     config_class = transformers.MistralLarge4Config
     model = tiny.drawn(
         transformers.MistralLarge4ForConditionalGeneration, config_class(**tiny.values_of(config_class))
     )
-    model.save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        kept = {layer.name: (0, 2, 3, 7) for layer in checkpoint.mixtures}
-        assert model.config.text_config.index_n_heads == 4
-        assert apply(checkpoint, cut(checkpoint, kept_experts(kept))).stock_support.is_stock
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    kept = {layer.name: (0, 2, 3, 7) for layer in checkpoint.mixtures}
+    assert model.config.text_config.index_n_heads == 4
+    assert apply(checkpoint, cut(checkpoint, kept_experts(kept))).stock_support.is_stock
 
 
 UNEVEN = {
@@ -102,17 +102,17 @@ def uneven(checkpoint: Checkpoint, model_type: str) -> dict[str, tuple[int, ...]
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
-def test_layers_with_numbers_of_their_own(model_type, tmp_path):
+def test_layers_with_numbers_of_their_own(model_type):
     source, output, again = (
-        save_mixture(tmp_path / "source", model_type),
-        tmp_path / "pruned",
-        tmp_path / "again",
+        save_mixture("source", model_type),
+        "pruned",
+        "again",
     )
-    with open_model(source) as checkpoint:
-        kept = uneven(checkpoint, model_type)
-        applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-        full = stock_class(model_type).from_pretrained(source).eval()
-        expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
+    checkpoint = open_model(source)
+    kept = uneven(checkpoint, model_type)
+    applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    full = stock_class(model_type).from_pretrained(source).eval()
+    expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load(output)
     assert isinstance(pruned, stock_class(model_type))
@@ -128,25 +128,24 @@ def test_layers_with_numbers_of_their_own(model_type, tmp_path):
             stock_class(model_type).from_pretrained(path)
 
 
-def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
+def test_they_are_measured_and_pruned_again():
     """In memory and layer by layer; what then has one number for all layers is a stock model again."""
-    source, output = save_mixture(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
-    with open_model(source) as checkpoint:
-        apply(checkpoint, cut(checkpoint, kept_experts(uneven(checkpoint, "qwen3_moe"))), output)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").write_text("the hen and a hat in the inn\n" * 20)
+    source, output = save_mixture("source", "qwen3_moe"), "pruned"
+    checkpoint = open_model(source)
+    apply(checkpoint, cut(checkpoint, kept_experts(uneven(checkpoint, "qwen3_moe"))), output)
+    Path("text").write_text("the hen and a hat in the inn\n" * 20)
     found = []
-    for name, *options in (("whole.json",), ("layers.json", "--memory", "4GiB")):
-        done(collect_gates, output, "--text", "one=text", *options, "-o", name)
-        found.append(json_of(tmp_path / name))
+    for options in ("-o whole.json", "-o layers.json --memory 4GiB"):
+        done(collect_gates, output, "--text one=text", options)
+        found.append(json_of(options.split()[1]))
         del found[-1]["command"]
     assert found[0] == found[1]
-    done(prune_experts, output, "--gates", "whole.json", "--experts-per-layer", 2, "-o", "even")
-    config = config_of(tmp_path / "even")
+    done(prune_experts, output, "--gates whole.json --experts-per-layer 2 -o even")
+    config = config_of("even")
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)
-    assert sorted(path.name for path in (tmp_path / "even").glob("*.py")) == []
-    _, info = stock_class("qwen3_moe").from_pretrained(tmp_path / "even", output_loading_info=True)
+    assert sorted(path.name for path in Path("even").glob("*.py")) == []
+    _, info = stock_class("qwen3_moe").from_pretrained("even", output_loading_info=True)
     assert not any(info.values())
 
 
@@ -154,37 +153,37 @@ def test_they_are_measured_and_pruned_again(tmp_path, monkeypatch):
     ("model_type", "config"),
     [("switch_transformers", {}), ("kimi_linear", {"quantization_config": {"quant_method": "fp8"}})],
 )
-def test_where_layers_must_be_alike(model_type, config, tmp_path):
-    source = save_mixture(tmp_path / "source", model_type)
+def test_where_layers_must_be_alike(model_type, config):
+    source = save_mixture("source", model_type)
     change_config(source, **config)
-    with open_model(source) as checkpoint:
-        widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
-        kept = {layer.name: tuple(ids) for layer, ids in zip(checkpoint.mixtures, widths, strict=True)}
-        with pytest.raises(UnsupportedModelError, match="experts differ between layers"):
-            cut(checkpoint, kept_experts(kept))
+    checkpoint = open_model(source)
+    widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
+    kept = {layer.name: tuple(ids) for layer, ids in zip(checkpoint.mixtures, widths, strict=True)}
+    with pytest.raises(UnsupportedModelError, match="experts differ between layers"):
+        cut(checkpoint, kept_experts(kept))
 
 
-def test_a_limit_that_is_none_stays_infinity(tmp_path):
+def test_a_limit_that_is_none_stays_infinity():
     """Nemotron-H's published configs have such a limit; transformers 5 writes it in a form of its own."""
-    source, output = save_mixture(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
+    source, output = save_mixture("source", "nemotron_h"), "pruned"
     change_config(source, time_step_limit=[0.0, float("inf")])
-    with open_model(source) as checkpoint:
-        apply(checkpoint, cut(checkpoint, kept_experts(some_experts(checkpoint))), output)
+    checkpoint = open_model(source)
+    apply(checkpoint, cut(checkpoint, kept_experts(some_experts(checkpoint))), output)
     assert config_of(output)["time_step_limit"] == [0.0, float("inf")]
     assert load(output).config.time_step_limit[1] == float("inf")
 
 
-def test_quantised_layers_with_numbers_of_their_own(tmp_path):
-    source, output = tmp_path / "stored", tmp_path / "pruned"
-    made = save_mixture(tmp_path / "made", "mixtral")
-    quantise(made, source, tmp_path / "plain", "fp8", lambda name: ".experts." in name)
-    with open_model(source) as checkpoint:
-        kept = uneven(checkpoint, "mixtral")
-        apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-        full = load(source)
-        expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
+def test_quantised_layers_with_numbers_of_their_own():
+    source, output = Path("stored"), "pruned"
+    made = save_mixture("made", "mixtral")
+    quantise(made, source, Path("plain"), "fp8", lambda name: ".experts." in name)
+    checkpoint = open_model(source)
+    kept = uneven(checkpoint, "mixtral")
+    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    full = load(source)
+    expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
     pruned = load(output)
     torch.testing.assert_close(logits(pruned, "mixtral"), expected, rtol=0, atol=1e-6)
-    pruned.save_pretrained(tmp_path / "decoded")
-    again = load(tmp_path / "decoded")
+    pruned.save_pretrained("decoded")
+    again = load("decoded")
     assert torch.equal(logits(again, "mixtral"), logits(pruned, "mixtral"))

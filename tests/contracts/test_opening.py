@@ -17,8 +17,9 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.matching import match_scores
 from prunecli.results.unit_scores import scores_of
 from prunecli.selection.cut import cut
-from tests.contracts.method_contract import load, logits_of, written
+from tests.contracts.method_contract import logits_of, written
 from tests.families import tiny_family
+from tests.opening import load
 from tests.selections import kept_heads
 from tests.tiny import change_json, config_of, tiny_nllb_moe, write_json, write_weights
 
@@ -97,9 +98,9 @@ def nobody_answers(monkeypatch):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("nobody_answers")
-def test_every_class_of_a_result(tmp_path, family, name, changes, opens):
-    source = tiny(tmp_path / "in", family, architectures=[name], **changes)
-    out = written(source, uneven, tmp_path / "out")
+def test_every_class_of_a_result(family, name, changes, opens):
+    source = tiny("in", family, architectures=[name], **changes)
+    out = written(source, uneven, "out")
     auto_map = config_of(out)["auto_map"]
     assert auto_map == {auto: f"modeling_prunecli.Prunecli{stock}" for auto, stock in opens.items()}
     for auto, stock in opens.items():
@@ -122,19 +123,19 @@ def test_every_class_of_a_result(tmp_path, family, name, changes, opens):
 @pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast"])
 @pytest.mark.parametrize("family", ["bert", "bart"])
 @pytest.mark.usefixtures("nobody_answers")
-def test_a_tokenizer_whose_files_name_no_class(tmp_path, family, tokenizer_class):
-    source = tiny(tmp_path / "in", family)
+def test_a_tokenizer_whose_files_name_no_class(family, tokenizer_class):
+    source = tiny("in", family)
     named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
     change_json(source / "tokenizer_config.json", "tokenizer_class", **named)
-    out = written(source, uneven, tmp_path / "out")
+    out = written(source, uneven, "out")
     one, two = (transformers.AutoTokenizer.from_pretrained(path) for path in (source, out))
     assert type(one) is type(two)
     assert one("ab c")["input_ids"] == two("ab c")["input_ids"]
 
 
 @pytest.mark.parametrize(("family", "base"), [("nllb-moe", "NllbMoeModel"), ("bart", "BartModel")])
-def test_the_base_model_is_that_of_the_headed_one(tmp_path, family, base):
-    out = written(tiny(tmp_path / "in", family, architectures=[base]), uneven, tmp_path / "out")
+def test_the_base_model_is_that_of_the_headed_one(family, base):
+    out = written(tiny("in", family, architectures=[base]), uneven, "out")
     opened = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
     headed = transformers.AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
     ids = torch.tensor([[5, 6, 7, 2]])
@@ -145,40 +146,40 @@ def test_the_base_model_is_that_of_the_headed_one(tmp_path, family, base):
 
 
 @pytest.mark.parametrize("family", ["nllb-moe", "llama"])
-def test_a_base_model_that_is_saved_opens_again(tmp_path, family):
-    out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
+def test_a_base_model_that_is_saved_opens_again(family):
+    out = written(tiny("in", family), uneven, "out")
     model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
-    model.save_pretrained(tmp_path / "saved")
-    with open_model(tmp_path / "saved") as saved:
-        saved.check()
-        assert saved.config["architectures"] == [f"Prunecli{type(model).__name__}"]
-        assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False
-    again = transformers.AutoModel.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    model.save_pretrained("saved")
+    saved = open_model("saved")
+    saved.check()
+    assert saved.config["architectures"] == [f"Prunecli{type(model).__name__}"]
+    assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False
+    again = transformers.AutoModel.from_pretrained("saved", trust_remote_code=True)
     assert type(again) is type(model)
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match="Not a stock model"):
-        transformers.AutoModel.from_pretrained(tmp_path / "saved")
+        transformers.AutoModel.from_pretrained("saved")
 
 
-def test_a_base_model_of_0_2_0_is_read(tmp_path):
+def test_a_base_model_of_0_2_0_is_read():
     """Tensors and parts of a base model were called as a headed model's, in statistics too."""
-    out = written(tiny(tmp_path / "in", "bert", architectures=["BertModel"]), uneven, tmp_path / "out")
-    with open_model(out) as new:
-        tensors, axes = {name: new.read(name) for name in new.tensors}, axes_of(new, "head")
-        values = {f"bert.{axis.name}": [1.0] * axis.count for axis in axes}
-        scores = {"values": values, "ids": {f"bert.{axis.name}": [*axis.ids] for axis in axes}}
-        before = load_model(out).state_dict(), new.fingerprint
-        config = config_of(out)
-        kept = config["prunecli"]["axes"]
-        config["prunecli"]["axes"] = {f"bert.{name}": units for name, units in kept.items()}
+    out = written(tiny("in", "bert", architectures=["BertModel"]), uneven, "out")
+    new = open_model(out)
+    tensors, axes = {name: new.read(name) for name in new.tensors}, axes_of(new, "head")
+    values = {f"bert.{axis.name}": [1.0] * axis.count for axis in axes}
+    scores = {"values": values, "ids": {f"bert.{axis.name}": [*axis.ids] for axis in axes}}
+    before = load_model(out).state_dict(), new.fingerprint
+    config = config_of(out)
+    kept = config["prunecli"]["axes"]
+    config["prunecli"]["axes"] = {f"bert.{name}": units for name, units in kept.items()}
     write_json(out / "config.json", config)
     write_weights(out, {f"bert.{name}": value for name, value in tensors.items()})
-    with open_model(out) as old:
-        old.check()
-        assert old.fingerprint == before[1]
-        assert [axis.ids for axis in axes_of(old, "head")] == [axis.ids for axis in axes]
-        made = scores_of(old, kind="head", method="ablation", metric="loss", base=1.0, examples=1, **scores)
-        assert match_scores(made, old).ids == {axis.name: [*axis.ids] for axis in axes}
+    old = open_model(out)
+    old.check()
+    assert old.fingerprint == before[1]
+    assert [axis.ids for axis in axes_of(old, "head")] == [axis.ids for axis in axes]
+    made = scores_of(old, kind="head", method="ablation", metric="loss", base=1.0, examples=1, **scores)
+    assert match_scores(made, old).ids == {axis.name: [*axis.ids] for axis in axes}
     torch.testing.assert_close(load_model(out).state_dict(), before[0], rtol=0, atol=0)
 
 
@@ -198,15 +199,15 @@ def as_0_1_0_wrote(out: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", ["nllb-moe", "bart"])
-def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path, family):
-    new = written(tiny(tmp_path / "in", family), uneven, tmp_path / "new")
+def test_results_of_0_1_0_open_and_are_pruned_further(family):
+    new = written(tiny("in", family), uneven, "new")
     expected = logits_of(load(new))
-    old = as_0_1_0_wrote(written(tmp_path / "in", uneven, tmp_path / "old"))
+    old = as_0_1_0_wrote(written("in", uneven, "old"))
     assert torch.equal(logits_of(load(old)), expected)
-    load(old).save_pretrained(tmp_path / "saved")
-    assert config_of(tmp_path / "saved")["model_type"] == family
-    assert torch.equal(logits_of(load(tmp_path / "saved")), expected)
-    further = written(old, uneven, tmp_path / "further")
+    load(old).save_pretrained("saved")
+    assert config_of("saved")["model_type"] == family
+    assert torch.equal(logits_of(load("saved")), expected)
+    further = written(old, uneven, "further")
     assert config_of(further)["model_type"] == family
     assert "old code" not in (further / "modeling_prunecli.py").read_text()
     transformers.AutoModelForSeq2SeqLM.from_pretrained(further, trust_remote_code=True)
@@ -219,7 +220,7 @@ def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path, family):
         ("bert", "BertForQuestionAnswering", "2 tensors are missing (qa_outputs.bias, qa_outputs.weight)"),
     ],
 )
-def test_a_class_that_cannot_be_is_refused(tmp_path, family, asked, message):
-    out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
+def test_a_class_that_cannot_be_is_refused(family, asked, message):
+    out = written(tiny("in", family), uneven, "out")
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load_model(out, device="cpu", model_class=asked)

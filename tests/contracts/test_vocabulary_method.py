@@ -23,13 +23,13 @@ from tests.contracts.method_contract import (
     WrittenFiles,
     assert_near,
     batch_for,
-    load,
     logits_of,
     stock_model,
 )
 from tests.families import tiny_family
 from tests.families.records import BRANCHES
 from tests.methods.vocabulary.makers import CHAT, DOCUMENT, KINDS, SEEN
+from tests.opening import load
 from tests.tiny import config_of, tiny_nllb_moe
 
 ROLES = ("system", "user", "assistant", "user")
@@ -47,8 +47,8 @@ def tiny(directory: Path, case: str) -> Path:
 
 
 @pytest.fixture
-def source(case, tmp_path):
-    return tiny(tmp_path / "source", case)
+def source(case):
+    return tiny("source", case)
 
 
 def kept_ids(source: Path, output: Path) -> list[int]:
@@ -98,8 +98,7 @@ class Trimming(Method):
 
     def masked_logits(self, model: Any, rewrite: Rewrite) -> Any:
         """Logits of the kept tokens, for the same tokens; all logits of a classifier."""
-        with open_model(self.path) as source:
-            apply(source, rewrite, self.folder)
+        apply(open_model(self.path), rewrite, self.folder)
         kept = torch.tensor(kept_ids(self.path, self.folder))
         assert len(kept) < model.config.vocab_size
         inputs = batch_for(load(self.folder).config)
@@ -126,8 +125,8 @@ class TestEveryLayout(Trimming, InSteps):
 
 
 @once_a_layout
-def test_plain_transformers_opens_the_result(source, tmp_path):
-    out = trimmed(source, tmp_path / "out", LINES)
+def test_plain_transformers_opens_the_result(source):
+    out = trimmed(source, Path("out"), LINES)
     config = config_of(out)
     assert config["model_type"] == config_of(source)["model_type"]
     if config["model_type"] == "nllb-moe":  # which transformers routes wrongly: it says so and opens nothing
@@ -141,10 +140,10 @@ def test_plain_transformers_opens_the_result(source, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_tokenizer(kind, tmp_path):
-    source = KINDS[kind](tmp_path / "source")
+def test_every_kind_of_tokenizer(kind):
+    source = KINDS[kind](Path("source"))
     (source / "chat_template.jinja").write_text(CHAT)
-    out = trimmed(source, tmp_path / "out", DOCUMENT.split("\n"))
+    out = trimmed(source, Path("out"), DOCUMENT.split("\n"))
     old, new = load_tokenizer(source), load_tokenizer(out)
     chat = [{"role": role, "content": text} for role, text in zip(ROLES, (*SEEN, DOCUMENT), strict=True)]
     for line in (*SEEN, DOCUMENT, f"{DOCUMENT}\n", old.apply_chat_template(chat, tokenize=False)):
@@ -161,13 +160,13 @@ def test_every_kind_of_tokenizer(kind, tmp_path):
         assert (logits(after, new, line) - wanted).abs().max() < 1e-5
 
 
-def test_labels_as_many_as_tokens_are_refused(tmp_path):
+def test_labels_as_many_as_tokens_are_refused():
     """Only the shape says what an axis of a task head counts."""
     changes = {"architectures": ["BertForSequenceClassification"]}
-    size = config_of(tiny_family(tmp_path / "plain", "bert"))["vocab_size"]
-    source = tiny_family(tmp_path / "source", "bert", **changes, num_labels=size)
-    (tmp_path / "text").write_text("the hat\n")
-    result = run(source, "--text", tmp_path / "text", "-o", tmp_path / "out")
+    size = config_of(tiny_family("plain", "bert"))["vocab_size"]
+    source = tiny_family("source", "bert", **changes, num_labels=size)
+    Path("text").write_text("the hat\n")
+    result = run(source, "--text text -o out")
     assert result.status == 1
     assert "no key of its config.json is known to hold the number of tokens and nothing else" in result.err
-    assert not (tmp_path / "out").exists()
+    assert not Path("out").exists()

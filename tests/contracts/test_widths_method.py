@@ -82,9 +82,9 @@ class TestFiles(WidthPruning, WrittenFiles):
 
 
 class TestEveryLayout(WidthPruning, InSteps):
-    def test_one_width_is_a_stock_model(self, case, source, tmp_path):
+    def test_one_width_is_a_stock_model(self, case, source):
         options = NarrowOptions(ratio=0.3, metric="norms", multiple_of=4, dense_only=True)
-        out = written(source, options, tmp_path / "out")
+        out = written(source, options, "out")
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn.units) * 7 // 10 // 4 * 4
@@ -99,29 +99,29 @@ class TestEveryLayout(WidthPruning, InSteps):
         return tuple(NarrowOptions(width=width, metric="norms", dense_only=True) for width in (20, 12, 12))
 
 
-def test_units_go_by_their_activations(tmp_path):
-    source = tiny(tmp_path / "source", "phi3")
+def test_units_go_by_their_activations():
+    source = tiny("source", "phi3")
     ffns, generator = ffns_of(weights(source), "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
     squares = {name: own**2 for name, own in active.items()}
-    with open_model(source) as opened:
-        fingerprint = opened.fingerprint
-        measured = scores_by_hand(squares, "unit", "activation-norm", examples=1, fingerprint=fingerprint)
-        plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
+    opened = open_model(source)
+    fingerprint = opened.fingerprint
+    measured = scores_by_hand(squares, "unit", "activation-norm", examples=1, fingerprint=fingerprint)
+    plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
     for name, ffn in ffns.items():
         norms = [float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
 
 
-def test_a_shared_ffn_counts_once(tmp_path):
+def test_a_shared_ffn_counts_once():
     """And gets narrower in every layer that runs it."""
-    source = tiny(tmp_path / "source", "llama")
-    shared = written(source, FfnOptions(decoder="share"), tmp_path / "shared")
-    out = written(shared, NarrowOptions(ratio=0.5, metric="norms", uniform=False), tmp_path / "out")
-    with open_model(out) as opened:
-        opened.check()
-        assert {layer.count for layer in opened.layout.ffns} == {24}
-        assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
+    source = tiny("source", "llama")
+    shared = written(source, FfnOptions(decoder="share"), "shared")
+    out = written(shared, NarrowOptions(ratio=0.5, metric="norms", uniform=False), "out")
+    opened = open_model(out)
+    opened.check()
+    assert {layer.count for layer in opened.layout.ffns} == {24}
+    assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_a_shared_ffn_counts_once(tmp_path):
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],
 )
-def test_refusals(tmp_path, options, error, message):
-    with open_model(tiny(tmp_path / "source", "llama")) as opened, pytest.raises(error, match=message):
-        made_of(opened, NarrowOptions(**options))
+def test_refusals(options, error, message):
+    with pytest.raises(error, match=message):
+        made_of(open_model(tiny("source", "llama")), NarrowOptions(**options))

@@ -14,13 +14,13 @@ from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.modules import fitting
-from prunecli.modules.loading import load_model
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.encoding import length_limit
 from prunecli.tensors.transaction import partial_path
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, language_id, load_tokenizer
+from tests.opening import load
 from tests.tiny import json_of, tiny_nllb_moe
 
 TEXT = ParallelText(
@@ -206,7 +206,7 @@ PAIR = ("eng_Latn", "fra_Latn")
 @pytest.fixture(scope="module")
 def loaded(shared_path):
     path = tiny_nllb_moe(shared_path / "model")
-    return load_model(path, device="cpu"), load_tokenizer(path)
+    return load(path), load_tokenizer(path)
 
 
 def _one_by_one(model, tokenizer, beam, limit):

@@ -22,7 +22,6 @@ from prunecli.evaluation.language_model import (
 )
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.modules import fitting, logits
-from prunecli.modules.loading import load_model
 from prunecli.modules.logits import BLOCK_VALUES
 from prunecli.running.batches import run_forward
 from prunecli.running.encoding import Window, window_examples
@@ -32,6 +31,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
+from tests.opening import load
 from tests.reference import divergence as reference
 from tests.reference.divergence import continued
 from tests.reference.losses import causal_nll
@@ -56,7 +56,7 @@ def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -
 
 def test_by_name_and_in_all(models):
     first, other = results(models)
-    loaded = [load_model(path, device="cpu") for path in models.values()]
+    loaded = [load(path) for path in models.values()]
     tokenizer = load_tokenizer(models["full"])
     for name, rows in (("a", (0, 1)), ("b", (2, 3)), (None, range(4))):
         ids = [tokenizer(CAUSAL_LINES[row])["input_ids"] for row in rows]
@@ -124,12 +124,12 @@ def test_other_tokens_are_not_compared(models):
 
 def head_of(path: Path) -> int:
     """Bytes in float32 of the matrix that logits are made with."""
-    head = load_model(path, device="cpu").get_output_embeddings().weight
+    head = load(path).get_output_embeddings().weight
     return 4 * head.shape[0] * head.shape[1]
 
 
 def test_the_first_models_head_is_held_beside_the_others(models, monkeypatch):
-    model = load_model(models["full"], device="cpu")
+    model = load(models["full"])
     weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
     options = OPTIONS.updated(dtype="float32")
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
@@ -164,7 +164,7 @@ PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
 
 def test_the_most_probable_tokens():
     path = tiny_family("model", "gpt2")
-    model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+    model, tokenizer = load(path), load_tokenizer(path)
     # The checkpoint's own settings hold for nothing but the end.
     free = [continued(model, prompt, 12, None) for prompt in PROMPTS]
     end = free[0][5]
@@ -179,7 +179,7 @@ def test_the_most_probable_tokens():
 
 def test_no_more_than_the_positions():
     path = tiny_family("model", "gpt2")
-    model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+    model, tokenizer = load(path), load_tokenizer(path)
     positions = model.config.max_position_embeddings
     model.generation_config.eos_token_id = model.config.eos_token_id = -5
     (made,) = continue_greedily(model, tokenizer, [(5, 6, 7)], 32, 1000)
@@ -299,7 +299,7 @@ def test_only_the_head_is_kept():
     """The reference keeps the output layer, or the table if the embeddings are tied, and never a layer."""
     for model_type, kept in (("gpt2", {"transformer.wte.weight"}), ("qwen3", {"lm_head.weight"})):
         more = {"tie_word_embeddings": False} if model_type == "qwen3" else {}
-        model = load_model(tiny_family(model_type, model_type, **more), device="cpu")
+        model = load(tiny_family(model_type, model_type, **more))
         with closing(Reference(batches())) as reference_:
             reference_.measure(InMemory(model), "reading")
         assert {name for name, value in model.named_parameters() if value.numel()} == kept

@@ -12,9 +12,9 @@ from prunecli.evaluation import latency, workloads
 from prunecli.evaluation.latency import LatencyOptions, bench_latency, measure_cost, run_task
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.loading import load_model
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
+from tests.opening import load
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
 
@@ -112,7 +112,7 @@ def test_checkpoints_take_turns_run_by_run_where_memory_holds_both(
 
 @pytest.mark.parametrize("ends", [2, [2, 9]])
 def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
-    model = load_model(next(iter(checkpoints.values())), device="cpu", dtype="float32")
+    model = load(next(iter(checkpoints.values())))
     model.generation_config.eos_token_id = ends
     with torch.no_grad():  # whose most likely token is the end
         model.lm_head.weight[2] *= 5
@@ -156,7 +156,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(sentences, new_to
     tiny_family("full", "llama")  # 64 positions
     work = decoding(open_model("full"), ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in work.rows] == [left, left]
-    decode(load_model("full", device="cpu"), work.rows, 1, new_tokens, 1, None)
+    decode(load("full"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
         bench_latency(FULL, sentences, TURNS.updated(new_tokens=64))
 

@@ -11,12 +11,12 @@ from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers, trim_v
 from prunecli.commands.share import share_attention, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
-from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refusals
 from tests.evaluation.losses import TextLosses, lm_losses
 from tests.families import tiny, tiny_family
+from tests.opening import load
 from tests.tiny import write_files, write_plain_tokenizer
 
 LINES = ("the hen", "ten tins on", "then no hen")
@@ -30,7 +30,7 @@ def _text():
 
 
 def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
-    return lm_losses(InMemory(load_model(path, device="cpu")), load_tokenizer(path), texts, 99)
+    return lm_losses(InMemory(load(path)), load_tokenizer(path), texts, 99)
 
 
 def quality(command: Callable[..., None], *arguments: object) -> dict:

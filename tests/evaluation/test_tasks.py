@@ -18,7 +18,6 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
 from prunecli.running.batches import batch_cost, measure_losses
 from prunecli.running.encoding import lm_windows, window_examples
@@ -30,6 +29,7 @@ from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
 from tests.families import tiny_family
+from tests.opening import load
 from tests.reference.losses import logits_of, nll
 from tests.reference.scoring import matthews
 from tests.sentence_model import sentence_model
@@ -63,7 +63,7 @@ def text(shared_path):
 
 
 def _open(path):
-    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
+    return InMemory(load(path)), load_tokenizer(path)
 
 
 def test_language_models_side_by_side(causal, text):
@@ -264,7 +264,7 @@ def layered(path: Path, measure: Measure = lm_losses) -> tuple[TextLosses, RunRe
 
 def whole(path: Path, measure: Measure = lm_losses, *, own: bool = False) -> TextLosses:
     """In memory; experts are added up in their order, as layer by layer, if `own`, else as transformers does it."""
-    model = load_model(path, device="cpu", dtype="float32")
+    model = load(path)
     with own_experts(model) if own else nullcontext():
         return measure(InMemory(model), load_tokenizer(path), LINES, 40)
 

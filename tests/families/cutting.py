@@ -34,7 +34,7 @@ from tests.selections import kept_experts
 KINDS = ("layer", "unit", "head", "channel")
 
 
-def saved(model_type: str, directory: Path, head: str | None = None) -> PreTrainedModel:
+def saved(model_type: str, directory: Path | str, head: str | None = None) -> PreTrainedModel:
     model = tiny.build(model_type, head=head)
     model.save_pretrained(directory)
     return model
@@ -101,7 +101,7 @@ def apart(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
     axes: Sequence[Axis],
-    output: Path,
+    output: Path | str,
     layer: int = 1,
     *,
     uneven: bool = False,
@@ -228,7 +228,7 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
 
 
 def treated_apart(
-    model: PreTrainedModel, checkpoint: Checkpoint, part: str, treatment: str, output: Path
+    model: PreTrainedModel, checkpoint: Checkpoint, part: str, treatment: str, output: Path | str
 ) -> float:
     """Difference for a model whose layers all run the first one's FFN, or self-attention, by what is copied.
 
@@ -249,10 +249,10 @@ def treated_apart(
     apply(checkpoint, rewrite_shared(checkpoint, plan), output)
     state = stored(model)
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
-    with open_model(output) as result:
-        shared, removed = result.structure.shared, result.structure.removed
-        parts = [one for one in (*result.layout.ffns, *result.layout.attentions) if one.removed]
-        norms = {name.rpartition(".")[0] for one in parts for name in one.norm_tensors}
+    result = open_model(output)
+    shared, removed = result.structure.shared, result.structure.removed
+    parts = [one for one in (*result.layout.ffns, *result.layout.attentions) if one.removed]
+    norms = {name.rpartition(".")[0] for one in parts for name in one.norm_tensors}
     for name, owner in shared.items():
         state |= {own: state[other] for own, other in zip(names[name], names[owner], strict=True)}
     for name in removed:
@@ -284,37 +284,37 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
     """Removed or shared parts -> difference, or the reason of the refusal; each alone. Tokens are found, not cut."""
     model = saved(model_type, directory / "model")
     told = {}
-    with open_model(directory / "model") as checkpoint:
-        found = axes_found(checkpoint)
-        for kind, axes in found.items():
-            for layer in (1, 0, 2) if kind == "layer" else (0,):
-                try:
-                    if stays_stock(checkpoint, kind):
-                        told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
-                    break
-                except (PruneError, ValueError) as error:  # a class may need layers of each kind to answer
-                    told[kind] = str(error)
-            if can_differ(checkpoint, kind):
-                output = directory / f"uneven {kind}"
-                try:
-                    told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
-                except PruneError as error:
-                    told[f"uneven {kind}"] = str(error)
-        try:
-            if checkpoint.mixtures:
-                told["expert"] = experts_apart(model, checkpoint, directory / "experts")
-        except PruneError as error:
-            told["expert"] = str(error)
-        for treatment, part in product(("share", "drop"), ("ffn", "attention")):
+    checkpoint = open_model(directory / "model")
+    found = axes_found(checkpoint)
+    for kind, axes in found.items():
+        for layer in (1, 0, 2) if kind == "layer" else (0,):
             try:
-                told[f"{treatment} {part}"] = treated_apart(
-                    model, checkpoint, part, treatment, directory / f"{treatment} {part}"
-                )
+                if stays_stock(checkpoint, kind):
+                    told[kind] = apart(model, checkpoint, axes, directory / f"{kind}{layer}", layer)
+                break
+            except (PruneError, ValueError) as error:  # a class may need layers of each kind to answer
+                told[kind] = str(error)
+        if can_differ(checkpoint, kind):
+            output = directory / f"uneven {kind}"
+            try:
+                told[f"uneven {kind}"] = apart(model, checkpoint, axes, output, uneven=True)
             except PruneError as error:
-                told[f"{treatment} {part}"] = str(error)
-        with suppress(PruneError):
-            (axis,) = axes_of(checkpoint, "token")
-            told["token"] = 0.0 if axis.carriers else "no tensor of tokens"
+                told[f"uneven {kind}"] = str(error)
+    try:
+        if checkpoint.mixtures:
+            told["expert"] = experts_apart(model, checkpoint, directory / "experts")
+    except PruneError as error:
+        told["expert"] = str(error)
+    for treatment, part in product(("share", "drop"), ("ffn", "attention")):
+        try:
+            told[f"{treatment} {part}"] = treated_apart(
+                model, checkpoint, part, treatment, directory / f"{treatment} {part}"
+            )
+        except PruneError as error:
+            told[f"{treatment} {part}"] = str(error)
+    with suppress(PruneError):
+        (axis,) = axes_of(checkpoint, "token")
+        told["token"] = 0.0 if axis.carriers else "no tensor of tokens"
     return told
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from prunecli import load_model
 from prunecli.commands.prune import prune_ffn, prune_layers
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.options import HeadOptions, NarrowOptions
@@ -28,6 +28,8 @@ from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
+from tests.folders import in_an_empty_folder as in_an_empty_folder
+from tests.opening import load
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
@@ -69,7 +71,7 @@ def opened(tmp_path_factory):
 
 
 @pytest.mark.parametrize("model_type", FOUND)
-def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
+def test_a_cut_model_is_the_masked_one(model_type, opened):
     model, checkpoint = opened(model_type)
     found = cutting.axes_found(checkpoint)
     able = {kind for kind in found if cutting.stays_stock(checkpoint, kind)}
@@ -78,16 +80,16 @@ def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
     assert able | other == FOUND[model_type]
     every = [axis for kind in able for axis in found[kind]]
     gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
-    assert cutting.apart(model, checkpoint, every, tmp_path / "out", gone) < 2e-4
-    config = config_of(tmp_path / "out")
+    assert cutting.apart(model, checkpoint, every, "out", gone) < 2e-4
+    config = config_of("out")
     assert config["model_type"] == checkpoint.config["model_type"]
     assert "auto_map" not in config
     if uneven:
         axes = [axis for own in found.values() for axis in own]
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "uneven", gone, uneven=True) < 2e-4
-        if "auto_map" in config_of(tmp_path / "uneven"):
+        assert cutting.apart(model, checkpoint, axes, "uneven", gone, uneven=True) < 2e-4
+        if "auto_map" in config_of("uneven"):
             with pytest.raises(ValueError, match="Not a stock model"):
-                type(model).from_pretrained(tmp_path / "uneven")
+                type(model).from_pretrained("uneven")
 
 
 @pytest.mark.parametrize(
@@ -103,21 +105,19 @@ def test_a_cut_model_is_the_masked_one(model_type, opened, tmp_path):
         ("share", "openai-gpt", "attention"),  # a turned matrix: its bias is not as long as it has rows
     ],
 )
-def test_layers_share_or_drop(treatment, model_type, part, opened, tmp_path):
+def test_layers_share_or_drop(treatment, model_type, part, opened):
     model, checkpoint = opened(model_type)
-    assert cutting.treated_apart(model, checkpoint, part, treatment, tmp_path / "out") < 1e-5
-    before = load_model(tmp_path / "out", device="cpu")
-    before.save_pretrained(tmp_path / "again")
+    assert cutting.treated_apart(model, checkpoint, part, treatment, "out") < 1e-5
+    before = load("out")
+    before.save_pretrained("again")
     rows = tiny.inputs(model)
-    assert torch.equal(
-        cutting.logits(before, rows), cutting.logits(load_model(tmp_path / "again", device="cpu"), rows)
-    )
+    assert torch.equal(cutting.logits(before, rows), cutting.logits(load("again"), rows))
 
 
-def test_a_cache_counts_tokens_where_no_attention_is_left(opened, tmp_path):
+def test_a_cache_counts_tokens_where_no_attention_is_left(opened):
     model, checkpoint = opened("gpt_neo")  # its positions follow from the first layer's cache
-    cutting.treated_apart(model, checkpoint, "attention", "drop", tmp_path / "out")
-    result = load_model(tmp_path / "out", device="cpu")
+    cutting.treated_apart(model, checkpoint, "attention", "drop", "out")
+    result = load("out")
     written = [
         result.generate(**tiny.inputs(model), max_new_tokens=9, use_cache=use) for use in (True, False)
     ]
@@ -131,22 +131,22 @@ def test_a_cache_counts_tokens_where_no_attention_is_left(opened, tmp_path):
         ("share", "gte", "ffn", "FFNs are shared"),  # its class parts a matrix of the files
     ],
 )
-def test_layers_that_cannot_share_or_be_dropped(treatment, model_type, part, said, opened, tmp_path):
+def test_layers_that_cannot_share_or_be_dropped(treatment, model_type, part, said, opened):
     with pytest.raises(UnsupportedModelError, match=said):
-        cutting.treated_apart(*opened(model_type), part, treatment, tmp_path / "out")
+        cutting.treated_apart(*opened(model_type), part, treatment, "out")
 
 
 @pytest.mark.parametrize("model_type", ["granite", "electra", "gpt_neox"])
-def test_every_class_opens_a_result(model_type, opened, tmp_path):
+def test_every_class_opens_a_result(model_type, opened):
     model, checkpoint = opened(model_type)
     axis, *_ = axes_of(checkpoint, "head")
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    opened_by = config_of(tmp_path / "out")["auto_map"]
+    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    opened_by = config_of("out")["auto_map"]
     assert {"AutoModel"} < {*opened_by}
     rows = tiny.inputs(model)
     hidden = {}
     for auto, shim in opened_by.items():
-        made = getattr(transformers, auto).from_pretrained(tmp_path / "out", trust_remote_code=True)
+        made = getattr(transformers, auto).from_pretrained("out", trust_remote_code=True)
         assert type(made).__name__ == shim.partition(".Prunecli")[2]
         base = made if auto == "AutoModel" else made.base_model
         with torch.no_grad():
@@ -157,18 +157,16 @@ def test_every_class_opens_a_result(model_type, opened, tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "side"), [("granite", "input"), ("umt5", "both"), ("modernbert", "both")]
 )
-def test_embeddings_are_factorised(model_type, side, tmp_path):
-    model = cutting.saved(model_type, tmp_path / "model")
-    factorised(tmp_path / "model", tmp_path / "unit", side=side)
-    cached(tmp_path / "unit", tmp_path / "table")
-    unit, table = load_model(tmp_path / "unit", device="cpu"), load_model(tmp_path / "table", device="cpu")
+def test_embeddings_are_factorised(model_type, side):
+    model = cutting.saved(model_type, "model")
+    factorised("model", "unit", side=side)
+    cached("unit", "table")
+    unit, table = load("unit"), load("table")
     rows = tiny.inputs(model)
     assert torch.allclose(cutting.logits(unit, rows), cutting.logits(table, rows), atol=1e-5)
     assert not torch.allclose(cutting.logits(unit, rows), cutting.logits(model, rows), atol=1e-2)
-    unit.save_pretrained(tmp_path / "again")
-    assert torch.equal(
-        cutting.logits(unit, rows), cutting.logits(load_model(tmp_path / "again", device="cpu"), rows)
-    )
+    unit.save_pretrained("again")
+    assert torch.equal(cutting.logits(unit, rows), cutting.logits(load("again"), rows))
 
 
 @pytest.mark.parametrize(
@@ -179,10 +177,9 @@ def test_embeddings_are_factorised(model_type, side, tmp_path):
         ("MusicgenForCausalLM", "musicgen", None),  # has a list of output layers
     ],
 )
-def test_classes_that_look_elsewhere_are_found(name, model_type, head, tmp_path):
-    getattr(transformers, name)(tiny.tiny_config(model_type, head)).save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert {"layer", "unit"} <= cutting.axes_found(checkpoint).keys()
+def test_classes_that_look_elsewhere_are_found(name, model_type, head):
+    getattr(transformers, name)(tiny.tiny_config(model_type, head)).save_pretrained("model")
+    assert {"layer", "unit"} <= cutting.axes_found(open_model("model")).keys()
 
 
 @pytest.mark.parametrize("model_type", ["granite", "gte"])
@@ -202,28 +199,28 @@ def test_layers_whose_number_matters_are_refused(opened):
     assert config["num_hidden_layers"] == len(axis.ids) - 1
 
 
-def test_layers_that_get_features_of_images_stay(tmp_path):
+def test_layers_that_get_features_of_images_stay():
     """Qwen3-VL adds three sets of features after the first three layers."""
     values = tiny.values_of(transformers.Qwen3VLConfig)
     values["text_config"]["num_hidden_layers"] = 5
     values["vision_config"] |= {"depth": 3, "deepstack_visual_indexes": [0, 1, 2], "out_hidden_size": 48}
     model = tiny.drawn(transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig(**values))
-    model.save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        (axis,) = axes_of(checkpoint, "layer")
-        with pytest.raises(UnsupportedModelError, match="numbers of the layers 0 to 2"):
-            cut(checkpoint, Selection({axis.name: (0, 2, 3, 4)}))
-        config = cut(checkpoint, Selection({axis.name: (0, 1, 2, 4)})).config
-        assert config["text_config"]["num_hidden_layers"] == 4
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    (axis,) = axes_of(checkpoint, "layer")
+    with pytest.raises(UnsupportedModelError, match="numbers of the layers 0 to 2"):
+        cut(checkpoint, Selection({axis.name: (0, 2, 3, 4)}))
+    config = cut(checkpoint, Selection({axis.name: (0, 1, 2, 4)})).config
+    assert config["text_config"]["num_hidden_layers"] == 4
 
 
-def test_lists_of_numbers_of_layers_follow(tmp_path):
-    model = cutting.saved("flint", tmp_path / "source")
+def test_lists_of_numbers_of_layers_follow():
+    model = cutting.saved("flint", "source")
     assert model.config.mlp_only_layers == [0, 1]
-    with open_model(tmp_path / "source") as checkpoint:
-        axes = axes_of(checkpoint, "layer")
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "cut", 0) < 2e-4
-    assert config_of(tmp_path / "cut")["mlp_only_layers"] == [0]
+    checkpoint = open_model("source")
+    axes = axes_of(checkpoint, "layer")
+    assert cutting.apart(model, checkpoint, axes, "cut", 0) < 2e-4
+    assert config_of("cut")["mlp_only_layers"] == [0]
 
 
 def test_remedies_of_refusals_work(opened):
@@ -237,14 +234,14 @@ def test_remedies_of_refusals_work(opened):
     plan_heads(checkpoint, HeadOptions(metric="random"))
 
 
-def test_other_classes_of_declared_types_are_asked(tmp_path):
+def test_other_classes_of_declared_types_are_asked():
     model = transformers.T5ForTokenClassification(tiny.tiny_config("t5")).eval()
-    model.save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert checkpoint.family is None
-        for kind, axes in cutting.axes_found(checkpoint).items():
-            assert cutting.apart(model, checkpoint, axes, tmp_path / kind, uneven=kind == "head") < 2e-4
-        assert task_of(checkpoint) == "embedding"
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    assert checkpoint.family is None
+    for kind, axes in cutting.axes_found(checkpoint).items():
+        assert cutting.apart(model, checkpoint, axes, kind, uneven=kind == "head") < 2e-4
+    assert task_of(checkpoint) == "embedding"
 
 
 @pytest.mark.parametrize(
@@ -259,50 +256,49 @@ def test_other_classes_of_declared_types_are_asked(tmp_path):
         ("MarianMTModel", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 120}),
     ],
 )
-def test_settings_that_no_record_knows_are_asked(name, settings, tmp_path):
+def test_settings_that_no_record_knows_are_asked(name, settings):
     model_class = getattr(transformers, name)
     config = tiny.tiny_config(model_class.config_class.model_type)
     for key, value in {**settings, "encoder_layers": 2, "decoder_layers": 2}.items():
         setattr(config, key, value)
     model = tiny.drawn(model_class, config)
-    model.save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert checkpoint.family is None
-        found = cutting.axes_found(checkpoint)
-        axes = [*found["unit"], *found["head"]]
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=True) < 2e-4
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    assert checkpoint.family is None
+    found = cutting.axes_found(checkpoint)
+    axes = [*found["unit"], *found["head"]]
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
 
 
-def test_the_class_of_a_result_opens_where_no_auto_class_names_it(tmp_path):
-    transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        axes = cutting.axes_found(checkpoint)["head"]
-        kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
-        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / "out")
-        assert task_of(checkpoint) == "embedding"
-    opened = transformers.AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True)
+def test_the_class_of_a_result_opens_where_no_auto_class_names_it():
+    transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained("model")
+    checkpoint = open_model("model")
+    axes = cutting.axes_found(checkpoint)["head"]
+    kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
+    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    assert task_of(checkpoint) == "embedding"
+    opened = transformers.AutoModel.from_pretrained("out", trust_remote_code=True)
     assert type(opened).__name__ == "T5EncoderModel"
 
 
-def test_the_decoder_alone_opens_no_result(tmp_path):
-    cutting.saved("plbart", tmp_path / "model", "seq2seq")
-    with open_model(tmp_path / "model") as checkpoint:
-        classes = {one.auto_class for one in checkpoint.require_architecture().found.classes}
+def test_the_decoder_alone_opens_no_result():
+    cutting.saved("plbart", "model", "seq2seq")
+    classes = {one.auto_class for one in open_model("model").require_architecture().found.classes}
     assert classes >= {"AutoModelForSeq2SeqLM", "AutoModel"}
     assert "AutoModelForCausalLM" not in classes
 
 
 @pytest.mark.parametrize("kind", ["layer", "head"])
-def test_a_null_is_what_the_class_makes_of_it(kind, tmp_path):
+def test_a_null_is_what_the_class_makes_of_it(kind):
     """Phi-1.5's config.json has a null as its number of key/value heads."""
     config = tiny.tiny_config("phi")
     config.num_key_value_heads = config.num_attention_heads
     model = transformers.PhiForCausalLM(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    change_config(tmp_path / "model", num_key_value_heads=None)
-    with open_model(tmp_path / "model") as checkpoint:
-        axes = axes_of(checkpoint, kind)
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=kind == "head") < 2e-4
+    model.save_pretrained("model")
+    change_config("model", num_key_value_heads=None)
+    checkpoint = open_model("model")
+    axes = axes_of(checkpoint, kind)
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=kind == "head") < 2e-4
 
 
 @pytest.mark.parametrize(
@@ -314,24 +310,24 @@ def test_a_null_is_what_the_class_makes_of_it(kind, tmp_path):
         ("DebertaV2ForMaskedLM", None),  # deberta-v3-base, whose head has other names
     ],
 )
-def test_tensors_of_another_class_than_is_named(stored, named, tmp_path):
+def test_tensors_of_another_class_than_is_named(stored, named):
     model_type = getattr(transformers, stored).config_class.model_type
     model = getattr(transformers, stored)(tiny.tiny_config(model_type)).eval()
-    model.save_pretrained(tmp_path / "model")
-    path = tmp_path / "model" / "model.safetensors"
+    model.save_pretrained("model")
+    path = "model/model.safetensors"
     tensors = load_file(path)
     if named is None:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("cls.")}
     tensors["embeddings.position_ids"] = torch.arange(9)
     save_file(tensors, path, metadata={"format": "pt"})
-    change_config(tmp_path / "model", architectures=named)
-    with open_model(tmp_path / "model") as checkpoint:
-        assert "embeddings.position_ids" not in checkpoint.tensors
-        kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
-        assert axes
-        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / "out")
-    reduced = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
-    whole = transformers.AutoModel.from_pretrained(tmp_path / "model").eval()
+    change_config("model", architectures=named)
+    checkpoint = open_model("model")
+    assert "embeddings.position_ids" not in checkpoint.tensors
+    kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
+    assert axes
+    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    reduced = transformers.AutoModel.from_pretrained("out").eval()
+    whole = transformers.AutoModel.from_pretrained("model").eval()
     layers = [
         name
         for name, module in whole.named_modules()
@@ -341,66 +337,62 @@ def test_tensors_of_another_class_than_is_named(stored, named, tmp_path):
     rows = tiny.inputs(whole)
     with torch.no_grad():
         assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)
-    assert load_model(tmp_path / "out", device="cpu").eval()
+    load("out")
 
 
-def test_an_output_layer_of_its_own_stays_apart(tmp_path):
+def test_an_output_layer_of_its_own_stays_apart():
     """Transformers leaves it apart where config.json ties it, and the files hold another one."""
-    cutting.saved("gemma", tmp_path / "model")
-    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    cutting.saved("gemma", "model")
+    tensors = load_file("model/model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
-    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
-    change_config(tmp_path / "model", "tie_word_embeddings")  # as published: the class's default ties them
-    model = transformers.GemmaForCausalLM.from_pretrained(tmp_path / "model").eval()
-    with open_model(tmp_path / "model") as checkpoint:
-        axes = axes_of(checkpoint, "unit")
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "out", uneven=True) < 2e-4
-    opened = load_model(tmp_path / "out", device="cpu")
+    save_file(tensors, "model/model.safetensors", metadata={"format": "pt"})
+    change_config("model", "tie_word_embeddings")  # as published: the class's default ties them
+    model = transformers.GemmaForCausalLM.from_pretrained("model").eval()
+    checkpoint = open_model("model")
+    axes = axes_of(checkpoint, "unit")
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
+    opened = load("out")
     assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
 
 
-def test_a_model_of_sound_is_cut(tmp_path):
+def test_a_model_of_sound_is_cut():
     config = tiny.tiny_config("whisper")
     config.encoder_layers = config.decoder_layers = 2
     config.max_source_positions = 16
     model = tiny.drawn(transformers.WhisperForConditionalGeneration, config)
     model.generation_config.alignment_heads = [[1, 1]]
-    model.save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        found = cutting.axes_found(checkpoint)
-        assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 4, 6]
-        assert not cut(checkpoint, Selection(cutting.kept_of(checkpoint, found["unit"], 1))).files
-        heads = [*found["unit"], *found["head"]]
-        assert cutting.apart(model, checkpoint, heads, tmp_path / "uneven", uneven=True) < 2e-4
-        stock = [*found["layer"], *found["unit"]]
-        assert cutting.apart(model, checkpoint, stock, tmp_path / "stock") < 2e-4
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    found = cutting.axes_found(checkpoint)
+    assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 4, 6]
+    assert not cut(checkpoint, Selection(cutting.kept_of(checkpoint, found["unit"], 1))).files
+    heads = [*found["unit"], *found["head"]]
+    assert cutting.apart(model, checkpoint, heads, "uneven", uneven=True) < 2e-4
+    stock = [*found["layer"], *found["unit"]]
+    assert cutting.apart(model, checkpoint, stock, "stock") < 2e-4
     for output in ("uneven", "stock"):
-        assert "alignment_heads" not in (tmp_path / output / "generation_config.json").read_text()
+        assert "alignment_heads" not in Path(f"{output}/generation_config.json").read_text()
     with pytest.raises(UnsupportedModelError, match="which has input_features in the place of text"):
         require_task(model, "translation")
 
 
-def test_the_text_model_is_found_though_that_of_sounds_is_deeper(tmp_path):
+def test_the_text_model_is_found_though_that_of_sounds_is_deeper():
     config = tiny.tiny_config("granite_speech")
     config.text_config.num_hidden_layers = 2
-    tiny.drawn(transformers.GraniteSpeechForConditionalGeneration, config).save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        names = {name for axis in axes_of(checkpoint, "unit") for name in axis.carriers}
+    tiny.drawn(transformers.GraniteSpeechForConditionalGeneration, config).save_pretrained("model")
+    names = {name for axis in axes_of(open_model("model"), "unit") for name in axis.carriers}
     assert names
     assert all(name.startswith("language_model.") for name in names)
 
 
-def test_a_model_of_another_sound_is_refused_as_such(tmp_path):
+def test_a_model_of_another_sound_is_refused_as_such():
     config = transformers.Speech2TextConfig(d_model=16, vocab_size=99)
-    transformers.Speech2TextForConditionalGeneration(config).save_pretrained(tmp_path)
-    with (
-        open_model(tmp_path) as checkpoint,
-        pytest.raises(UnsupportedModelError, match="takes input_features"),
-    ):
-        checkpoint.require_architecture()
+    transformers.Speech2TextForConditionalGeneration(config).save_pretrained("model")
+    with pytest.raises(UnsupportedModelError, match="takes input_features"):
+        open_model("model").require_architecture()
 
 
-def test_sizes_of_the_text_model_move_from_the_top(tmp_path):
+def test_sizes_of_the_text_model_move_from_the_top():
     """They are there in the published Qwen2.5-VL."""
     text = tiny.tiny_config("qwen2").to_dict()
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
@@ -409,49 +401,49 @@ def test_sizes_of_the_text_model_move_from_the_top(tmp_path):
         text_config=text | {"model_type": "qwen2_5_vl_text"}, vision_config=vision
     )
     model = tiny.drawn(transformers.Qwen2_5_VLForConditionalGeneration, config)
-    model.save_pretrained(tmp_path / "model")
-    values = config_of(tmp_path / "model")
+    model.save_pretrained("model")
+    values = config_of("model")
     own = values.pop("text_config")
     own["rope_scaling"] = {**own.pop("rope_parameters"), "type": "mrope"}
-    write_json(tmp_path / "model" / "config.json", {**own, **values})
-    with open_model(tmp_path / "model") as checkpoint:
-        found = cutting.axes_found(checkpoint)
-        axes = [*found["layer"], *found["unit"]]
-        assert cutting.apart(model, checkpoint, axes, tmp_path / "cut") < 2e-4
-    written = config_of(tmp_path / "cut")
+    write_json("model/config.json", {**own, **values})
+    checkpoint = open_model("model")
+    found = cutting.axes_found(checkpoint)
+    axes = [*found["layer"], *found["unit"]]
+    assert cutting.apart(model, checkpoint, axes, "cut") < 2e-4
+    written = config_of("cut")
     assert "num_hidden_layers" not in written
     assert written["text_config"]["num_hidden_layers"] == 2
 
 
-def test_a_config_without_a_type_opens(tmp_path):
-    cutting.saved("electra", tmp_path)
-    change_config(tmp_path, "model_type", architectures=["ElectraModel"])
-    with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match='names no "model_type"'):
-        checkpoint.require_architecture()
+def test_a_config_without_a_type_opens():
+    cutting.saved("electra", "model")
+    change_config("model", "model_type", architectures=["ElectraModel"])
+    with pytest.raises(CheckpointError, match='names no "model_type"'):
+        open_model("model").require_architecture()
 
 
-def test_single_heads_of_one_stack_stay_when_the_other_loses_heads(tmp_path):
+def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
     """T5Gemma's decoder keeps one key/value head in each attention first; its query heads look like heads then."""
-    cutting.saved("t5gemma", tmp_path / "model")
+    cutting.saved("t5gemma", "model")
     for source, output, kinds in (("model", "once", ["head"]), ("once", "twice", ["unit", "head"])):
-        with open_model(tmp_path / source) as checkpoint:
-            found = cutting.axes_found(checkpoint)
-            axes = [axis for kind in kinds for axis in found[kind]]
-            kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
-            apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), tmp_path / output)
-    load_model(tmp_path / "twice", device="cpu")
+        checkpoint = open_model(source)
+        found = cutting.axes_found(checkpoint)
+        axes = [axis for kind in kinds for axis in found[kind]]
+        kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
+        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+    load("twice")
 
 
-def test_older_names_of_norms(tmp_path):
-    model = cutting.saved("electra", tmp_path / "model", "masked")
-    path = tmp_path / "model" / "model.safetensors"
+def test_older_names_of_norms():
+    model = cutting.saved("electra", "model", "masked")
+    path = "model/model.safetensors"
     tensors = load_file(path)
     for name in [*tensors]:
         older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
         tensors[older.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    with open_model(tmp_path / "model") as checkpoint:
-        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
 def test_single_layers_with_sizes_of_their_own_have_small_copies():
@@ -509,19 +501,19 @@ def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.Pre
     assert Trial.of(skeleton, layer_keys(skeleton)).modules
 
 
-def test_labels_are_no_layers(tmp_path):
+def test_labels_are_no_layers():
     model = transformers.ElectraForSequenceClassification(tiny.tiny_config("electra")).eval()
-    model.save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
-def test_every_name_of_the_depth_follows(tmp_path):
+def test_every_name_of_the_depth_follows():
     """Published configs of BlenderBot, LED and others have another name of it, which transformers believes."""
-    model = cutting.saved("blenderbot-small", tmp_path / "model")
-    change_config(tmp_path / "model", num_hidden_layers=config_of(tmp_path / "model")["encoder_layers"])
-    with open_model(tmp_path / "model") as checkpoint:
-        assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), tmp_path / "out") < 2e-4
+    model = cutting.saved("blenderbot-small", "model")
+    change_config("model", num_hidden_layers=config_of("model")["encoder_layers"])
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
 def test_layers_that_the_depth_scales_are_refused(opened):
@@ -530,26 +522,25 @@ def test_layers_that_the_depth_scales_are_refused(opened):
 
 
 @pytest.mark.parametrize("model_type", ["granite", "modernbert"])
-def test_the_class_is_found_by_the_tensors(model_type, tmp_path):
-    model = cutting.saved(model_type, tmp_path)
-    change_config(tmp_path, "architectures")
-    with open_model(tmp_path) as checkpoint:
-        assert checkpoint.require_architecture().model_class == type(model).__name__
+def test_the_class_is_found_by_the_tensors(model_type):
+    model = cutting.saved(model_type, "model")
+    change_config("model", "architectures")
+    assert open_model("model").require_architecture().model_class == type(model).__name__
 
 
-def test_missing_tensors_are_named(tmp_path):
-    cutting.saved("granite", tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
+def test_missing_tensors_are_named():
+    cutting.saved("granite", "model")
+    tensors = load_file("model/model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, tmp_path / "model.safetensors")
+    save_file(tensors, "model/model.safetensors")
     named = r"1 missing \(model\.layers\.1\.mlp\.up_proj\.weight\)"
-    with open_model(tmp_path) as checkpoint, pytest.raises(CheckpointError, match=named):
-        checkpoint.check()
+    with pytest.raises(CheckpointError, match=named):
+        open_model("model").check()
 
 
-def test_a_tensor_that_the_class_would_leave_out_of_a_layer_is_refused(tmp_path):
+def test_a_tensor_that_the_class_would_leave_out_of_a_layer_is_refused():
     """Relative positions, which transformers' class no longer has; buffers of older classes are no fault."""
-    path, layer = tmp_path / "model", "electra.encoder.layer.1.attention.self"
+    path, layer = Path("model"), "electra.encoder.layer.1.attention.self"
     cutting.saved("electra", path)
     state = {**load_file(path / "model.safetensors"), f"{layer}.masked_bias": torch.zeros(1)}
     save_file(state, path / "model.safetensors")
@@ -563,46 +554,42 @@ def test_a_tensor_that_the_class_would_leave_out_of_a_layer_is_refused(tmp_path)
         checkpoint.check()
 
 
-def test_a_config_that_its_class_refuses_is_named(tmp_path):
-    cutting.saved("granite", tmp_path)
-    change_config(tmp_path, hidden_act="none of these")
-    with (
-        open_model(tmp_path) as checkpoint,
-        pytest.raises(CheckpointError, match=r"config\.json: transformers"),
-    ):
-        checkpoint.require_architecture()
+def test_a_config_that_its_class_refuses_is_named():
+    cutting.saved("granite", "model")
+    change_config("model", hidden_act="none of these")
+    with pytest.raises(CheckpointError, match=r"config\.json: transformers"):
+        open_model("model").require_architecture()
 
 
-def test_random_numbers_of_the_caller_are_left_alone(tmp_path):
-    cutting.saved("granite", tmp_path)
+def test_random_numbers_of_the_caller_are_left_alone():
+    cutting.saved("granite", "model")
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    with open_model(tmp_path) as checkpoint:
-        checkpoint.require_architecture()
-        require_replaceable(checkpoint.probed.trial)
+    checkpoint = open_model("model")
+    checkpoint.require_architecture()
+    require_replaceable(checkpoint.probed.trial)
     assert torch.rand(1) == expected
 
 
-def test_query_heads_of_some_layers_share_others_keys(tmp_path):
+def test_query_heads_of_some_layers_share_others_keys():
     """Gemma 4's layers that see all tokens have fewer key/value heads: half of the queries may fit them by chance."""
     config = tiny.tiny_config("gemma4_text")
     config.attention_k_eq_v, config.num_attention_heads, config.num_key_value_heads = True, 16, 8
     config.per_layer_config = {2: {"head_dim": 8, "num_key_value_heads": 2}}
-    transformers.Gemma4ForCausalLM(config).save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert not checkpoint.probed.units.heads
+    transformers.Gemma4ForCausalLM(config).save_pretrained("model")
+    assert not open_model("model").probed.units.heads
 
 
-def test_the_small_copy_ignores_the_type_of_the_weights(tmp_path):
+def test_the_small_copy_ignores_the_type_of_the_weights():
     """Gemma multiplies embeddings by a buffer that is rounded to the type in which a class is made."""
     config = tiny.tiny_config("gemma3")
     config.dtype = "bfloat16"
-    tiny.auto_class("gemma3")(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert {*cutting.axes_found(checkpoint)} == {"layer", "unit", "head"}
-        (axis,) = axes_of(checkpoint, "token")
-        assert axis.carriers
+    tiny.auto_class("gemma3")(config).to(torch.bfloat16).save_pretrained("model")
+    checkpoint = open_model("model")
+    assert {*cutting.axes_found(checkpoint)} == {"layer", "unit", "head"}
+    (axis,) = axes_of(checkpoint, "token")
+    assert axis.carriers
 
 
 def test_tensors_are_tied_where_no_key_says_so(opened):
@@ -611,22 +598,22 @@ def test_tensors_are_tied_where_no_key_says_so(opened):
     checkpoint.check()
 
 
-def test_a_pattern_that_the_class_no_longer_reads_follows(tmp_path):
+def test_a_pattern_that_the_class_no_longer_reads_follows():
     """Published Nemotron-H say their layers in letters, which vLLM reads; transformers makes a list of these."""
-    model = tmp_path / "model"
+    model = "model"
     cutting.saved("nemotron_h", model)
     letters = {"linear_attention": "M", "moe": "E", "full_attention": "*", "mlp": "-"}
     pattern = "".join(letters[kind] for kind in config_of(model)["layers_block_type"])
     change_config(model, "layers_block_type", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
-    with open_model(model) as checkpoint:
-        (axis,) = axes_of(checkpoint, "layer")
-        apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), tmp_path / "out")
-    config = config_of(tmp_path / "out")
+    checkpoint = open_model(model)
+    (axis,) = axes_of(checkpoint, "layer")
+    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    config = config_of("out")
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1
 
 
-def test_positions_that_say_how_wide_a_head_is(tmp_path):
+def test_positions_that_say_how_wide_a_head_is():
     """Long contexts have a factor for each frequency: the small copy, whose heads are narrower, has fewer."""
     config = tiny.tiny_config("phimoe")
     config.hidden_size = 256
@@ -639,25 +626,21 @@ def test_positions_that_say_how_wide_a_head_is(tmp_path):
         "short_factor": [1.1] * 32,
         "long_factor": [2.1] * 32,
     }
-    tiny.auto_class("phimoe")(config).save_pretrained(tmp_path / "model")
-    with open_model(tmp_path / "model") as checkpoint:
-        assert {"layer", "head"} <= {*cutting.axes_found(checkpoint)}
+    tiny.auto_class("phimoe")(config).save_pretrained("model")
+    assert {"layer", "head"} <= {*cutting.axes_found(open_model("model"))}
 
 
 @pytest.mark.parametrize("command", [prune_layers, prune_ffn])
-def test_a_model_of_images_is_measured_under_the_names_of_its_class(command, tmp_path):
-    cutting.saved("gemma3", tmp_path / "model")
-    write_plain_tokenizer(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("the hen then ten tins on it\n" * 20)
-    with open_model(tmp_path / "model") as checkpoint:
-        assert {ffn.output.rpartition(".")[2] for ffn in checkpoint.layout.ffns} == {"down_proj"}
-    given = ("--text", tmp_path / "text.txt", "--ratio", "0.5", "-o", tmp_path / "out")
-    done(command, tmp_path / "model", *given)
+def test_a_model_of_images_is_measured_under_the_names_of_its_class(command):
+    cutting.saved("gemma3", "model")
+    write_plain_tokenizer("model")
+    Path("text.txt").write_text("the hen then ten tins on it\n" * 20)
+    assert {ffn.output.rpartition(".")[2] for ffn in open_model("model").layout.ffns} == {"down_proj"}
+    done(command, "model --text text.txt --ratio 0.5 -o out")
 
 
-def test_a_module_is_found_by_rules_that_ask_for_a_dot_behind_it(tmp_path):
-    model = cutting.saved("bailing_hybrid", tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        (layer, *_) = checkpoint.layout.own_attentions
+def test_a_module_is_found_by_rules_that_ask_for_a_dot_behind_it():
+    model = cutting.saved("bailing_hybrid", "model")
+    (layer, *_) = open_model("model").layout.own_attentions
     assert layer.output.endswith("attention.dense")
     assert isinstance(submodule(model, layer.output), torch.nn.Linear)

@@ -18,6 +18,7 @@ from prunecli.running.layerwise.runner import Layerwise
 from prunecli.text.tokens import load_tokenizer
 from tests.gpu.pretend import Pretend
 from tests.methods.experts.test_collect import PAIRS, TEXT
+from tests.opening import load
 from tests.reference.routing import sparse_ffn as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -104,9 +105,7 @@ def test_of_a_decoding_step(gpu, tmp_path):
     path = tiny_nllb_moe(tmp_path / "moe")
     tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     search = {"num_beams": 2, "max_new_tokens": 6, "min_new_tokens": 6, "forced_bos_token_id": 7}
-    want = load_model(path, device="cpu", dtype="float32").generate(
-        input_ids=tokens, attention_mask=real, **search
-    )
+    want = load(path).generate(input_ids=tokens, attention_mask=real, **search)
     steps = []
     with gpu:
         model = load_model(path, device=gpu.device, dtype="float32")
@@ -127,8 +126,7 @@ def test_of_a_decoding_step(gpu, tmp_path):
 def test_of_taking_gate_statistics(gpu, tmp_path):
     """All layers' sums come to the host at once, and are those of a run on a CPU."""
     path, taken = tiny_nllb_moe(tmp_path / "moe"), []
-    with open_model(path) as checkpoint:
-        observer = GateObserver(checkpoint.mixtures)
+    observer = GateObserver(open_model(path).mixtures)
     tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     for where in (gpu, None):
         with nullcontext() if where is None else where, torch.inference_mode():

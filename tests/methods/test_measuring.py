@@ -28,8 +28,8 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from tests.contracts.method_contract import load
 from tests.families import cutting, tiny_family
+from tests.opening import load
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 

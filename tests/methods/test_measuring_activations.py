@@ -20,9 +20,10 @@ from prunecli.running.batches import observe_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import make_runner
 from prunecli.running.runner import InMemory
-from tests.contracts.method_contract import load, written
+from tests.contracts.method_contract import written
 from tests.families import cutting
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
+from tests.opening import load
 
 SENTENCES = ([5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 9])
 TARGETS = ([2, 7, 8], [2, 9, 10, 11, 12], [2, 5])
@@ -98,27 +99,27 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
 def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type, tmp_path):
     model = cutting.saved(model_type, tmp_path / "model")
     both = model.config.is_encoder_decoder
-    with open_model(tmp_path / "model") as opened:
-        together, tokens = measured(InMemory(model), opened, [batch_of((0, 1, 2), both)])
-        alone, same = measured(InMemory(model), opened, [batch_of((row,), both) for row in range(3)])
+    opened = open_model(tmp_path / "model")
+    together, tokens = measured(InMemory(model), opened, [batch_of((0, 1, 2), both)])
+    alone, same = measured(InMemory(model), opened, [batch_of((row,), both) for row in range(3)])
     assert tokens == same
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=0)
 
 
 def test_ffns_beside_experts_run_once_layer_by_layer(tmp_path):
     cutting.saved("gemma4_text", tmp_path / "model")
-    with open_model(tmp_path / "model") as opened:
-        given = (opened, choose_devices("cpu"), torch.float32)
-        runners = [make_runner(*given, memory) for memory in (None, 8 << 30)]
-        (_, tokens), (_, same) = (measured(runner, opened, [batch_of((0, 1), False)]) for runner in runners)
+    opened = open_model(tmp_path / "model")
+    given = (opened, choose_devices("cpu"), torch.float32)
+    runners = [make_runner(*given, memory) for memory in (None, 8 << 30)]
+    (_, tokens), (_, same) = (measured(runner, opened, [batch_of((0, 1), False)]) for runner in runners)
     assert tokens == same
 
 
 def test_positions_that_are_no_tokens_are_refused(tmp_path):
     model = cutting.saved("cpmant", tmp_path / "model")
     said = r"runs \[2, 38\] positions for texts of \[2, 6\] tokens"
-    with open_model(tmp_path / "model") as opened, pytest.raises(UnsupportedModelError, match=said):
-        measured(InMemory(model), opened, [batch_of((0, 1), False)])
+    with pytest.raises(UnsupportedModelError, match=said):
+        measured(InMemory(model), open_model(tmp_path / "model"), [batch_of((0, 1), False)])
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
@@ -127,10 +128,10 @@ def test_real_tokens_alone_count(case, tmp_path):
     runner = InMemory(load(directory))
     both = runner.model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
-    with open_model(directory) as opened:
-        found, tokens = measured(runner, opened, batches)
-        by_layer = make_runner(opened, choose_devices("cpu"), torch.float32, memory=8 << 30)
-        streamed = measured(by_layer, opened, batches)
+    opened = open_model(directory)
+    found, tokens = measured(runner, opened, batches)
+    by_layer = make_runner(opened, choose_devices("cpu"), torch.float32, memory=8 << 30)
+    streamed = measured(by_layer, opened, batches)
     expected = by_hand(load(directory), directory, case)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(streamed, (found, tokens), rtol=0, atol=0)
@@ -147,8 +148,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
     )
     run_singly(model)
     tokens = 3 * sum(map(len, SENTENCES)) + 2 * sum(map(len, TARGETS))
-    with open_model(shared) as opened:
-        found, counts = measured(InMemory(load(shared)), opened, [batch_of((0, 1, 2), both=True)])
+    found, counts = measured(InMemory(load(shared)), open_model(shared), [batch_of((0, 1, 2), both=True)])
     assert counts == {"model.encoder.layers.0": tokens}
     np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
 
@@ -159,5 +159,5 @@ def test_activations_that_are_no_numbers(tmp_path):
     held["model.layers.1.mlp.up_proj.weight"][0] = np.nan
     broken = write_copy(source, tmp_path / "broken", held)
     said = r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
-    with open_model(broken) as opened, pytest.raises(PruneError, match=said):
-        measured(InMemory(load(broken)), opened, [batch_of((0, 1), both=False)])
+    with pytest.raises(PruneError, match=said):
+        measured(InMemory(load(broken)), open_model(broken), [batch_of((0, 1), both=False)])

@@ -56,22 +56,20 @@ STATES = ("qwen3_next", "lfm2_moe", "jamba")
 def test_what_a_stock_class_keeps(model_type, dtype, tmp_path):
     model = tiny_mixture(model_type).to(dtype)
     model.save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        cache = find_cache(checkpoint)
-        for length in (11, 24):
-            assert cache.bytes(BATCH, length, dtype.itemsize) == cached_bytes(model, length)
-        assert not cache.unknown
+    cache = find_cache(open_model(tmp_path))
+    for length in (11, 24):
+        assert cache.bytes(BATCH, length, dtype.itemsize) == cached_bytes(model, length)
+    assert not cache.unknown
 
 
 @pytest.mark.parametrize("model_type", WINDOWS)
 def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
     model = tiny_mixture(model_type, **WINDOWS[model_type])
     model.save_pretrained(tmp_path)
-    with open_model(tmp_path) as checkpoint:
-        cache = find_cache(checkpoint)
-        for length in (5, 7, 8, 9, 30):
-            assert cache.bytes(BATCH, length, 4) == cached_bytes(model, length)
-        assert any(layer.most is not None for layer in cache.layers)
+    cache = find_cache(open_model(tmp_path))
+    for length in (5, 7, 8, 9, 30):
+        assert cache.bytes(BATCH, length, 4) == cached_bytes(model, length)
+    assert any(layer.most is not None for layer in cache.layers)
 
 
 @pytest.mark.parametrize(
@@ -80,17 +78,15 @@ def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
 def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key, tmp_path):
     tiny_mixture(model_type).save_pretrained(tmp_path)
     change_config(tmp_path, "layer_types", **{key: 8})
-    with open_model(tmp_path) as checkpoint:
-        cache = find_cache(checkpoint)
-        assert len(cache.unknown) == 1
-        assert all(layer.most is None for layer in cache.layers)
+    cache = find_cache(open_model(tmp_path))
+    assert len(cache.unknown) == 1
+    assert all(layer.most is None for layer in cache.layers)
 
 
 def test_a_state_of_unknown_size_is_said(tmp_path):
     tiny_mixture("qwen3_next").save_pretrained(tmp_path)
     change_config(tmp_path, "linear_key_head_dim")
-    with open_model(tmp_path) as checkpoint:
-        assert "(the first is 0)" in find_cache(checkpoint).unknown[0]
+    assert "(the first is 0)" in find_cache(open_model(tmp_path)).unknown[0]
 
 
 @pytest.mark.parametrize("stated", [0, "8", None])

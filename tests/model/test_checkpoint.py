@@ -44,27 +44,27 @@ def weights(directory: Path, tensors: dict[str, np.ndarray], **options: Any) -> 
 def test_names_types_shapes_and_bytes_are_the_stored_ones(tmp_path, form):
     directory = tiny_nllb_moe(tmp_path / "model", **form)
     stored = random_tensors(config_of(directory), dtype=form.get("dtype", "F32"))
-    with open_model(directory) as checkpoint:
-        assert set(checkpoint.tensors) == set(stored)
-        for name, expected in stored.items():
-            info, values = checkpoint.tensors[name], checkpoint.read(name)
-            assert (info.name, info.shape, info.nbytes) == (name, expected.shape, expected.nbytes)
-            assert values.dtype == expected.dtype
-            assert values.tobytes() == expected.tobytes()
-        assert checkpoint.total_bytes == sum(tensor.nbytes for tensor in stored.values())
-        assert len(checkpoint.files) == form.get("shards", 1)
+    checkpoint = open_model(directory)
+    assert set(checkpoint.tensors) == set(stored)
+    for name, expected in stored.items():
+        info, values = checkpoint.tensors[name], checkpoint.read(name)
+        assert (info.name, info.shape, info.nbytes) == (name, expected.shape, expected.nbytes)
+        assert values.dtype == expected.dtype
+        assert values.tobytes() == expected.tobytes()
+    assert checkpoint.total_bytes == sum(tensor.nbytes for tensor in stored.values())
+    assert len(checkpoint.files) == form.get("shards", 1)
 
 
 def test_a_range_of_bytes(tiny):
     name = "model.shared.weight"
-    with open_model(tiny) as checkpoint:
-        whole = checkpoint.read(name).tobytes()
-        buffer = bytearray(64)
-        assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
-        assert bytes(buffer[:20]) == whole[10:30]
-        assert bytes(checkpoint.read_range(name, 5, 5, buffer)) == b""
-        with pytest.raises(ValueError, match="were asked for"):
-            checkpoint.read_range(name, 0, len(whole) + 1, bytearray(len(whole) + 1))
+    checkpoint = open_model(tiny)
+    whole = checkpoint.read(name).tobytes()
+    buffer = bytearray(64)
+    assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
+    assert bytes(buffer[:20]) == whole[10:30]
+    assert bytes(checkpoint.read_range(name, 5, 5, buffer)) == b""
+    with pytest.raises(ValueError, match="were asked for"):
+        checkpoint.read_range(name, 0, len(whole) + 1, bytearray(len(whole) + 1))
 
 
 def test_no_torch_on_the_way_to_safetensors(tiny):

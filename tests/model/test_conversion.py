@@ -28,8 +28,8 @@ def forgotten(tmp_path, monkeypatch):
 def write_gguf(source: Path, file: Path, *, quantised: bool = False) -> dict[str, Any]:
     """Write a tiny Qwen2 as llama.cpp does it; returns the values under the names of transformers."""
     gguf = pytest.importorskip("gguf")
-    with open_model(source) as checkpoint:
-        config, tensors = checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors}
+    checkpoint = open_model(source)
+    config, tensors = checkpoint.config, {name: checkpoint.read(name) for name in checkpoint.tensors}
     writer = gguf.GGUFWriter(file, "qwen2")
     for name, key in (
         ("context_length", "max_position_embeddings"),
@@ -74,12 +74,12 @@ def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path):
     directory = conversion.checkpoint_directory(file, say=said.append)
     assert said == [f"Decoded from F32 to float32: {file}"]
     assert origin(directory) == {"path": file.name}
-    with open_model(file) as checkpoint, open_model(source) as other:
-        assert checkpoint.path == directory
-        assert {name: checkpoint.read(name).tolist() for name in checkpoint.tensors} == {
-            name: values.tolist() for name, values in tensors.items()
-        }
-        assert checkpoint.fingerprint == other.fingerprint
+    checkpoint = open_model(file)
+    assert checkpoint.path == directory
+    assert {name: checkpoint.read(name).tolist() for name in checkpoint.tensors} == {
+        name: values.tolist() for name, values in tensors.items()
+    }
+    assert checkpoint.fingerprint == open_model(source).fingerprint
     assert AutoTokenizer.from_pretrained(directory).tokenize("the") == ["t", "he"]
     assert conversion.checkpoint_directory(file.parent) != directory  # another name, another conversion
     assert directory.parent.parent == tmp_path
@@ -93,10 +93,10 @@ def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path):
     source = tiny_family(tmp_path / "source", "qwen2", vocab_size=64, hidden_size=64, intermediate_size=96)
     (tmp_path / "model").mkdir()
     tensors = write_gguf(source, tmp_path / "model" / "a.gguf", quantised=True)
-    with open_model(tmp_path / "model") as checkpoint:
-        for name, values in tensors.items():
-            held = checkpoint.read(name).astype(np.float32)
-            assert np.array_equal(held, torch.tensor(values).bfloat16().float().numpy()), name
+    checkpoint = open_model(tmp_path / "model")
+    for name, values in tensors.items():
+        held = checkpoint.read(name).astype(np.float32)
+        assert np.array_equal(held, torch.tensor(values).bfloat16().float().numpy()), name
     write_gguf(source, tmp_path / "model" / "b.gguf")
     with pytest.raises(CheckpointError, match=r"in GGUF \(a.gguf\)"):
         open_model(tmp_path / "model")
@@ -127,11 +127,11 @@ def test_an_adapter_is_merged_into_its_base(tmp_path):
     assert (directory / "chat_template.jinja").read_text() == "own"
     assert (directory / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert not (directory / "adapter_config.json").exists()
-    with open_model(folder) as checkpoint, open_model(base) as other:
-        assert checkpoint.path == directory
-        assert checkpoint.fingerprint != other.fingerprint
-        for name in checkpoint.tensors:
-            assert np.array_equal(checkpoint.read(name), merged[name]), name
+    checkpoint = open_model(folder)
+    assert checkpoint.path == directory
+    assert checkpoint.fingerprint != open_model(base).fingerprint
+    for name in checkpoint.tensors:
+        assert np.array_equal(checkpoint.read(name), merged[name]), name
 
 
 @pytest.mark.parametrize(

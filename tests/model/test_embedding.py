@@ -30,8 +30,8 @@ CHANGES = (
 @pytest.mark.parametrize("case", own_branches(FAMILIES))
 def test_are_those_of_the_stock_class(case, models):
     family = FAMILIES[case]
-    with open_model(models[case]) as checkpoint:
-        tables, model = checkpoint.layout.require_tables(), stock_model(checkpoint.config)
+    checkpoint = open_model(models[case])
+    tables, model = checkpoint.layout.require_tables(), stock_model(checkpoint.config)
     assert (tables.input, {*tables.aliases}) == (family.input[0], {*family.input[1:]})
     assert tables.output == family.output
     assert (tables.vocabulary, tables.model_dim) == tuple(model.get_input_embeddings().weight.shape)

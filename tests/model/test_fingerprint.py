@@ -32,21 +32,18 @@ def test_other_models_differ(tiny, tmp_path, form):
     assert open_model(tiny).fingerprint != open_model(other).fingerprint
 
 
-def changed(directory: Path, name: str, index: int, value: float) -> Path:
+def changed(directory: Path, value: float) -> Path:
     tensors = random_tensors(config_of(directory))
-    tensors[name].reshape(-1)[index] = value
+    tensors["model.decoder.layer_norm.bias"][8] = value
     write_weights(directory, tensors)
     return directory
 
 
 def test_a_value_in_the_middle_of_any_tensor_counts(tiny):
     before = open_model(tiny).fingerprint
-    assert open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, 3.0)).fingerprint != before
+    assert open_model(changed(tiny, 3.0)).fingerprint != before
 
 
 def test_overflow_and_nan_have_a_fingerprint(tiny):
-    marks = {
-        open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, value)).fingerprint
-        for value in (np.nan, 1e30, -1e30, 0.0)
-    }
+    marks = {open_model(changed(tiny, value)).fingerprint for value in (np.nan, 1e30, -1e30, 0.0)}
     assert len(marks) == 4

@@ -12,9 +12,10 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.model.patchwork import NoHeads, OnlyBias
-from tests.contracts.method_contract import load, logits_of
+from tests.contracts.method_contract import logits_of
 from tests.families.family import FfnLayout
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed
+from tests.opening import load
 
 COMPUTED = {"pegasus": {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}}
 """What a model computes at its making, and its class stores all the same."""
@@ -67,8 +68,7 @@ def test_saved_as_stored(case, source, tmp_path):
     before, after = weights(out), weights(tmp_path / "saved")
     assert before.keys() == after.keys() - COMPUTED.get(case, set())
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    with open_model(tmp_path / "saved") as made:
-        made.check()
+    open_model(tmp_path / "saved").check()
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
 

@@ -71,8 +71,7 @@ def embedding(**sides: Any) -> Structure:
     ],
 )
 def test_reasons(models, family, structure, reason, nearest):
-    with open_model(models[family]) as source:
-        support = stock_support(source, structure)
+    support = stock_support(open_model(models[family]), structure)
     assert support.to_json() == {"is_stock": reason is None, "reason": reason, "nearest": nearest}
     assert not reason or not support.config
     end = f"; {nearest} would give one." if nearest else "."
@@ -82,19 +81,19 @@ def test_reasons(models, family, structure, reason, nearest):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3", "bart", "gpt2", "t5", "bert"])
 def test_the_numbers_of_heads_are_those_that_transformers_takes(models, family):
-    with open_model(models[family]) as source:
-        numbers = uniform_heads(source)
-        if family not in ("llama", "mistral", "qwen2", "phi3"):
-            assert numbers == ()
-            return
-        taken = []
-        for kept in range(1, 5):
-            counts = {"num_attention_heads": 2 * kept, "num_key_value_heads": kept, "head_dim": 4}
-            try:
-                CONFIG_MAPPING[family].from_dict({**source.config, **counts})
-            except Exception:  # of whatever kind this version of transformers raises
-                continue
-            taken.append(kept)
+    source = open_model(models[family])
+    numbers = uniform_heads(source)
+    if family not in ("llama", "mistral", "qwen2", "phi3"):
+        assert numbers == ()
+        return
+    taken = []
+    for kept in range(1, 5):
+        counts = {"num_attention_heads": 2 * kept, "num_key_value_heads": kept, "head_dim": 4}
+        try:
+            CONFIG_MAPPING[family].from_dict({**source.config, **counts})
+        except Exception:  # of whatever kind this version of transformers raises
+            continue
+        taken.append(kept)
     assert numbers == tuple(taken)
 
 
@@ -102,5 +101,4 @@ def test_factors_of_long_contexts_bind_the_heads_of_phi3(tmp_path):
     factors = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
     keys = [{"rope_scaling": factors}, {"rope_parameters": factors}]
     for key in keys:
-        with open_model(tiny_family(tmp_path / next(iter(key)), "phi3", **key)) as source:
-            assert uniform_heads(source) == ()
+        assert uniform_heads(open_model(tiny_family(tmp_path / next(iter(key)), "phi3", **key))) == ()

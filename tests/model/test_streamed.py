@@ -49,10 +49,9 @@ def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
 
-def pruned_locally(output, **options):
-    with open_model("org/tiny") as opened:
-        prune(opened, output, **options)
-    return digests(output)
+def pruned_locally(**options):
+    prune(open_model("org/tiny"), Path("local"), **options)
+    return digests(Path("local"))
 
 
 def hidden():
@@ -61,8 +60,7 @@ def hidden():
 
 def kept_bytes(output):
     """Bytes of all tensors of a result."""
-    with open_model(output) as result:
-        return result.total_bytes
+    return open_model(output).total_bytes
 
 
 def overhead(source):
@@ -70,8 +68,7 @@ def overhead(source):
     headers = 0
     for path in source.glob("*.safetensors"):
         headers += 8 + int.from_bytes(path.read_bytes()[:8], "little")
-    with open_model(source) as opened:
-        return headers + sum(16 * 4 for _ in opened.tensors)
+    return headers + sum(16 * 4 for _ in open_model(source).tensors)
 
 
 @pytest.mark.parametrize("dtype", [None, "float16"])
@@ -133,8 +130,7 @@ def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypa
         before = hub.sent
         prune(opened, "streamed")
     assert hub.sent - before == kept_bytes(Path("streamed"))
-    with open_model("org/stacked") as opened:
-        prune(opened, "local")
+    prune(open_model("org/stacked"), "local")
     assert digests(Path("streamed")) == digests(Path("local"))
 
 
@@ -229,7 +225,7 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     assert nbytes > 0.5 * kept_bytes(Path("out"))
     assert changed == "note" or said[0].startswith("Resuming from an ended run: ")
     assert hidden() == []
-    assert digests(Path("out")) == pruned_locally(Path("local"), shard_bytes=1 << 30)
+    assert digests(Path("out")) == pruned_locally(shard_bytes=1 << 30)
 
 
 def test_another_run_does_not_go_on_from_it(unfinished):
@@ -256,7 +252,7 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
         Store(unfinished / NAME, work).put("../source/config.json", [nbytes, 0, ""])
     with stream_model("org/tiny") as opened:
         prune(opened, "out")
-    assert digests(Path("out")) == pruned_locally(Path("local"))
+    assert digests(Path("out")) == pruned_locally()
     assert Path("source/config.json").exists()
     assert hidden() == []
 
@@ -296,7 +292,7 @@ def test_a_killed_run_goes_on(source, hub):
     with stream_model("org/tiny") as opened:
         prune(opened, "out", say=said.append)
     assert said[0].startswith("Resuming")
-    assert digests(Path("out")) == pruned_locally(Path("local"))
+    assert digests(Path("out")) == pruned_locally()
     assert hidden() == []
 
 

@@ -8,10 +8,10 @@ import torch
 import transformers
 
 from prunecli.commands.evaluate import evaluate
-from prunecli.modules.loading import load_model
 from prunecli.running.encoding import lm_windows
 from tests.commands.calls import done
 from tests.families import tiny
+from tests.opening import load
 from tests.tiny import config_of, write_json, write_plain_tokenizer
 
 LINES = tuple("the hen that is on the hat in the inn is a hen"[:length] for length in range(1, 46, 4))
@@ -33,8 +33,8 @@ def without_class(model: Path) -> None:
 def loss_of(model: Path, task: str) -> float:
     text = model.parent / "text.jsonl"
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
-    output = ("--json", "--force", "-o", model.parent / "out.json", "--device", "cpu")
-    result = done(evaluate, model, "--task", task, "--text", text, *output)
+    options = f"--task {task} --text {text} -o {text.with_name('out.json')} --json --force --device cpu"
+    result = done(evaluate, model, options)
     return float(result.json["results"][0]["scores"]["loss"])
 
 
@@ -70,4 +70,4 @@ def test_masked_language_models(model_type, tmp_path):
 def test_without_architectures_the_weights_say_the_class(family, head, tmp_path):
     source = saved(tmp_path / "model", family.lower(), "causal", f"{family}{head}")
     without_class(source)
-    assert type(load_model(source, device="cpu")).__name__ == f"{family}{head}"
+    assert type(load(source)).__name__ == f"{family}{head}"

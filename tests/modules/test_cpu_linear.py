@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import prunecli
 from prunecli.modules import cpu_linear
 from prunecli.modules.cpu_linear import (
     InferenceLinear,
@@ -22,6 +21,7 @@ from prunecli.modules.cpu_linear import (
 from prunecli.modules.loading import load_for_decoding
 from tests.families import DECODERS, TRANSLATORS
 from tests.families.records import own_branches
+from tests.opening import load
 from tests.tiny import tiny_nllb_moe
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -119,11 +119,11 @@ def test_gradients_are_those_of_the_stock_layer(calls):
 def test_a_loaded_model_decodes_as_before(tmp_path, calls):
     path = tiny_nllb_moe(tmp_path / "model")
     ids = torch.tensor([[5, 6, 7, 2]])
-    fast = prunecli.load_model(path, device="cpu", dtype="float32")
+    fast = load(path)
     made = fast.generate(ids, num_beams=2, max_new_tokens=6)
     assert calls
     cpu_linear.MIN_ONEDNN = 1 << 30  # the fixture undoes it
-    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    stock = load(path)
     assert not any(isinstance(module, InferenceLinear) for module in stock.modules())
     assert torch.equal(made, stock.generate(ids, num_beams=2, max_new_tokens=6))
     assert fast.state_dict().keys() == stock.state_dict().keys()
@@ -180,7 +180,7 @@ def test_families_decode_the_same(model_type, models):
     path = models[model_type]
     ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 2]])
     packed = load_for_decoding(path, device="cpu", dtype="float32")
-    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    stock = load(path)
     # GPT-2 has layers of its own in the place of nn.Linear, and a tied output
     assert any(isinstance(module, PackedLinear) for module in packed.modules()) == (model_type != "gpt2")
     made, want = (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.loading import load_model
+from tests.opening import load
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES, Quantised, float8, gptq, mxfp4
 from tests.stock_mixtures import tiny_mixture
@@ -152,7 +152,7 @@ def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     theirs = (
         type(model).from_pretrained(tmp_path / "stored", quantization_config=how, dtype=torch.float32).eval()
     )
-    ours = load_model(tmp_path / "stored", device="cpu", dtype="float32")
+    ours = load(tmp_path / "stored")
     held = theirs.state_dict()
     assert ours.state_dict().keys() == held.keys()
     assert all(torch.equal(tensor, held[name]) for name, tensor in ours.state_dict().items())
@@ -160,7 +160,7 @@ def test_as_transformers_reads_them(model_type, scheme, sizes, tmp_path):
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
     ours.save_pretrained(tmp_path / "saved")  # what is saved is plain, and says so
     assert "quantization_config" not in config_of(tmp_path / "saved")
-    again = load_model(tmp_path / "saved", device="cpu", dtype="float32")
+    again = load(tmp_path / "saved")
     assert torch.equal(again(ids).logits, theirs(ids).logits)
     assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
 
@@ -171,10 +171,10 @@ def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path):
         tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", lambda name: ".experts." in name
     )
     change_config(tmp_path / "fp8", tie_word_embeddings=True)
-    with open_model(tmp_path / "fp8") as stored:
-        assert {*as_run(stored, torch.float32).tensors} == {*stored.tensors} - {
-            part for weight in stored.quantised.values() for part in weight.parts.values()
-        } | {*stored.quantised}
+    stored = open_model(tmp_path / "fp8")
+    assert {*as_run(stored, torch.float32).tensors} == {*stored.tensors} - {
+        part for weight in stored.quantised.values() for part in weight.parts.values()
+    } | {*stored.quantised}
 
 
 def test_experts_of_another_width_than_config_json_says(tmp_path):
@@ -182,4 +182,4 @@ def test_experts_of_another_width_than_config_json_says(tmp_path):
     quantise(tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", is_expert)
     change_config(tmp_path / "fp8", moe_intermediate_size=48)
     with pytest.raises(CheckpointError, match="have 64 rows, the model wants 96"):
-        load_model(tmp_path / "fp8", device="cpu", dtype="float32")
+        load(tmp_path / "fp8")

@@ -16,12 +16,12 @@ from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.rewrite import Rewrite
 from prunecli.modules.define import DefineEmbedding, DefineOutput
 from prunecli.modules.drawing import random_model
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.factorised import decided
 from tests.families.records import CASES, DISTINCT
 from tests.ffn_layouts import tiny
+from tests.opening import load
 from tests.selections import kept_heads
 
 
@@ -46,10 +46,10 @@ def drawn(
     source: Path, reduce: Callable[[Checkpoint], Rewrite], folder: Path
 ) -> tuple[torch.nn.Module, Path]:
     """The random model of what `reduce` writes, and the result itself, with weights."""
-    with open_model(source) as opened:
-        rewrite = reduce(opened)
-        apply(opened, rewrite, folder / "reduced")
-        apply(opened, rewrite, folder / "config", weights=False)
+    opened = open_model(source)
+    rewrite = reduce(opened)
+    apply(opened, rewrite, folder / "reduced")
+    apply(opened, rewrite, folder / "config", weights=False)
     config = transformers.PreTrainedConfig.get_config_dict(folder / "config")[0]
     return random_model(
         ConfiguredCheckpoint(folder / "config" / "config.json", config), 0
@@ -79,7 +79,7 @@ def alike(first: float, second: float, *sizes: int) -> bool:
 def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
     source = tiny(tmp_path / "model", case)
     model, reduced = drawn(source, reduce, tmp_path)
-    loaded = load_model(reduced, device="cpu", dtype="float32")
+    loaded = load(reduced)
     assert {name: value.shape for name, value in model.named_parameters()} == {
         name: value.shape for name, value in loaded.named_parameters()
     }
@@ -107,7 +107,7 @@ def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
 def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case, options, tmp_path):
     source = tiny(tmp_path / "model", case)
     model, reduced = drawn(source, partial(decided, **options), tmp_path)
-    loaded = load_model(reduced, device="cpu", dtype="float32")
+    loaded = load(reduced)
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
     table = next(iter(CASES[case].input))
     expected, size = stock_spread(source)[f"{table}.weight"]

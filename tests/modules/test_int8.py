@@ -53,18 +53,17 @@ def test_a_loaded_model_is_near(case, models):
         for ffn in model.modules()
         if isinstance(ffn, Int8SparseFFN)
     )
-    with open_model(path) as checkpoint:
-        assert weight_bytes(checkpoint, "I8") == pytest.approx(
-            model_sizes(model)["parameter_bytes"] + scales, rel=0.05
-        )
+    assert weight_bytes(open_model(path), "I8") == pytest.approx(
+        model_sizes(model)["parameter_bytes"] + scales, rel=0.05
+    )
 
 
 def test_refused_where_it_cannot_run(models, monkeypatch):
-    with open_model(models["t5"]) as checkpoint:
-        with pytest.raises(UsageError, match="`dtype=int8` is for CPUs, not for cuda:1"):
-            candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)
-        with pytest.raises(UsageError, match="`dtype=int8`: no such type"):
-            candidates("int8", [checkpoint], CPU)  # of what is trained, or measured inside
-        monkeypatch.setattr(int8, "multiplies_bytes", lambda: False)
-        with pytest.raises(UsageError, match="no products of bytes"):
-            candidates("int8", [checkpoint], CPU, only_runs=True)
+    checkpoint = open_model(models["t5"])
+    with pytest.raises(UsageError, match="`dtype=int8` is for CPUs, not for cuda:1"):
+        candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)
+    with pytest.raises(UsageError, match="`dtype=int8`: no such type"):
+        candidates("int8", [checkpoint], CPU)  # of what is trained, or measured inside
+    monkeypatch.setattr(int8, "multiplies_bytes", lambda: False)
+    with pytest.raises(UsageError, match="no products of bytes"):
+        candidates("int8", [checkpoint], CPU, only_runs=True)

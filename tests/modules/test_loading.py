@@ -30,9 +30,9 @@ def source(tmp_path):
 
 
 def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
-    with open_model(source) as opened:
-        rewrite = cut(opened, kept_experts(kept))
-        apply(opened, rewrite, output)
+    opened = open_model(source)
+    rewrite = cut(opened, kept_experts(kept))
+    apply(opened, rewrite, output)
     return output
 
 

@@ -9,7 +9,6 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from prunecli.modules import logits
-from prunecli.modules.loading import load_model
 from prunecli.running.batches import token_losses
 from prunecli.running.examples import Batch
 from prunecli.text.choice import TaskName
@@ -17,12 +16,13 @@ from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
 from tests.families import tiny, tiny_family
 from tests.families.records import CASES
+from tests.opening import load
 from tests.reference.losses import nll
 from tests.tiny import VOCAB
 
 
-def batch_of(task: TaskName, seed: int = 0, vocabulary: int = VOCAB) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
+def batch_of(task: TaskName, vocabulary: int = VOCAB) -> Batch:
+    generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, vocabulary, (3, 11), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, 7:] = mask[2, 2:] = 0
@@ -51,7 +51,7 @@ def expected(model: Any, batch: Batch) -> list[float]:
     ]
 
 
-def positions(monkeypatch: pytest.MonkeyPatch, count: int, vocabulary: int = VOCAB) -> None:
+def positions(monkeypatch: pytest.MonkeyPatch, count: int, vocabulary: int) -> None:
     monkeypatch.setattr(logits, "BLOCK_VALUES", count * vocabulary)
 
 
@@ -67,8 +67,8 @@ def heads_given(model: Any) -> list[int]:
     "model_type", ["m2m_100", "bart", "t5", "bert", "distilbert", "gpt2", "opt", "gemma2"]
 )
 def test_every_declared_family(model_type, models, monkeypatch):
-    model = load_model(models[model_type], device="cpu")
-    batch = batch_of(CASES[model_type].task, vocabulary=model.config.vocab_size)
+    model = load(models[model_type])
+    batch = batch_of(CASES[model_type].task, model.config.vocab_size)
     wanted = expected(model, batch)
     positions(monkeypatch, 4, model.config.vocab_size)
     given = heads_given(model)
@@ -132,7 +132,7 @@ class _Table(nn.Module):
 @pytest.mark.parametrize("kind", ["no body", "a tuple", "twice", "all positions at once"])
 def test_heads_that_cannot_be_cut_are_whole(kind, monkeypatch):
     torch.manual_seed(0)
-    model, batch = _Odd(kind), batch_of("lm", vocabulary=60)
+    model, batch = _Odd(kind), batch_of("lm", 60)
     wanted = expected(model, batch)
     positions(monkeypatch, 5, 60)
     sums, _ = token_losses(model, batch)
@@ -140,7 +140,7 @@ def test_heads_that_cannot_be_cut_are_whole(kind, monkeypatch):
 
 
 def test_an_error_below_the_head_is_not_hidden(monkeypatch):
-    model, batch = _Odd("no error"), batch_of("lm", vocabulary=60)
+    model, batch = _Odd("no error"), batch_of("lm", 60)
     model.body.forward = lambda *_: 1 / 0  # type: ignore[method-assign]
     positions(monkeypatch, 5, 60)
     with pytest.raises(ZeroDivisionError):
@@ -149,9 +149,9 @@ def test_an_error_below_the_head_is_not_hidden(monkeypatch):
 
 def test_gradients_are_those_of_the_whole(models, tmp_path, monkeypatch):
     """With a teacher, and the distance of hidden states."""
-    model = load_model(models["t5"], device="cpu")
-    teacher = load_model(tiny_family(tmp_path, "t5", seed=1), device="cpu").requires_grad_(False)
-    batch = batch_of(CASES["t5"].task, vocabulary=model.config.vocab_size)
+    model = load(models["t5"])
+    teacher = load(tiny_family(tmp_path, "t5", seed=1)).requires_grad_(False)
+    batch = batch_of(CASES["t5"].task, model.config.vocab_size)
     given = {**batch.inputs, "labels": batch.labels}
     objective = Objective(LossOptions(0.1, 0.3, 2.0, 0.5), teacher)
 
@@ -173,7 +173,7 @@ def test_gradients_are_those_of_the_whole(models, tmp_path, monkeypatch):
 
 
 def test_perceiver_predicts_at_more_positions_than_a_text_has():
-    model, batch = tiny.build("perceiver"), batch_of("mlm", vocabulary=90)
+    model, batch = tiny.build("perceiver"), batch_of("mlm", 90)
     with torch.no_grad():
         found = token_losses(model, batch)[0].tolist()
     assert found == pytest.approx(expected(model, batch), rel=1e-4)

@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
 
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.loading import load_model
 from prunecli.modules.saving import stock_names
 from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
+from tests.opening import load
 from tests.tiny import config_of, tiny_nllb_moe
 
 KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
@@ -31,16 +31,15 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(params=list(KEPT))
 def opened(request, tmp_path):
     path = checkpoint(tmp_path, request.param)
-    return path, load_model(path, device="cpu")
+    return path, load(path)
 
 
 def test_saved_opens_with_the_same_logits(opened, tmp_path):
     path, model = opened
     out = tmp_path / "out"
     model.save_pretrained(out, max_shard_size="20KB")
-    with open_model(out) as made:
-        made.check()
-    assert torch.equal(logits(load_model(out, device="cpu")), logits(model))
+    open_model(out).check()
+    assert torch.equal(logits(load(out)), logits(model))
     before, after = tensors(path), tensors(out)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -73,9 +72,8 @@ def test_a_second_save_writes_the_same_bytes(opened, tmp_path):
 def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
     """transformers clones what shares a storage: the experts would be in memory twice."""
     path = checkpoint(tmp_path, "full")
-    model = load_model(path, device="cpu")
-    with open_model(path) as made:
-        layers = made.require_mixtures()
+    model = load(path)
+    layers = open_model(path).require_mixtures()
     names = stock_names(model.state_dict(), layers)
     held = [names[f"model.encoder.layers.1.ffn.experts.expert_{e}.fc1.weight"] for e in range(8)]
     stacked = model.model.encoder.layers[1].ffn.fc1_weight
@@ -87,7 +85,7 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
     "options", [{"push_to_hub": True}, {"variant": "fp16"}, {"distributed_checkpoint": True}]
 )
 def test_what_nothing_would_open_is_refused(tmp_path, options):
-    model = load_model(checkpoint(tmp_path, "full"), device="cpu")
+    model = load(checkpoint(tmp_path, "full"))
     with pytest.raises(ValueError, match=next(iter(options))):
         model.save_pretrained(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

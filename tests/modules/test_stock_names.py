@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prunecli import load_model
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.skeleton import stored_form
 from prunecli.modules.stock_names import not_run
+from tests.opening import load
 from tests.stock_mixtures import tiny_mixture
 
 WEIGHTS = "model.safetensors"
@@ -26,10 +26,9 @@ def saved(folder: Path, model_type: str, **config: Any) -> Path:
 
 def assert_as_stored(folder: Path, absent: set[str] = frozenset()) -> None:
     """The model that is loaded of a directory goes back to its file, tensor by tensor."""
-    model = load_model(folder, device="cpu", dtype="float32")
+    model = load(folder)
     files = load_file(folder / WEIGHTS)
-    with open_model(folder) as source:
-        assert {*not_run(model, source)} == absent
+    assert {*not_run(model, open_model(folder))} == absent
     found = stored_form(model)
     assert found.keys() >= files.keys() - absent
     for name in files.keys() - absent:
@@ -63,12 +62,12 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     blocks = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
     made = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for block in blocks:
-
-        def every(part: str, block: str = block) -> Tensor:
-            return torch.stack([tensors[f"{block}.experts.{number}.{part}.weight"] for number in range(8)])
-
-        made[f"{block}.experts.gate_up_proj"] = torch.cat([every("gate_proj"), every("up_proj")], dim=1)
-        made[f"{block}.experts.down_proj"] = every("down_proj")
+        gate, up, down = (
+            torch.stack([tensors[f"{block}.experts.{number}.{part}_proj.weight"] for number in range(8)])
+            for part in ("gate", "up", "down")
+        )
+        made[f"{block}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        made[f"{block}.experts.down_proj"] = down
     return made
 
 
@@ -87,9 +86,10 @@ def test_a_tied_output_is_not_stored(tmp_path):
 
 
 def test_what_would_be_written_otherwise_is_refused(tmp_path):
-    model = load_model(saved(tmp_path / "one", "qwen3_moe"), device="cpu")
+    model = load(saved(tmp_path / "one", "qwen3_moe"))
     narrow = saved(tmp_path / "other", "qwen3_moe", moe_intermediate_size=16)
-    with open_model(narrow) as source, pytest.raises(UnsupportedModelError, match="otherwise than it writes"):
+    source = open_model(narrow)
+    with pytest.raises(UnsupportedModelError, match="otherwise than it writes"):
         not_run(model, source)
     config = json.loads((tmp_path / "one/config.json").read_text())
     tensors = load_file(tmp_path / "one" / WEIGHTS)
@@ -97,8 +97,6 @@ def test_what_would_be_written_otherwise_is_refused(tmp_path):
         {f"model.{name}" if "embed" in name else name: one for name, one in tensors.items()}, narrow / WEIGHTS
     )
     (narrow / "config.json").write_text(json.dumps({**config, "model_type": "flex_olmo"}))
-    with (
-        open_model(narrow) as source,
-        pytest.raises(UnsupportedModelError, match=r"model\.embed_tokens\.weight"),
-    ):
+    source = open_model(narrow)
+    with pytest.raises(UnsupportedModelError, match=r"model\.embed_tokens\.weight"):
         not_run(model, source)

@@ -53,10 +53,10 @@ def heads(found: Page, caption: str) -> dict[tuple[str, str], float]:
     return {(row["row"], row["column"]): row["value"] for row in found.rows(caption, "rect")}
 
 
-def reduced(directory, source, steps, **structure):
-    """A copy of `source` whose config.json tells of steps; nothing is removed but what `structure` says."""
+def reduced(directory, source, steps):
+    """A copy of `source` whose config.json tells of steps; nothing is removed."""
     shutil.copytree(source, directory)
-    change_config(directory, prunecli={"version": 1, "history": steps, **structure})
+    change_config(directory, prunecli={"version": 1, "history": steps})
     return directory
 
 

@@ -138,18 +138,18 @@ def test_damaged_statistics_are_refused(given, spoil, message, tmp_path):
 
 
 def test_statistics_match_the_model_that_was_run(tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        given = statistics(["a-b"], checkpoint.fingerprint)
-        match_gates(given, checkpoint)
-        match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
-        for other, message in (
-            (changed(given, fingerprint="sha256:1"), "another model"),
-            (changed(given, top_k=8), "picks: 8; that model: 2"),
-            (changed(given, num_experts=16), "experts per layer: 16; that model: 8"),
-            (changed(given, layers=LAYERS[:3]), "sparse layers: "),
-        ):
-            with pytest.raises(StatisticsError, match=message):
-                match_gates(other, checkpoint)
+    checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
+    given = statistics(["a-b"], checkpoint.fingerprint)
+    match_gates(given, checkpoint)
+    match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
+    for other, message in (
+        (changed(given, fingerprint="sha256:1"), "another model"),
+        (changed(given, top_k=8), "picks: 8; that model: 2"),
+        (changed(given, num_experts=16), "experts per layer: 16; that model: 8"),
+        (changed(given, layers=LAYERS[:3]), "sparse layers: "),
+    ):
+        with pytest.raises(StatisticsError, match=message):
+            match_gates(other, checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
 
 def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
     tiny_family(tmp_path / "m", "marian")
-    with open_model(tmp_path / "m") as opened:
-        payload = scored(opened)
+    payload = scored(open_model(tmp_path / "m"))
     found = read(payload).frame("heads")
     name = next(iter(payload["ids"]))
     own = found[found.attention == module_of(name)]

@@ -191,13 +191,11 @@ def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
 
 def scored(path: Path, kind: Any = "head") -> Scores:
     method = {"head": "gradient", "unit": "activation", "layer": "cosine"}[kind]
-    with open_model(path) as checkpoint:
-        return scores_of_all(checkpoint, kind, np.random.default_rng(0), method=method)
+    return scores_of_all(open_model(path), kind, np.random.default_rng(0), method=method)
 
 
 def check(made: Scores, path: Path) -> Scores:
-    with open_model(path) as checkpoint:
-        return match_scores(made, checkpoint)
+    return match_scores(made, open_model(path))
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:
@@ -231,8 +229,8 @@ def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):
     with pytest.raises(StatisticsError, match=f"lack head 1 of {A}"):
         check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
     path = written(tmp_path / "heads.json", made)
-    with open_model(tiny_nllb_moe(tmp_path / "larger", layers=3)) as checkpoint:
-        with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
-            scores_for(checkpoint, (path,), "head")
-        with pytest.raises(StatisticsError, match="no such file"):
-            scores_for(checkpoint, (tmp_path / "none.json",), "head")
+    checkpoint = open_model(tiny_nllb_moe(tmp_path / "larger", layers=3))
+    with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
+        scores_for(checkpoint, (path,), "head")
+    with pytest.raises(StatisticsError, match="no such file"):
+        scores_for(checkpoint, (tmp_path / "none.json",), "head")

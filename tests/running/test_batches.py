@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.modules.loading import load_model
 from prunecli.modules.pooling import Pooling
 from prunecli.running.batches import batch_vectors, example_losses
 from prunecli.running.encoding import (
@@ -25,6 +24,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import read_labelled
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny, tiny_family
+from tests.opening import load
 from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss
 from tests.tiny import tiny_nllb_moe
 
@@ -54,7 +54,7 @@ def made(shared_path):
                 if family == "nllb-moe"
                 else tiny_family(shared_path / key, family, **changes)
             )
-            held[key] = load_model(path, device="cpu"), load_tokenizer(path)
+            held[key] = load(path), load_tokenizer(path)
         return held[key]
 
     return make

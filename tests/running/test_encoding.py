@@ -6,7 +6,6 @@ import torch
 import transformers
 from torch.nn import functional
 
-from prunecli import load_model
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
@@ -28,6 +27,7 @@ from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import cutting, tiny, tiny_family
+from tests.opening import load
 from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import PAIRS
@@ -36,7 +36,7 @@ CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 
 
 
 def opened(path):
-    return load_tokenizer(path), load_model(path, device="cpu")
+    return load_tokenizer(path), load(path)
 
 
 def whole(examples):
@@ -169,7 +169,7 @@ def test_how_tokens_are_hidden(models):
 @pytest.mark.parametrize("key", ["pad_token_id", "decoder_start_token_id"])
 @pytest.mark.parametrize("family", ["t5", "m2m_100"])
 def test_inputs_of_decoders_want_both_tokens(models, family, key):
-    model = load_model(models[family], device="cpu")
+    model = load(models[family])
     setattr(model.config, key, None)
     with pytest.raises(CheckpointError, match=f"no {key}"):
         encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
@@ -200,7 +200,7 @@ def make(tmp_path_factory):
             tokenizer.add_special_tokens(special)
         else:
             tokenizer.add_tokens(["hen"])
-        return tokenizer, load_model(path, device="cpu")
+        return tokenizer, load(path)
 
     return made
 

@@ -36,8 +36,7 @@ def model(shared_path):
 
 @pytest.fixture(scope="module")
 def checkpoint(model):
-    with open_model(model) as opened:
-        yield opened
+    return open_model(model)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +83,8 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
         return name
 
     def step(source, kept, name):
-        with open_model(source) as opened:
-            apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
+        opened = open_model(source)
+        apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
         return tmp_path / name
 
     at_once = step(model, {**first, **layers, **tokens}, "at-once")
@@ -137,5 +136,5 @@ def test_ranges_take_the_kept_units_of_every_block_and_the_tail(held, blocks, ta
 )
 def test_what_cannot_be_kept_is_refused(axis, ids, message, model):
     assert kind_of(axis) in ("head", "expert", "layer", "token")
-    with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
-        cut(checkpoint, Selection({axis: ids}))
+    with pytest.raises(UsageError, match=message):
+        cut(open_model(model), Selection({axis: ids}))

@@ -24,11 +24,9 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 class TestHeaders:
-    def write(
-        self, directory: Path, header: bytes, data: bytes = b"\0" * 8, length: int | None = None
-    ) -> Path:
+    def write(self, directory: Path, header: bytes, length: int | None = None) -> Path:
         path = directory / "model.safetensors"
-        path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
+        path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + b"\0" * 8)
         write_json(directory / "config.json", {"model_type": "some"})
         return path
 
@@ -127,12 +125,12 @@ class TestPickled:
         tensors["expanded"] = torch.ones(1, 3).expand(4, 3)
         tensors["half"] = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         path = self.save(tmp_path / "model", tensors, _use_new_zipfile_serialization=is_zip)
-        with open_model(path) as checkpoint:
-            assert list(checkpoint.tensors) == list(tensors)
-            for name, tensor in tensors.items():
-                values = checkpoint.read(name)
-                assert values.shape == tuple(tensor.shape)
-                assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
+        checkpoint = open_model(path)
+        assert list(checkpoint.tensors) == list(tensors)
+        for name, tensor in tensors.items():
+            values = checkpoint.read(name)
+            assert values.shape == tuple(tensor.shape)
+            assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
 
     def test_a_torch_that_tells_no_offsets_without_values(self, tmp_path, monkeypatch):
         load = torch.load
@@ -145,10 +143,10 @@ class TestPickled:
 
         monkeypatch.setattr(torch, "load", older)
         payload = {"a": torch.arange(6.0), "b": torch.arange(8.0).reshape(2, 4)[1:]}
-        with open_model(self.save(tmp_path / "model", payload)) as checkpoint:
-            assert len({checkpoint.location(name)[0] for name in payload}) == 1
-            assert checkpoint.read("a").tolist() == [0, 1, 2, 3, 4, 5]
-            assert checkpoint.read("b").tolist() == [[4, 5, 6, 7]]
+        checkpoint = open_model(self.save(tmp_path / "model", payload))
+        assert len({checkpoint.location(name)[0] for name in payload}) == 1
+        assert checkpoint.read("a").tolist() == [0, 1, 2, 3, 4, 5]
+        assert checkpoint.read("b").tolist() == [[4, 5, 6, 7]]
 
     def test_a_file_that_would_run_code_is_refused(self, tmp_path):
         directory = self.save(tmp_path / "model", {"layer": torch.nn.Linear(1, 1)})

@@ -21,8 +21,7 @@ def put(directory: Path, names: str) -> None:
 
 
 def found(directory: Path) -> tuple[set[str], tuple[str, ...]]:
-    with open_model(directory) as checkpoint:
-        files = checkpoint.side_files
+    files = open_model(directory).side_files
     return {path.relative_to(directory).as_posix() for path in files.carried}, files.left_out
 
 
@@ -194,5 +193,5 @@ def test_a_config_without_a_type(case, changes, said, tmp_path):
     change_config(path, "model_type", **changes)
     with pytest.raises(PruneError, match=said):
         load_model(path, device="cpu")
-    with open_model(path) as checkpoint, pytest.raises(PruneError, match=said):
-        checkpoint.require_architecture()
+    with pytest.raises(PruneError, match=said):
+        open_model(path).require_architecture()

@@ -57,8 +57,7 @@ def made(expression: Expression, kind: str = "F32", wanted: str = "F32", block: 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "BLOCK_ELEMENTS", block)
         source = checkpoint(Path(folder) / "in", tensors_of(kind))
-        with open_model(source) as opened:
-            shape = shape_of(opened, expression, "out")
+        shape = shape_of(open_model(source), expression, "out")
         output = Output("out", wanted, shape, expression)
         return written(source, [output], Path(folder) / "out")["out"]
 
@@ -136,8 +135,7 @@ def test_noise_depends_on_its_seed_alone():
 
 def test_values_come_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 16)
-    with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
-        found = list(values(opened, Sum(ABC, -0.5), "F64"))
+    found = list(values(open_model(checkpoint(tmp_path / "in", tensors_of("F16"))), Sum(ABC, -0.5), "F64"))
     assert [len(block) for block in found] == [2] * 6 + [1]
     whole = expected(Sum(ABC, -0.5), tensors_of("F16"))
     np.testing.assert_array_equal(np.concatenate(found), whole)
@@ -159,8 +157,8 @@ def test_values_come_in_order(tmp_path, monkeypatch):
 )
 def test_expressions_that_cannot_be(tmp_path, expression, fault):
     source = checkpoint(tmp_path / "in", tensors_of())
-    with open_model(source) as opened, pytest.raises(ValueError, match=fault):
-        check_expressions(opened, [Output("out", "F32", (13, 7), expression)])
+    with pytest.raises(ValueError, match=fault):
+        check_expressions(open_model(source), [Output("out", "F32", (13, 7), expression)])
 
 
 @pytest.mark.parametrize(

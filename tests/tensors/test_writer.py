@@ -46,8 +46,7 @@ def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:
 
 def written(source: Path, outputs: list[Output], directory: Path, **options: Any) -> dict[str, np.ndarray]:
     directory.mkdir()
-    with open_model(source) as opened:
-        weight_map = write_tensors(opened, outputs, directory, **options)
+    weight_map = write_tensors(open_model(source), outputs, directory, **options)
     assert {path.name for path in directory.glob("*.safetensors")} == set(weight_map.values())
     found = {}
     for file in sorted(set(weight_map.values())):
@@ -101,9 +100,9 @@ def test_mixed_types_stay_aligned(tmp_path):
     outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
     assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
     write_json(tmp_path / "out" / "config.json", CONFIG)
-    with open_model(tmp_path / "out") as made:
-        for name, kind in kinds.items():
-            assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
+    made = open_model(tmp_path / "out")
+    for name, kind in kinds.items():
+        assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
 
 
 def test_one_file_is_what_the_library_would_write(tmp_path):
@@ -159,8 +158,12 @@ def test_progress_counts_written_bytes(tmp_path):
         assert (description, unit) == ("writing", "bytes")
         yield seen.append
 
-    with open_model(checkpoint(tmp_path / "in", tensors)) as opened:
-        write_tensors(opened, everything(tensors, "F16"), tmp_path / "out", progress=record)  # type: ignore[arg-type]
+    write_tensors(
+        open_model(checkpoint(tmp_path / "in", tensors)),
+        everything(tensors, "F16"),
+        tmp_path / "out",
+        progress=record,
+    )  # type: ignore[arg-type]
     assert sum(seen) == 0
     assert seen[0] == -2 * sum(value.size for value in tensors.values())
 

@@ -42,7 +42,7 @@ def lines(count, seed=0):
 
 def text_file(path, count=40):
     """The sentences of `lines` in a file; returns its path."""
-    path.write_text("\n".join(lines(count)) + "\n")
+    Path(path).write_text("\n".join(lines(count)) + "\n")
     return path
 
 
@@ -98,7 +98,7 @@ def options(**changes):
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function: the model, figures (`log`), and its weights in float32 (`staged`)."""
-    start = Start(checkpoint)
+    start, state = Start(checkpoint), Path(state)
     model, log = train_(start, translation() if data is None else data, made, state, **more)
     trained = SimpleNamespace(model=model, log=log)
     trained.staged = written(checkpoint, trained, state / "result", "float32")
@@ -136,33 +136,36 @@ def staged(trained):
 
 def written(source, trained, output, dtype=None):
     """The result as the command writes it; returns its path."""
-    with open_model(source) as before:
-        outputs, step = trained_outputs(trained.model, before), {"command": "finetune"}
-        apply(before, rewritten(before, before.structure, outputs, step, dtype=dtype), output, force=True)
+    before = open_model(source)
+    outputs, step = trained_outputs(trained.model, before), {"command": "finetune"}
+    apply(before, rewritten(before, before.structure, outputs, step, dtype=dtype), output, force=True)
     return output
 
 
 def unchanged(one, other):
     """Names of the tensors that two checkpoints have alike."""
-    with open_model(one) as first, open_model(other) as second:
-        assert set(first.tensors) == set(second.tensors)
-        return {name for name in first.tensors if np.array_equal(first.read(name), second.read(name))}
+    first = open_model(one)
+    second = open_model(other)
+    assert set(first.tensors) == set(second.tensors)
+    return {name for name in first.tensors if np.array_equal(first.read(name), second.read(name))}
 
 
 def changed(source, trained):
     """Names of the tensors that the training changed."""
-    with open_model(source) as before:
-        return set(before.tensors) - unchanged(source, trained.staged)
+    return set(open_model(source).tensors) - unchanged(source, trained.staged)
 
 
 def update_ranks(source, trained):
     """Name of each tensor that the training changed -> the highest rank of its update."""
-    with open_model(source) as before, open_model(trained.staged) as after:
-        names = changed(source, trained)
-        updates = {name: after.read(name).astype(np.float64) - before.read(name) for name in names}
+    before = open_model(source)
+    after = open_model(trained.staged)
+    names = changed(source, trained)
+    updates = {name: after.read(name).astype(np.float64) - before.read(name) for name in names}
     return {name: np.max(np.linalg.matrix_rank(update, tol=1e-5)) for name, update in updates.items()}
 
 
 def kept_steps(state):
     """Updates after which the state was kept."""
-    return sorted(int(path.parent.name.rpartition("-")[2]) for path in state.glob(f"checkpoint-*/{WEIGHTS}"))
+    return sorted(
+        int(path.parent.name.rpartition("-")[2]) for path in Path(state).glob(f"checkpoint-*/{WEIGHTS}")
+    )

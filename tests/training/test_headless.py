@@ -8,7 +8,6 @@ import torch
 
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads, trim_vocabulary
-from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import Validation
@@ -18,6 +17,7 @@ from prunecli.training.state import Start
 from tests.commands.calls import call, done, refused
 from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
 from tests.families import tiny_family
+from tests.opening import load
 from tests.reference.training_loss import squared_distance
 from tests.sentence_model import sentence_model
 from tests.training.runs import text_file
@@ -29,10 +29,10 @@ RUN = f"{TASK} --text text.txt --teacher model {SMALL}"
 VECTORS = f"{RUN} --task embedding"
 
 
-def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
+def expected_distance(student: str) -> tuple[float, int]:
     """Text by text, without padding: the last hidden states as transformers gives them by their own name."""
-    tokenizer = load_tokenizer(student)
-    models = [load_model(path, device="cpu", dtype="float32").eval() for path in (student, teacher)]
+    tokenizer = load_tokenizer(Path(student))
+    models = [load(path) for path in (student, "model")]
     total, count = 0.0, 0
     for text in TEXTS:
         ids = torch.tensor([tokenizer(text)["input_ids"]])
@@ -44,8 +44,7 @@ def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path):
     sentence_model(Path("model"))
     text_file(Path("text.txt"))
     Path("valid.txt").write_text("\n".join(TEXTS) + "\n")
@@ -54,14 +53,14 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_pruned_sentence_encoder_recovers(folder):
     done(prune_heads, "model --metric random --ratio 0.5 -o pruned")
-    before, count = expected_distance(Path("pruned"), Path("model"))
+    before, count = expected_distance("pruned")
     result = done(finetune, "pruned", RUN, "--valid-text valid.txt --steps 40 -o out --json")
     figures = result.json
     assert figures["stock"]["is_stock"] is False
     assert figures["stock"]["reason"].startswith("heads were removed")
     assert figures["arguments"]["task"] == "feature-extraction"
     assert (figures["arguments"]["hidden"], figures["arguments"]["distill"]) == (1.0, 0.0)
-    after, _ = expected_distance(Path("out"), Path("model"))
+    after, _ = expected_distance("out")
     assert after < before / 2
     assert figures["best"]["loss"] == pytest.approx(after / count, rel=1e-3)
     for module in ("1_Pooling", "2_Dense"):
@@ -97,20 +96,20 @@ def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder
     assert "`task=embedding` is for vectors" in said.pop()
 
 
-def mean_cosine(student: str) -> float:
-    table = cosine_table(*(vectors_of(Path(name), TEXTS) for name in (student, "model")))
+def mean_cosine() -> float:
+    table = cosine_table(*(vectors_of(Path(name), TEXTS) for name in ("other", "model")))
     return float(np.diag(table).mean())
 
 
 def test_vectors_and_hidden_states(folder):
     plain(Path("model"))
     plain(sentence_model(Path("other"), seed=1))
-    models = [load_model(name, device="cpu", dtype="float32").eval() for name in ("other", "model")]
+    models = [load(name) for name in ("other", "model")]
     tokenizer = load_tokenizer(Path("other"))
     learned = make_lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])
     examples = learned.examples(tokenizer, models[0], TEXTS)
     batch = examples.batch(range(len(TEXTS))).with_labels
-    distance = len(TEXTS) * (1 - mean_cosine("other"))
+    distance = len(TEXTS) * (1 - mean_cosine())
     found = HiddenDistance(LossOptions(), models[1], learned)(models[0], batch)
     assert found.item() == pytest.approx(distance, rel=1e-4)
     total, count = 0.0, 0
@@ -122,7 +121,7 @@ def test_vectors_and_hidden_states(folder):
     assert both.item() == pytest.approx(distance + 3 * len(TEXTS) * total / count, rel=1e-4)
     validation = Validation(examples, 12, HiddenDistance(LossOptions(), models[1], learned))
     measured = validation.measure(models[0], ProcessGroup())["cosine"]
-    assert measured == pytest.approx(mean_cosine("other"), abs=1e-5)
+    assert measured == pytest.approx(mean_cosine(), abs=1e-5)
 
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):

@@ -1,6 +1,7 @@
 """The objective equals its formula, token by token."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -12,7 +13,6 @@ from safetensors.torch import load_file
 
 from prunecli import Destination, ShrinkOptions, TextChoice, TrainingOptions, finetune, shrink
 from prunecli.errors import DataError, OutputError, UsageError
-from prunecli.modules.loading import load_model
 from prunecli.training import finetune as finetuning
 from prunecli.training.loss import (
     KEPT,
@@ -25,6 +25,7 @@ from prunecli.training.loss import (
 )
 from prunecli.training.options import LossOptions
 from tests.families import tiny_family
+from tests.opening import load
 from tests.reference.training_loss import divergence, smoothed, softmax, squared_distance
 from tests.stock_mixtures import tiny_mixture
 from tests.training.runs import text_file
@@ -168,59 +169,57 @@ def test_the_other_tokens_share_what_is_left(seed, positions, vocabulary, data, 
 
 
 @pytest.fixture
-def models(tmp_path):
-    return [
-        tiny_family(tmp_path / name, "llama", seed=seed) for name, seed in (("student", 0), ("teacher", 1))
-    ]
+def models():
+    return [tiny_family(name, "llama", seed=seed) for name, seed in (("student", 0), ("teacher", 1))]
 
 
-def taught(models, tmp_path, output, *, text=None, hidden=0.0, task=None, **changes):
+def taught(models, output, *, text=None, hidden=0.0, task=None, **changes):
     student, teacher = models
     loss = LossOptions(label_smoothing=0.0, distill=0.9, temperature=2.0, hidden=hidden)
     values = {"teacher": teacher, "steps": 4, "warmup": 1, "batch_tokens": 64, "loss": loss, "device": "cpu"}
-    choice = TextChoice(files=(text or text_file(tmp_path / "text.txt"),))
+    choice = TextChoice(files=(text or text_file("text.txt"),))
     options = TrainingOptions(**{**values, **changes})
-    finetune(student, choice, Destination(tmp_path / output), options, task=task)
-    return dict(load_model(tmp_path / output, device="cpu", dtype="float32").named_parameters())
+    finetune(student, choice, Destination(Path(output)), options, task=task)
+    return dict(load(output).named_parameters())
 
 
-def test_it_teaches_what_the_teacher_does(models, tmp_path, monkeypatch):
+def test_it_teaches_what_the_teacher_does(models, monkeypatch):
     """The tiny model has fewer tokens than are kept: the weights are equal but for the file's 16 bits."""
-    want = taught(models, tmp_path, "with-teacher")
-    alone = taught(models, tmp_path, "without", teacher=None, loss=LossOptions(label_smoothing=0.0))
-    path = tmp_path / "logits.safetensors"
-    found = taught(models, tmp_path, "with-logits", teacher_logits=path)
+    want = taught(models, "with-teacher")
+    alone = taught(models, "without", teacher=None, loss=LossOptions(label_smoothing=0.0))
+    path = "logits.safetensors"
+    found = taught(models, "with-logits", teacher_logits=path)
     assert load_file(path)[TOKENS].shape[1] <= KEPT
 
     monkeypatch.setattr(finetuning, "load_teacher", Mock(side_effect=AssertionError))
-    again = taught(models, tmp_path, "again", teacher_logits=path)
+    again = taught(models, "again", teacher_logits=path)
     for name, weight in want.items():
         moved = (weight - alone[name]).abs().max()
         assert (found[name] - weight).abs().max() <= 0.05 * moved, name
         assert torch.equal(found[name], again[name])
 
 
-def test_what_a_file_does_not_serve(models, tmp_path):
-    path = tmp_path / "logits.safetensors"
+def test_what_a_file_does_not_serve(models):
+    path = Path("logits.safetensors")
     with pytest.raises(UsageError, match="`hidden_weight`"):
-        taught(models, tmp_path, "out", teacher_logits=path, hidden=0.5)
+        taught(models, "out", teacher_logits=path, hidden=0.5)
     with pytest.raises(UsageError, match="needs a `teacher`"):
-        taught(models, tmp_path, "out", teacher_logits=path, teacher=None)
+        taught(models, "out", teacher_logits=path, teacher=None)
     with pytest.raises(UsageError, match="`task=mlm`"):
-        taught(models, tmp_path, "out", teacher_logits=path, task="mlm")
+        taught(models, "out", teacher_logits=path, task="mlm")
     with pytest.raises(OutputError, match="nowhere"):
-        taught(models, tmp_path, "out", teacher_logits=tmp_path / "nowhere" / "logits.safetensors")
-    model, text = models[0], TextChoice(files=(tmp_path / "text.txt",))
-    options = {"device": "cpu", "teacher_logits": tmp_path / "nowhere" / "logits.safetensors"}
+        taught(models, "out", teacher_logits="nowhere/logits.safetensors")
+    model, text = models[0], TextChoice(files=("text.txt",))
+    options = {"device": "cpu", "teacher_logits": "nowhere/logits.safetensors"}
     with pytest.raises(UsageError, match="goes with `heal`"):
         shrink(model, text, ShrinkOptions(**options))
     with pytest.raises(OutputError, match="nowhere"):  # before anything is measured
         shrink(model, text, ShrinkOptions(**options, heal_steps=1))
     path.write_bytes(b"none")
     with pytest.raises(DataError, match="holds no teacher's logits"):
-        taught(models, tmp_path, "out", teacher_logits=path)
+        taught(models, "out", teacher_logits=path)
     path.unlink()
-    taught(models, tmp_path, "out", teacher_logits=path)
-    other = text_file(tmp_path / "other.txt", count=30)
+    taught(models, "out", teacher_logits=path)
+    other = text_file("other.txt", count=30)
     with pytest.raises(DataError, match="for another text"):
-        taught(models, tmp_path, "other", teacher_logits=path, text=other)
+        taught(models, "other", teacher_logits=path, text=other)

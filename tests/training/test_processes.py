@@ -82,9 +82,9 @@ DYING = SHARDING.replace("\nmain()", f"\n{_DEATH}\nmain()")
 def test_sharded_weights_make_the_model_of_whole_ones(folder):
     """The results are whole: that of the first updates, and that of a run that was killed and repeated."""
     tiny_family(folder / "full", "gpt2")
-    with open_model(folder / "full") as source:
-        kept = kept_heads({source.layout.attentions[0].name: (1,)})
-        apply(source, cut(source, kept), folder / "reduced")
+    source = open_model(folder / "full")
+    kept = kept_heads({source.layout.attentions[0].name: (1,)})
+    apply(source, cut(source, kept), folder / "reduced")
     text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
     choice, valid = (TextChoice(files=(path,)) for path in (text, held_out))
     destination, made = Destination(folder / "whole", save_every=2), options(steps=4, warmup=1, accumulate=2)

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -26,15 +27,15 @@ TORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos
 
 
 @pytest.fixture
-def run(tmp_path):
+def run():
     """Train the same model again, for 6 updates with a validation after each second; returns what was said."""
-    model = tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
-    write_parallel(tmp_path, train=40, val=8)
+    model = tiny_family("model", "m2m_100", dropout=0.2)
+    write_parallel(Path(), train=40, val=8)
 
     def call(name="out", **more):
         said = []
-        choice = TextChoice(data=tmp_path, split="train", pairs="eng_Latn-fra_Latn")
-        finetune(model, choice, Destination(tmp_path / name, **more), OPTIONS, say=said.append)
+        choice = TextChoice(data=".", split="train", pairs="eng_Latn-fra_Latn")
+        finetune(model, choice, Destination(Path(name), **more), OPTIONS, say=said.append)
         return said
 
     return call
@@ -53,20 +54,20 @@ def failing_from(first, function, error):
     return fails
 
 
-def test_the_space_is_checked_before_the_first_step(run, tmp_path, monkeypatch):
+def test_the_space_is_checked_before_the_first_step(run, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=16 << 20))
     monkeypatch.setattr(trainer, "repeatable", None)  # called before the first step
     with pytest.raises(OutputError, match=r"17\.\d\d MiB are needed, 16\.00 MiB are free"):
         run()
-    assert not list(tmp_path.glob("*out*"))
+    assert not list(Path().glob("*out*"))
 
 
 @pytest.mark.parametrize("more", [{}, {"save_every": 2, "keep_at": (3, 9), "dtype": "float64"}])
-def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, more):
+def test_the_space_is_what_a_training_holds_at_most(run, monkeypatch, more):
     needed, held, remove = [], [], shutil.rmtree
 
     def look(*arguments, **options):
-        files = [path for path in tmp_path.glob("out*/**/*") if path.suffix in (".safetensors", ".pt")]
+        files = [path for path in Path().glob("out*/**/*") if path.suffix in (".safetensors", ".pt")]
         held.append(sum(path.stat().st_size for path in files))
         remove(*arguments, **options)
 
@@ -82,7 +83,7 @@ def test_the_space_is_what_a_training_holds_at_most(run, tmp_path, monkeypatch, 
     [(trainer, "save_tensors", 2, FULL, 2), (torch, "save", 1, TORCH, 0)],
 )
 def test_a_state_that_cannot_be_written_leaves_the_one_before(
-    run, tmp_path, monkeypatch, owner, function, call, error, left
+    run, monkeypatch, owner, function, call, error, left
 ):
     run("whole")
     with monkeypatch.context() as patched:
@@ -90,16 +91,16 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
         with pytest.raises(OutputError, match="the disk is full") as caught:
             run()
     assert (f"checkpoint-{left} is kept" if left else "the updates so far are lost") in str(caught.value)
-    assert (tmp_path / "out.training").exists() == bool(left)
+    assert Path("out.training").exists() == bool(left)
     assert any(line.startswith(f"Resuming from step {left}") for line in run()) == bool(left)
-    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
+    assert weights("out") == weights("whole")
 
 
 def weights(directory):
-    return (directory / "model.safetensors").read_bytes()
+    return Path(directory, "model.safetensors").read_bytes()
 
 
-def test_a_result_that_cannot_be_written_is_written_by_the_next_run(run, tmp_path, monkeypatch):
+def test_a_result_that_cannot_be_written_is_written_by_the_next_run(run, monkeypatch):
     run("whole")
     with monkeypatch.context() as patched:
         patched.setattr(finetuning, "apply", failing_from(1, finetuning.apply, FULL))
@@ -107,8 +108,8 @@ def test_a_result_that_cannot_be_written_is_written_by_the_next_run(run, tmp_pat
             run()
     assert "with `force`: it only writes" not in str(caught.value)
     assert run()[-1] == "The training had ended before; writing its result."
-    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
-    assert not (tmp_path / "out.training").exists()
+    assert weights("out") == weights("whole")
+    assert not Path("out.training").exists()
 
 
 # What training on a GPU asks of torch so that its numbers come again, without one.
@@ -142,26 +143,26 @@ def test_what_torch_lacks_is_said_and_goes_on():
     assert said[0].startswith("some_kernel adds in no fixed order on a GPU")
 
 
-def test_the_batch_beforehand_leaves_nothing_behind(tmp_path, monkeypatch):
-    path = tiny_family(tmp_path / "model", "m2m_100")
+def test_the_batch_beforehand_leaves_nothing_behind(monkeypatch):
+    path = tiny_family("model", "m2m_100")
     made = []
     for name in ("without", "with"):
         if name == "with":
             monkeypatch.setattr(trainer, "repeatable", lambda _device, *more: repeatable(CARD, *more))
-        trained = train(path, tmp_path / name, options(steps=3, warmup=1, dropout=0.3), translation(20, 5))
-        with open_model(trained.staged) as found:
-            made.append({tensor: found.read(tensor) for tensor in found.tensors})
+        trained = train(path, name, options(steps=3, warmup=1, dropout=0.3), translation(20, 5))
+        found = open_model(trained.staged)
+        made.append({tensor: found.read(tensor) for tensor in found.tensors})
     assert all((made[0][tensor] == made[1][tensor]).all() for tensor in made[0])
 
 
-def test_more_processes_than_gpus_are_refused(tmp_path, monkeypatch):
+def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UsageError) as refused:
-        training_arguments(options(device="auto"), tmp_path, validates=True)
+        training_arguments(options(device="auto"), Path(), validates=True)
     assert refused.value.message.startswith("4 processes on this machine, and 2 GPUs: ")
     assert "--nproc-per-node 2" in str(refused.value.remedy)
     assert WORKSPACE not in os.environ

@@ -46,12 +46,10 @@ def truncated_svd(
     return (array - mean) @ directions.T @ directions + mean
 
 
-def table_of(
-    array: NDArray[np.generic], name: str = "The embedding table", counts: NDArray[np.integer] | None = None
-) -> Table:
+def table_of(array: NDArray[np.generic], counts: NDArray[np.integer] | None = None) -> Table:
     """An array or a memory map `[V, m]` as a table; without counts every row weighs the same."""
     weights = row_weights(len(array), counts)
-    return Table(*array.shape, lambda start, stop: array[start:stop], name, weights=weights)
+    return Table(*array.shape, lambda start, stop: array[start:stop], "The embedding table", weights=weights)
 
 
 def start_of(array: NDArray[np.float32], map_dim: int, parts: int = 1):
@@ -274,14 +272,14 @@ def test_columns_without_variance_are_not_used():
 # The initial weights make the unit the best projective embedding of the same n.
 
 
-def start(shape: UnitShape, seed: int = 0) -> tuple[DefineEmbedding, np.ndarray, int]:
+def start(shape: UnitShape) -> tuple[DefineEmbedding, np.ndarray, int]:
     array = bent_table(shape.vocabulary, shape.model_dim)
     found = start_of(array, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape)
     mapped = found.mapped(array)
     with torch.no_grad():
         unit.map.weight.copy_(torch.from_numpy(mapped))
-    return unit, array, initialise(unit, found, mapped.min(axis=0), seed)
+    return unit, array, initialise(unit, found, mapped.min(axis=0), 0)
 
 
 @settings(max_examples=40)

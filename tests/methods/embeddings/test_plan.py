@@ -64,8 +64,7 @@ def source(models):
 
 
 def decided(source: Path, options: EmbeddingOptions) -> EmbeddingPlan:
-    with open_model(source) as opened:
-        return plan_embeddings(opened, options)
+    return plan_embeddings(open_model(source), options)
 
 
 UNIT = InputChange("define", 4, 64, 3, 4)

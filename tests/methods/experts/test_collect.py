@@ -19,12 +19,13 @@ from prunecli.methods.experts import collect
 from prunecli.methods.experts.batches import CollectOptions, Translation
 from prunecli.methods.experts.collect import PartialRun, State, read_state, score, write_state
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.modules.loading import sparse_ffns
 from prunecli.results.gates import GateStatistics
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.commands.calls import call
+from tests.opening import load
 from tests.reference import expert_metrics
 from tests.running.layerwise.running import StopError
 from tests.tiny import change_config, tiny_nllb_moe
@@ -44,7 +45,7 @@ MODES = [CollectOptions(mode="forced", batch_tokens=40), CollectOptions(mode="be
 class Subject:
     def __init__(self, path: Path) -> None:
         self.checkpoint = open_model(path)
-        self.model, self.tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+        self.model, self.tokenizer = load(path), load_tokenizer(path)
 
     def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:
         pairs = PAIRS if options.mode == "forced" else PAIRS[1:]  # two sources; searches are slow

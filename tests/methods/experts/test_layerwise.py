@@ -44,9 +44,8 @@ def path(shared_path):
 def in_memory(
     path: Path, material: Any = FORCED, dtype: str = "float32", group: ProcessGroup = ALONE, **more: Any
 ) -> GateStatistics:
-    with open_model(path) as checkpoint:
-        held = InMemory(load_model(path, device="cpu", dtype=dtype), group)
-        return score(held, checkpoint, load_tokenizer(path), material, **more)
+    held = InMemory(load_model(path, device="cpu", dtype=dtype), group)
+    return score(held, open_model(path), load_tokenizer(path), material, **more)
 
 
 whole = functools.cache(in_memory)
@@ -54,9 +53,9 @@ whole = functools.cache(in_memory)
 
 def by_layer(path: Path, material: Any = FORCED, dtype: str = "float32", **more: Any) -> GateStatistics:
     own = {name: more.pop(name) for name in ("report", "snapshots", "process_group") if name in more}
-    with open_model(path) as checkpoint:
-        layers = Layerwise(checkpoint, torch.device("cpu"), getattr(torch, dtype), PLENTY, **own)
-        return score(layers, checkpoint, load_tokenizer(path), material, **more)
+    checkpoint = open_model(path)
+    layers = Layerwise(checkpoint, torch.device("cpu"), getattr(torch, dtype), PLENTY, **own)
+    return score(layers, checkpoint, load_tokenizer(path), material, **more)
 
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
@@ -74,8 +73,7 @@ def test_the_same_statistics(path):
     report = RunReport()
     assert_same(by_layer(path, smaller, report=report), in_memory(path, smaller))
     assert report.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
-    with open_model(path) as checkpoint:
-        assert 0 < report.bytes_read <= checkpoint.total_bytes
+    assert 0 < report.bytes_read <= open_model(path).total_bytes
 
 
 def test_experts_shared_out_to_threads(path, monkeypatch):
@@ -137,8 +135,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path, tmp_path):
     report = RunReport()
     again = by_layer(path, snapshots=left, report=report, progress=recording(steps))
     assert_same(again, whole(path))
-    with open_model(path) as checkpoint:
-        assert report.bytes_read < 0.95 * checkpoint.total_bytes
+    assert report.bytes_read < 0.95 * open_model(path).total_bytes
     assert steps[0] > 1
     plain = []
     by_layer(path, progress=recording(plain))

@@ -31,14 +31,12 @@ def model(tmp_path):
 
 
 def planned(model: Path, **options: object) -> Selection:
-    with open_model(model) as opened:
-        return plan_experts(opened, ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
+    return plan_experts(open_model(model), ExpertOptions(ratio=0.5, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("granularity", ["language", "pair"])
 def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
-    with open_model(model) as opened:
-        gates = random_gates(opened, PAIRS)
+    gates = random_gates(open_model(model), PAIRS)
     both = planned(
         model, gates=gates, sources=("eng", "deu"), targets=("fra", "ces"), granularity=granularity
     )
@@ -61,9 +59,8 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
 def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
     named = {"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]}
     path = write_json(tmp_path / "ids.json", named)
-    with open_model(model) as opened:
-        options = ExpertOptions(keep=path, sources=("eng", "deu"), targets=("fra",))
-        plan = plan_experts(opened, options)
+    options = ExpertOptions(keep=path, sources=("eng", "deu"), targets=("fra",))
+    plan = plan_experts(open_model(model), options)
     first = plan.decision.places[0]
     assert first.values is None
     assert first.ids[first.kept].tolist() == [0, 1, 2]
@@ -191,10 +188,10 @@ EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
 
 
 def test_the_parts_are_those_counted_by_hand(tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "full", vocab=64)) as checkpoint:
-        load = usual_load(checkpoint, batch=2, beam=3, length=10)
-        budget = Budget(balance=Fraction(3), least=2)
-        found = smallest_ratio(checkpoint, 10**9, load, budget, dtype=None)
+    checkpoint = open_model(tiny_nllb_moe(tmp_path / "full", vocab=64))
+    load = usual_load(checkpoint, batch=2, beam=3, length=10)
+    budget = Budget(balance=Fraction(3), least=2)
+    found = smallest_ratio(checkpoint, 10**9, load, budget, dtype=None)
     weights = sum(array.nbytes for array in random_tensors(tiny_config(8, 16, 32, 4, 2, 64)).values())
     assert (found.keep, found.held, found.ratio) == (32, 32, 0.0)
     assert found.expert_bytes == 32 * EXPERT

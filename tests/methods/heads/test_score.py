@@ -44,11 +44,11 @@ from prunecli.running.runner import InMemory, Runner
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
-from tests.contracts.method_contract import load
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY
+from tests.opening import load
 from tests.reference import head_importance as reference
 from tests.reference.losses import causal_nll, masked_loss, translation_loss
 from tests.running.layerwise.running import no_room
@@ -334,11 +334,10 @@ TOLERANCE = 1e-5
 
 def layered(subject: Subject, batches: list[Batch], **more: Any) -> tuple[HeadSums, RunReport]:
     work = RunReport()
-    with open_model(subject.checkpoint.path) as checkpoint:
-        runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, report=work)
-        named = {"val": batches[:1], "more": batches[1:]}
-        found = subject.importance(runner, named, **more)
-        assert all(parameter.grad is None for parameter in runner.model.parameters())
+    runner = Layerwise(open_model(subject.checkpoint.path), CPU, torch.float32, PLENTY, report=work)
+    named = {"val": batches[:1], "more": batches[1:]}
+    found = subject.importance(runner, named, **more)
+    assert all(parameter.grad is None for parameter in runner.model.parameters())
     return found, work
 
 

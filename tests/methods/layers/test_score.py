@@ -17,10 +17,11 @@ from prunecli.modules.pooling import read_pooling
 from prunecli.running.batches import observe_batches
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
-from tests.contracts.method_contract import load, written
+from tests.contracts.method_contract import written
 from tests.contracts.test_layers_method import stacks_of
 from tests.families import cutting
 from tests.methods.test_measuring_activations import SENTENCES, batch_of, run_singly
+from tests.opening import load
 from tests.reference import similarity as reference
 from tests.sentence_model import sentence_model
 
@@ -55,9 +56,9 @@ def test_scores_are_those_of_the_states(models, case):
     model, states = load(source), states_by_hand(load(source), case)
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
-    with open_model(source) as opened:
-        cosine = layer_scores(opened, InMemory(model), batches, "cosine")
-        cka = layer_scores(opened, InMemory(model), batches, "cka")
+    opened = open_model(source)
+    cosine = layer_scores(opened, InMemory(model), batches, "cosine")
+    cka = layer_scores(opened, InMemory(model), batches, "cka")
     assert set(cosine.ids) == set(cka.ids) == {f"{side}.layers" for side in states}
     for side, own in states.items():
         name = f"{side}.layers"
@@ -75,14 +76,14 @@ def test_scores_are_those_of_the_states(models, case):
 def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(models):
     source = models["gpt2"]
     model, batches = load(source), [batch_of((0, 1), False)]
-    with open_model(source) as opened:
-        expected = layer_scores(opened, InMemory(model), batches, "cosine")
-        observer = StateObserver(opened.layout, "cosine")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(model.transformer.h[-1], "forward", None)
-            with pytest.raises(TypeError):
-                observe_batches(InMemory(model), observer, batches, "layers")
-        observe_batches(InMemory(model), observer, batches, "layers")
+    opened = open_model(source)
+    expected = layer_scores(opened, InMemory(model), batches, "cosine")
+    observer = StateObserver(opened.layout, "cosine")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model.transformer.h[-1], "forward", None)
+        with pytest.raises(TypeError):
+            observe_batches(InMemory(model), observer, batches, "layers")
+    observe_batches(InMemory(model), observer, batches, "layers")
     assert observer.take()["values"] == expected.values
 
 
@@ -92,13 +93,11 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_pa
     model = load(source)
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
-    with open_model(source) as opened:
-        found = layer_scores(opened, InMemory(model), batches, "perplexity").importance()
-        found = {module_of(name): own for name, own in found.items()}
-        depths = {side: len(own) for side, own in found.items()}
-        assert depths == {
-            stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks
-        }
+    opened = open_model(source)
+    found = layer_scores(opened, InMemory(model), batches, "perplexity").importance()
+    found = {module_of(name): own for name, own in found.items()}
+    depths = {side: len(own) for side, own in found.items()}
+    assert depths == {stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks}
     whole = loss_of(model, batches)
     for side, own in found.items():
         for number in (0, depths[side] - 1):
@@ -109,8 +108,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_pa
 def test_layers_that_return_lists_are_passed_by(tmp_path):
     model = cutting.saved("openai-gpt", tmp_path)
     batches = [labelled(batch_of((0, 1), False), False)]
-    with open_model(tmp_path) as opened:
-        (own,) = layer_scores(opened, InMemory(model), batches, "perplexity").importance().values()
+    (own,) = layer_scores(open_model(tmp_path), InMemory(model), batches, "perplexity").importance().values()
     whole = loss_of(model, batches)
     del model.transformer.h[0]
     assert own[0] == pytest.approx(loss_of(model, batches) - whole, abs=1e-5)
@@ -132,8 +130,9 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
         return found
 
     model = load(source)
-    with open_model(source) as opened:
-        (own,) = layer_scores(opened, InMemory(model), batches, "embedding", pooling).importance().values()
+    (own,) = (
+        layer_scores(open_model(source), InMemory(model), batches, "embedding", pooling).importance().values()
+    )
     whole = vectors_of(model)
     for number, score in enumerate(own):
         out = written(source, LayerOptions(remove=str(number)), tmp_path / f"without-{number}")
@@ -166,5 +165,5 @@ def test_states_that_are_not_finite_are_refused(models):
     model = load(source)
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))
-    with open_model(source) as opened, pytest.raises(PruneError, match="not finite"):
-        layer_scores(opened, InMemory(model), [batch_of((0,), False)], "cosine")
+    with pytest.raises(PruneError, match="not finite"):
+        layer_scores(open_model(source), InMemory(model), [batch_of((0,), False)], "cosine")

@@ -36,11 +36,11 @@ LINES = ["a b c d e f", "g h a b", "f e d c b a h g", "b d f h a c e g b"]
 def replaced(path: Path, output: Path, remove: str) -> None:
     text = path.parent / "lines.txt"
     text.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    with open_model(path) as source:
-        selection = plan_layers(source, LayerOptions(remove=remove))
-        choice = TextChoice(files=(text,), whole_files=False)
-        data = choice.read("mlm" if "bert" in source.model_type else "lm")
-        apply(source, cut_replaced(source, selection, data, TextRun(choice)), output)
+    source = open_model(path)
+    selection = plan_layers(source, LayerOptions(remove=remove))
+    choice = TextChoice(files=(text,), whole_files=False)
+    data = choice.read("mlm" if "bert" in source.model_type else "lm")
+    apply(source, cut_replaced(source, selection, data, TextRun(choice)), output)
 
 
 def seen(path: Path, ffn: str) -> tuple[Any, list[Any]]:
@@ -108,18 +108,18 @@ def test_hidden_units_go_with_the_map(tmp_path, monkeypatch):
     replaced(tmp_path / "model", tmp_path / "shorter", "1")
     text = tmp_path / "lines.txt"
     narrow = NarrowOptions(ratio=0.5, metric="norms")
-    with open_model(tmp_path / "model") as source:
-        units = plan_widths(source, narrow)
-        layers = plan_layers(source, LayerOptions(remove="1"))
-        choice = TextChoice(files=(text,), whole_files=False)
-        known = {}
-        cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
-        monkeypatch.setattr("prunecli.methods.layers.score.runner_and_batches", None)  # the map is known
-        rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
-        apply(source, rewrite, tmp_path / "once")
-    with open_model(tmp_path / "shorter") as source:
-        axes = {axis.name: units.kept[axis.name.replace("h.1.", "h.2.")] for axis in axes_of(source, "unit")}
-        apply(source, cut(source, Selection(axes, step={"command": "prune-ffn"})), tmp_path / "twice")
+    source = open_model(tmp_path / "model")
+    units = plan_widths(source, narrow)
+    layers = plan_layers(source, LayerOptions(remove="1"))
+    choice = TextChoice(files=(text,), whole_files=False)
+    known = {}
+    cut_replaced(source, layers, choice.read("lm"), TextRun(choice), known)
+    monkeypatch.setattr("prunecli.methods.layers.score.runner_and_batches", None)  # the map is known
+    rewrite = cut_replaced(source, together([units, layers]), choice.read("lm"), TextRun(choice), known)
+    apply(source, rewrite, tmp_path / "once")
+    source = open_model(tmp_path / "shorter")
+    axes = {axis.name: units.kept[axis.name.replace("h.1.", "h.2.")] for axis in axes_of(source, "unit")}
+    apply(source, cut(source, Selection(axes, step={"command": "prune-ffn"})), tmp_path / "twice")
     once, twice = (weights(tmp_path / name) for name in ("once", "twice"))
     torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-6)
 

@@ -75,11 +75,11 @@ def test_integers_are_not_merged(tmp_path):
     held = weights(source)
     held |= {name: value.astype(np.int8) for name, value in held.items() if ".dense." in name}
     quantized = write_copy(source, tmp_path / "int8", held)
-    with open_model(quantized) as opened:
-        assert made_of(opened, FfnOptions(preset="No")).structure.removed
-        assert made_of(opened, FfnOptions(preset="Shared", init="last")).structure.shared
-        with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
-            summarize(opened, made_of(opened, FfnOptions(preset="Shared", init="mean")))
+    opened = open_model(quantized)
+    assert made_of(opened, FfnOptions(preset="No")).structure.removed
+    assert made_of(opened, FfnOptions(preset="Shared", init="last")).structure.shared
+    with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
+        summarize(opened, made_of(opened, FfnOptions(preset="Shared", init="mean")))
 
 
 # Which hidden units matter: norms against the reference, on the FFN that each initialisation makes.
@@ -96,10 +96,10 @@ def test_norms(case, init, tmp_path, monkeypatch):
     ffns = [read[name] for name in names]
     merged = {"first": ffns[0], "mean": reference.mean(ffns), "concat": reference.concat(ffns)}[init]
     expected = [unit.worth for unit in merged.units]
-    with open_model(source) as opened:
-        layers = {layer.name: layer for layer in opened.layout.ffns}
-        group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
-        found = group_norms(opened, layers, group)
+    opened = open_model(source)
+    layers = {layer.name: layer for layer in opened.layout.ffns}
+    group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
+    found = group_norms(opened, layers, group)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -110,5 +110,6 @@ def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path, value):
     held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value
     broken = write_copy(source, tmp_path / "broken", held)
     said = f"layer.0.intermediate.dense.weight holds {value}"
-    with open_model(broken) as opened, pytest.raises(CheckpointError, match=said):
+    opened = open_model(broken)
+    with pytest.raises(CheckpointError, match=said):
         plan_ffn(opened, FfnOptions(preset="Shared", init="concat", width=10, keep_units="norms"))

@@ -36,8 +36,7 @@ from tests.tiny import VOCAB, config_of, json_of, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
-    with open_model(source) as opened:
-        return plan_vocabulary(opened, Lines(lines, (), (), (), None), VocabularyOptions(**options))
+    return plan_vocabulary(open_model(source), Lines(lines, (), (), (), None), VocabularyOptions(**options))
 
 
 def new_tokenizer(source: Path, made: Selection) -> Any:
@@ -98,10 +97,10 @@ def test_rare_tokens_fall_into_smaller_ones(kind, sources):
 
 
 def config_after(source: Path, **changes: Any) -> tuple[Selection, dict[str, Any]]:
-    with open_model(source) as opened:
-        opened.config |= changes
-        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
-        return made, cut(opened, made).config
+    opened = open_model(source)
+    opened.config |= changes
+    made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
+    return made, cut(opened, made).config
 
 
 def test_ids_of_the_config_move_with_their_tokens(sources):
@@ -219,8 +218,7 @@ COUNTS = {"abcd": 5, "bc": 2, "a": 1, "no token": 4}
 
 @pytest.fixture
 def checkpoint(models):
-    with open_model(models["gpt2"]) as opened:
-        yield opened
+    return open_model(models["gpt2"])
 
 
 def decided(checkpoint, counts=COUNTS, needed=(), template=frozenset(), **options):

@@ -9,13 +9,13 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
-from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests import ffn_layouts
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, write_changed
+from tests.opening import load
 from tests.running.layerwise.running import passes, skeleton_of, started
 from tests.selections import kept_experts, kept_heads
 from tests.tiny import tiny_nllb_moe
@@ -23,13 +23,13 @@ from tests.tiny import tiny_nllb_moe
 
 def assert_same(path: Path, memory: int = 1 << 20) -> None:
     """The outputs of the batches, in memory and layer by layer."""
-    whole, found = load_model(path, device="cpu", dtype="float32"), dict[int, Any]()
+    whole, found = load(path), dict[int, Any]()
     with torch.inference_mode():
         wanted = [run() for run in passes(whole)]
-    with open_model(path) as checkpoint:
-        skeleton = skeleton_of(checkpoint)
-        with started(skeleton, checkpoint, memory) as (layers, _):
-            layers.forward(passes(skeleton.model), finish=found.__setitem__)
+    checkpoint = open_model(path)
+    skeleton = skeleton_of(checkpoint)
+    with started(skeleton, checkpoint, memory) as (layers, _):
+        layers.forward(passes(skeleton.model), finish=found.__setitem__)
     assert len(found) == len(wanted)
     assert all(torch.equal(found[number], logits) for number, logits in enumerate(wanted))
 
@@ -51,8 +51,7 @@ def test_families_that_are_found(model_type, tmp_path):
     """Apertus has scalars in its layers, ModernVBERT's text model a rule of its own for buffers, Mellum experts."""
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
-    with open_model(path) as checkpoint:
-        assert refused_by_layer(checkpoint) is None
+    assert refused_by_layer(open_model(path)) is None
     assert_same(path)
 
 
@@ -61,8 +60,7 @@ def test_layers_that_cannot_run_alone(model_type, tmp_path):
     """They hand on more than their output, tell the model's device, share parameters, or turn tensors into others."""
     path = tmp_path / "model"
     tiny.build(model_type).save_pretrained(path)
-    with open_model(path) as checkpoint:
-        assert "measured with the whole model" in str(refused_by_layer(checkpoint))
+    assert "measured with the whole model" in str(refused_by_layer(open_model(path)))
 
 
 @pytest.mark.parametrize(
@@ -83,18 +81,18 @@ def test_other_forms_of_a_family(case, changes, tmp_path):
 def test_uneven_experts(tmp_path):
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
-    with open_model(source) as opened:
-        rewrite = cut(opened, kept_experts(kept))
-        apply(opened, rewrite, pruned)
+    opened = open_model(source)
+    rewrite = cut(opened, kept_experts(kept))
+    apply(opened, rewrite, pruned)
     assert_same(pruned)
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type, models, tmp_path):
     kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), tmp_path / "pruned"
-    with open_model(models[model_type]) as opened:
-        plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
-        apply(opened, cut(opened, plan), pruned)
+    opened = open_model(models[model_type])
+    plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
+    apply(opened, cut(opened, plan), pruned)
     assert_same(pruned)
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
-from prunecli.modules.loading import load_model
 from prunecli.running.layerwise.forward import PassRun
 from prunecli.running.layerwise.states import Stored, leaves
 from prunecli.running.runner import frozen, ignored
 from tests.families import MODEL_TYPES
 from tests.families.records import own_layouts
+from tests.opening import load
 from tests.running.layerwise.running import (
     BATCHES,
     StopError,
@@ -61,8 +61,9 @@ def scalar(result: Any) -> Tensor:
 
 
 def in_memory(path: Path) -> Found:
-    model = load_model(path, device="cpu", dtype="float32")
-    with open_model(path) as checkpoint, frozen(model):
+    model = load(path)
+    checkpoint = open_model(path)
+    with frozen(model):
         watch = Watch(model, checkpoint)
         for run in passes(model):
             scalar(run()).backward()
@@ -103,57 +104,54 @@ def test_dense_families(model_type, memory, models):
     path = models[model_type]
     # With a decoder behind it, an encoder's gradients are summed in another order.
     is_exact = model_type not in ("bart", "t5")
-    with open_model(path) as checkpoint:
-        assert_same(Run(checkpoint).run(memory=memory), in_memory(path), 0.0 if is_exact else 2e-5)
+    assert_same(Run(open_model(path)).run(memory=memory), in_memory(path), 0.0 if is_exact else 2e-5)
 
 
 def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(models):
-    with open_model(models["m2m_100"]) as checkpoint:
-        run = Run(checkpoint)
-        run.run()
-        for number, stage in enumerate(run.skeleton.stages):
-            times = 1 if number == len(run.skeleton.stages) - 1 else 2
-            for place in stage.targets:
-                assert run.reads[place.name] == times * checkpoint.info(place.name).nbytes
-        assert not {place.name for place in run.skeleton.resident} & set(run.reads)
+    checkpoint = open_model(models["m2m_100"])
+    run = Run(checkpoint)
+    run.run()
+    for number, stage in enumerate(run.skeleton.stages):
+        times = 1 if number == len(run.skeleton.stages) - 1 else 2
+        for place in stage.targets:
+            assert run.reads[place.name] == times * checkpoint.info(place.name).nbytes
+    assert not {place.name for place in run.skeleton.resident} & set(run.reads)
 
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
 def test_nothing_is_left_in_the_model(model_type, models):
-    with open_model(models[model_type]) as checkpoint:
-        run = Run(checkpoint)
-        run.run()
-        assert_clean(run.skeleton)
-        first = {name: list(found) for name, found in run.watch.found.items()}
-        run.watch.found.clear()
-        assert_same(run.run(), first, 0.0)  # and it can be run again
+    run = Run(open_model(models[model_type]))
+    run.run()
+    assert_clean(run.skeleton)
+    first = {name: list(found) for name, found in run.watch.found.items()}
+    run.watch.found.clear()
+    assert_same(run.run(), first, 0.0)  # and it can be run again
 
 
 @pytest.mark.parametrize(
     ("kind", "step"), [*((Forward, step) for step in (0, 7, 14)), *((Run, step) for step in (0, 27, 36))]
 )
 def test_a_failure_anywhere_leaves_nothing_either(kind, step, tmp_path):
-    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
-        run = kind(checkpoint)
-        with pytest.raises(StopError):
-            run.run(advance=at_step(step, stop))
-        assert_clean(run.skeleton)
+    run = kind(open_model(tiny_nllb_moe(tmp_path / "model")))
+    with pytest.raises(StopError):
+        run.run(advance=at_step(step, stop))
+    assert_clean(run.skeleton)
 
 
 def test_what_a_layer_hands_on_is_stored_once(models):
     """T5's layers hand on the position bias."""
-    with open_model(models["t5"]) as checkpoint:
-        skeleton = skeleton_of(checkpoint)
-        one = PassRun(passes(skeleton.model)[0])
-        with started(skeleton, checkpoint) as (layers, states), frozen(skeleton.model):
-            with layers.intercepting():
-                for index in range(2):
-                    layers.want(index)
-                    with layers.loaded(index):
-                        assert list(layers.through(None, [one])) == [one]
-            first, second = (leaves(one.outputs[index], Stored) for index in range(2))
-            assert first[1] == second[1]
-            assert first[0] != second[0]
-            layers.forget(one, 0)
-            assert states.get(second[1]).abs().sum() > 0
-            layers.forget(one, 1)
+    checkpoint = open_model(models["t5"])
+    skeleton = skeleton_of(checkpoint)
+    one = PassRun(passes(skeleton.model)[0])
+    with started(skeleton, checkpoint) as (layers, states), frozen(skeleton.model):
+        with layers.intercepting():
+            for index in range(2):
+                layers.want(index)
+                with layers.loaded(index):
+                    assert list(layers.through(None, [one])) == [one]
+        first, second = (leaves(one.outputs[index], Stored) for index in range(2))
+        assert first[1] == second[1]
+        assert first[0] != second[0]
+        layers.forget(one, 0)
+        assert states.get(second[1]).abs().sum() > 0
+        layers.forget(one, 1)

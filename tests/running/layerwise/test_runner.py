@@ -85,13 +85,13 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
     report, ids = RunReport(), torch.tensor([[5, 9, 12, 2]])
     layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
     (group,) = groups(layers, (0, 1000))
-    with open_model(path) as checkpoint:
-        output = layers.model.get_output_embeddings().weight  # which does not run
-        bytes_of = {
-            name: checkpoint.info(name).nbytes
-            for name in checkpoint.tensors
-            if layers.model.get_parameter(name) is not output
-        }
+    checkpoint = open_model(path)
+    output = layers.model.get_output_embeddings().weight  # which does not run
+    bytes_of = {
+        name: checkpoint.info(name).nbytes
+        for name in checkpoint.tensors
+        if layers.model.get_parameter(name) is not output
+    }
     resident = sum(bytes_of[place.name] for place in layers.skeleton.resident)
     for times in (1, 2):
         with layers.running(group) as run:

@@ -114,9 +114,9 @@ def test_links_are_followed(tmp_path, monkeypatch):
     (tmp_path / "short").symlink_to(snapshot)
     monkeypatch.chdir(snapshot)
     for path in (tmp_path / "short", Path()):
-        with open_model(path) as checkpoint:
-            assert named(checkpoint) == {
-                "path": "org/name",
-                "revision": HASH,
-                "fingerprint": checkpoint.fingerprint,
-            }
+        checkpoint = open_model(path)
+        assert named(checkpoint) == {
+            "path": "org/name",
+            "revision": HASH,
+            "fingerprint": checkpoint.fingerprint,
+        }
