@@ -207,3 +207,7 @@ def test_with_factorised_embeddings():
     done(factorize_embeddings, "model --map-dim 8 --expand-dim 16 --depth 1 -o reduced")
     source = Path("reduced")
     assert not unchanged(source, trained_and_written(source))
+    low = train(source, "low", options(steps=2, learning_rate=1e-2, lora=2), translation())
+    layout = open_model(source).layout
+    embeddings = {name for name in layout.tensors if layout.part(name) == "embeddings"}
+    assert embeddings <= unchanged(source, written(source, low, "updated")) < layout.tensors.keys()
