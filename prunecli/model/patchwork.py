@@ -251,7 +251,8 @@ def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
 
     own = [*heads] or [0]
     if not hasattr(sys.modules[type(attention).__module__], "eager_attention_forward"):
-        attention.register_forward_pre_hook(partial(_given_own, own, held), with_kwargs=True)
+        names = [*inspect.signature(attention.forward).parameters]
+        attention.register_forward_pre_hook(partial(_given_own, own, held, names), with_kwargs=True)
         return
     AttentionInterface.register(SUBSET, _attend)
     attention.heads, attention.n_heads = own, held
@@ -260,7 +261,7 @@ def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:
     attention.config = OwnCounts(attention.config, {ATTENTION_FUNCTION: SUBSET})
 
 
-def _given_own(heads: list[int], held: int, attention: Any, args: Any, kwargs: Any) -> Any:
+def _given_own(heads: list[int], held: int, names: list[str], _attention: Any, args: Any, kwargs: Any) -> Any:
     """The arguments of an attention, with the part of the bias of all heads that belongs to its own.
 
     A bias is `[batch or 1, held, T, T]`, or of slopes (ALiBi) `[held, 1, T]` or `[batch * held, 1, T]`.
@@ -274,8 +275,7 @@ def _given_own(heads: list[int], held: int, attention: Any, args: Any, kwargs: A
             return value.unflatten(0, (-1, held))[:, heads].flatten(0, 1)
         return value
 
-    named = zip(inspect.signature(attention.forward).parameters, args, strict=False)
-    return tuple(own(*one) for one in named), {name: own(name, value) for name, value in kwargs.items()}
+    return tuple(map(own, names, args)), {name: own(name, value) for name, value in kwargs.items()}
 
 
 def _attend(

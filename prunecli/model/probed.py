@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from json import dumps
 from math import inf
@@ -64,6 +64,8 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 Options = dict[str, tuple[Carrier, ...]]
 Uneven = dict[str, Callable[[], UnitKeys | None]]
 """Key of heads or hidden units -> these, if each layer may keep another number: tried when it is asked."""
+Candidate = tuple[UnitKeys, UnitKeys, Carriers, Mapping[str, str], int]
+"""Units of the model; those of the small one, their carriers and the axis of each; how many a layer keeps at least."""
 _SIDES = ("encoder", "decoder")
 
 
@@ -123,8 +125,10 @@ class Probed:
         is_traced = not heads
         short = [self.small[stack.key] for stack in self.layers if stack.key in self.small]
         if len(short) == len(self.layers):
-            heads = heads or _traced(trial, skeleton, self.layers, short, uneven)
-            widths = widths or _traced_widths(trial, skeleton, self.layers, short, uneven)
+            placed = partial(_in_like_layers, skeleton, self.layers, short)
+            heads = heads or _traced(trial, _heads_alone(trial, skeleton, short), placed, uneven)
+            units = _widths_alone(trial, skeleton, short, placed)
+            widths = widths or _traced(trial, units, placed, uneven)
         tokens = _tried(trial, width_keys(skeleton, VOCABULARY), trial.tokens, lambda _: {}, {})
         return Confirmed(widths, heads, tokens, uneven, is_traced)
 
@@ -244,59 +248,60 @@ def _tried(
 
 
 def _traced(
-    trial: Trial,
-    skeleton: Skeleton,
-    layers: Sequence[LayerKey],
-    small_layers: Sequence[LayerKey],
-    uneven: Uneven,
+    trial: Trial, candidates: Iterable[Candidate], placed: Callable[[Carriers], Carriers], uneven: Uneven
 ) -> Placed:
-    """Heads whose width follows from their number, of which each layer may keep another one."""
+    """Units of which each layer may keep another number: the first of each key that the small model confirms.
+
+    Args:
+        placed: returns the carriers of the model by those of the small one.
+        uneven: see `_tried`.
+    """
     confirmed: Placed = []
-    for small in _traced_heads(trial, small_layers):
-        counts, key = head_counts(skeleton.effective), [*small.keys][-1]
-        if key in uneven:
-            continue
-        keys = {name: counts[name] // counts[key] for name in small.keys}
-        units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
-        for layout, biased in product(small.layouts, (False, True)) if units.scaled else ():
-            own = replace(units, biased=biased)
-            asked = _uneven(own, trial, replace(small, biased=biased), layout, owners(layout), 0)
-            if asked() is not None:
-                confirmed.append((own, _in_like_layers(skeleton, layers, small_layers, layout)))
-                uneven[key] = asked
-                break
+    for units, small, layout, axes, least in candidates:
+        asked = _uneven(units, trial, small, layout, axes, least)
+        if (key := [*units.keys][-1]) not in uneven and asked() is not None:
+            confirmed.append((units, placed(layout)))
+            uneven[key] = asked
     return confirmed
 
 
-def _traced_widths(
-    trial: Trial,
-    skeleton: Skeleton,
-    layers: Sequence[LayerKey],
-    small_layers: Sequence[LayerKey],
-    uneven: Uneven,
-) -> Placed:
-    """Hidden units whose number follows from other sizes, of which each layer may keep another one."""
+def _heads_alone(trial: Trial, skeleton: Skeleton, layers: Sequence[LayerKey]) -> Iterator[Candidate]:
+    """Heads whose width follows from their number.
+
+    Args:
+        layers: of the small model.
+    """
+    for small in _traced_heads(trial, layers):
+        counts, key = head_counts(skeleton.effective), [*small.keys][-1]
+        keys = {name: counts[name] // counts[key] for name in small.keys}
+        units = with_scaled(UnitKeys(keys, counts[key], {}), skeleton)
+        for layout, biased in product(small.layouts, (False, True)) if units.scaled else ():
+            yield replace(units, biased=biased), replace(small, biased=biased), layout, owners(layout), 0
+
+
+def _widths_alone(
+    trial: Trial, skeleton: Skeleton, layers: Sequence[LayerKey], placed: Callable[[Carriers], Carriers]
+) -> Iterator[Candidate]:
+    """Hidden units whose number follows from other sizes.
+
+    Args:
+        layers: of the small model.
+        placed: see `_traced`.
+    """
     carriers: Options = {}
-    for module in _modules(small_layers):
+    for module in _modules(layers):
         attentions = tuple(f"{one}." for one in _attentions(trial.model.get_submodule(module), module))
         within = [name for name in trial.linears if name.startswith(f"{module}.")]
         carriers |= _carriers(trial, [name for name in within if not name.startswith(attentions)])
     own = UnitKeys({UNSTATED: 1}, 0, _in_files(trial, carriers))
     for layout in own.layouts if own.carriers else ():
-        found = _in_like_layers(skeleton, layers, small_layers, layout)
         small_sizes, sizes = (
-            {shapes[name][placed[name].dim] for name in outputs(placed)}
-            for shapes, placed in ((trial.skeleton.stored, layout), (skeleton.stored, found))
+            {shapes[name][found[name].dim] for name in outputs(found)}
+            for shapes, found in ((trial.skeleton.stored, layout), (skeleton.stored, placed(layout)))
         )
         if len(small_sizes) == len(sizes) == 1:
-            small = replace(own, held=small_sizes.pop())
-            units = replace(own, held=sizes.pop())
-            axes = {name: unit_owner(name) for name in layout}
-            asked = _uneven(units, trial, small, layout, axes, 1)
-            if asked() is not None:
-                uneven[UNSTATED] = asked
-                return [(units, found)]
-    return []
+            units, small = (replace(own, held=held.pop()) for held in (sizes, small_sizes))
+            yield units, small, layout, {name: unit_owner(name) for name in layout}, 1
 
 
 def _in_like_layers(

@@ -10,12 +10,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeGuard
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
 from prunecli.architectures.records import Carrier
 from prunecli.model.axes import module_of
@@ -279,7 +280,7 @@ class Trial:
     @cached_property
     def linears(self) -> list[str]:
         """Names of the linear layers, in the order in which they ran last."""
-        return [name for name in self.flow if _is_linear(self.model.get_submodule(name))]
+        return [name for name in self.flow if is_linear(self.model.get_submodule(name))]
 
     @cached_property
     def flow(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -292,7 +293,7 @@ class Trial:
 
         with ExitStack() as hooks:
             for name, module in self.model.named_modules():
-                if _is_linear(module) or "norm" in type(module).__name__.lower():
+                if is_linear(module) or "norm" in type(module).__name__.lower():
                     hooks.enter_context(module.register_forward_hook(partial(note, name)))
             self.logits(self.model)
         return seen
@@ -594,8 +595,9 @@ def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -
         norm.forward = partial(folded, norm.forward)
 
 
-def _is_linear(module: Any) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+def is_linear(module: Any) -> TypeGuard[nn.Linear | Conv1D]:
+    """Whether a module is a linear layer, of torch or GPT-2's."""
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 class _Stopped(BaseException):

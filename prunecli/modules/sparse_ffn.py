@@ -178,8 +178,9 @@ class SparseFFN(nn.Module):
         """
         batch, seq, d_model = hidden_states.shape
         flat = hidden_states.reshape(-1, d_model)
-        learns = flat.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
-        needs_graph = learns and torch.is_grad_enabled()
+        needs_graph = torch.is_grad_enabled() and (
+            flat.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
+        )
         is_plain = self.observer is None and self.runner is None and not needs_graph
         # To find the real ones of a step's few tokens would wait for a GPU.
         computes_padding = flat.is_cuda and seq == 1 and is_plain

@@ -12,6 +12,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
 from prunecli.model.skeleton import stored_form
+from prunecli.model.trial import is_linear
 from prunecli.modules.fitting import COMPUTE
 from prunecli.modules.saving import stock_names
 from prunecli.modules.stock_experts import expert_modules, part_names
@@ -81,10 +82,8 @@ def _tables(model: Any) -> list[nn.Module]:
 
 def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     """The model's names of its linear layers of attentions and FFNs; routers and experts are none."""
-    from transformers.pytorch_utils import Conv1D
-
     modules = dict(model.named_modules(remove_duplicate=False))
-    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
+    linear = {name for name, module in modules.items() if is_linear(module)}
     apart = _part(model, checkpoint, "routers") | _part(model, checkpoint, "experts")
     tables = {part for table in _tables(model) for part in table.modules()}
     # Kernels of Mamba multiply by that weight themselves: they know nothing of an update beside it.
@@ -132,10 +131,8 @@ def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -
 
 def frozen_weights(model: nn.Module, options: TrainingOptions) -> list[torch.Tensor]:
     """The weights of linear layers and stacks of experts that do not learn, without tables of tokens."""
-    from transformers.pytorch_utils import Conv1D
-
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
+    weights = [module.weight for module in model.modules() if is_linear(module)]
     if options.train != "experts":  # else low-rank updates are added to the stacks as they run
         weights += [
             getattr(module, name)
