@@ -209,14 +209,11 @@ class TokenEmbedding:
             aliases in `Architecture.tied`. A factor of the rows (`scale_embedding`) is the stock module's affair.
         output: the linear layer that makes logits of hidden states.
         classes: those of transformers that have the output layer.
-        apart: whether `tie_word_embeddings` false says that the output layer has a table of its own, and nothing else:
-            in BART's kin it would also part the encoder's table from the decoder's, in T5 it changes a factor.
     """
 
     input: str
     output: str
     classes: tuple[str, ...]
-    apart: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.changes import EmbeddingChange, InputChange
 from prunecli.model.declared import Sizes
@@ -80,6 +81,12 @@ def resolve_tables(sizes: Sizes, structure: Structure) -> TokenTables | None:
         unit=None if change.unit is None else unit_shape(change.unit, vocabulary, model_dim),
         change=change,
     )
+
+
+def can_untie(family: Architecture) -> bool:
+    """Whether a config of the family can say that the output layer has a table of its own, and says nothing else so."""
+    output = "" if family.embedding is None else family.embedding.output
+    return bool(output) and family.found is not None and family.found.unties(f"{output}.weight")
 
 
 def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShape:

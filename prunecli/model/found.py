@@ -103,6 +103,17 @@ class Found:
         stored = map(self.skeleton.stored_name, weights)  # MusicGen has a list of output layers
         return [name.removesuffix(".weight") for name in stored if not layer_of(name)]
 
+    def unties(self, output: str) -> bool:
+        """Whether `tie_word_embeddings` false says that the output layer has a table of its own, and nothing else.
+
+        In BART's kin it would also part the encoder's table from the decoder's, in T5 it changes a factor.
+
+        Args:
+            output: name of the table that it would have.
+        """
+        trial = self.probed.trial
+        return (output in trial.loose or output not in self.skeleton.tied) and trial.only_unties
+
     def ignores(self, name: str) -> bool:
         """Whether a tensor that the class does not have is a buffer of older ones, which changes nothing."""
         patterns = getattr(self.skeleton.model, UNEXPECTED) or ()
@@ -370,14 +381,12 @@ def _embedding(probed: Probed, tokens: Container[str]) -> tuple[TokenEmbedding |
         stored = skeleton.stored_name(model.all_tied_weights_keys.get(own, own))
         output = "" if head is None else skeleton.stored_name(f"{names[id(head)]}.weight")
         if stored in tokens:
-            loose, is_apart = trial.loose
             made = TokenEmbedding(
                 stored.removesuffix(".weight"),
                 output.removesuffix(".weight"),
                 (skeleton.model_class.__name__,) if output else (),
-                apart=bool(output) and is_apart and (output in loose or output not in skeleton.tied),
             )
-            return made, tuple(loose)
+            return made, trial.loose
     return None, ()
 
 
@@ -569,7 +578,7 @@ def _norms_after(trial: Trial, prefix: str, tensors: Carriers) -> tuple[tuple[st
     before: dict[str, None] = {}
     for names in by_layer(trial.modules, prefix).values():
         own = {module_of(inner): module_of(trial.modules[name]) for inner, name in names.items()}
-        for norm, last in product(own, own.keys() & mixing):
+        for norm, last in product(own.keys() - inputs.union(mixing), own.keys() & mixing):
             if trial.comes_after(own[norm], own[last]):
                 before[norm] = None
             if any(trial.comes_after(own[norm], own[last], own[first]) for first in inputs & own.keys()):

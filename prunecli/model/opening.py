@@ -13,7 +13,7 @@ from prunecli import PACKAGE
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import ModelClass
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names, with_keys
+from prunecli.model.declared import CLASS_PREFIX, class_names, with_keys
 from prunecli.model.layout import ModelLayout
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import KEY, WEIGHTS_KEY, Structure
@@ -112,9 +112,6 @@ def result_config(
         )
     }
     classes = tuple(classes or class_names(source.config))
-    output = structure.embedding.output
-    if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
-        config[TIE_KEY] = False
     config = with_keys(config, support.config)
     if not support.is_stock:
         names = source.tensors if tensors is None else tensors

@@ -490,8 +490,8 @@ def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, in
     other = skeleton.changed(changes)
     if other is None or other.shapes.keys() != skeleton.shapes.keys() or other.shapes == skeleton.shapes:
         return {}
-    # Names in files take long where there are many experts.
-    return _moves(skeleton.shapes, other.shapes) and _moves(skeleton.stored, other.stored)
+    stored = other.stored_beside(_moves(skeleton.shapes, other.shapes))
+    return _moves({name: skeleton.stored.get(name, ()) for name in stored}, stored)
 
 
 def _moves(before: Mapping[str, Shape], after: Mapping[str, Shape]) -> dict[str, tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from warnings import catch_warnings
 
 from prunecli.architectures.records import ModelClass
 from prunecli.errors import CheckpointError, UnsupportedModelError, damaged
+from prunecli.model.axes import module_of
 from prunecli.model.declared import SHARED_LAYERS, class_names, counts_beyond, with_keys
 from prunecli.model.names import layer_of, with_new_ending
 from prunecli.model.quantised import KEYS
@@ -125,6 +126,16 @@ class Skeleton:
     def stored(self) -> dict[str, Shape]:
         """Name of each tensor, as the files have it -> its shape."""
         return {name: tuple(tensor.shape) for name, tensor in self._both_forms[1].items()}
+
+    def stored_beside(self, names: Iterable[str]) -> dict[str, Shape]:
+        """`stored`, of these tensors of the model and of those that files may join with them.
+
+        All of them take transformers seconds where there are many layers and experts.
+        """
+        blocks = {module_of(module_of(name)) for name in names}
+        state = self.model.state_dict().items()
+        beside = {name: tensor for name, tensor in state if module_of(module_of(name)) in blocks}
+        return {name: tuple(tensor.shape) for name, tensor in stored_form(self.model, beside).items()}
 
     @cached_property
     def _both_forms(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -27,7 +27,7 @@ from prunecli.private import model_from_config
 
 _COUNTS = re.compile(
     r"layer|heads$|n_head$|experts|groups?$|top_?k|kernel|steps?$|bucket|period|interval|pattern|freq|beam|length|"
-    r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed"
+    r"(^|_)num_|(^|_)n_(?!embd|inner)|version|multiple|type|blocks|ratio|stride|seed|distance"
 )
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
 TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
@@ -37,6 +37,8 @@ _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.comp
 _MOST = 40_000_000
 """Numbers that the small model has at most."""
 TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
+_LEAST = 4
+"""Of a size: two hidden units may all be zero behind a ReLU."""
 
 
 def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:
@@ -131,7 +133,7 @@ def _small(key: str, value: int, scale: int) -> int:
             return min(value, most)
     if (few := few_experts(key, value)) != value:
         return few
-    return value if value < 16 or _COUNTS.search(key) else max(value // scale, 2)
+    return value if value < 16 or _COUNTS.search(key) else max(value // scale, _LEAST)
 
 
 def _divided(values: Mapping[str, Any]) -> list[bool]:

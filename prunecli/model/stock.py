@@ -10,6 +10,7 @@ from prunecli.architectures.mixtures import ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.depth import layers_left, renaming_of
+from prunecli.model.embedding import can_untie
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.parts import AttentionLayer, FfnLayer
@@ -242,18 +243,14 @@ def _embeddings(result: ModelLayout) -> StockSupport:
     family, change = result.family, result.structure.embedding
     if change.is_stock:
         return StockSupport()
-    assert family.embedding is not None
     if change.output is not None and change.output.map_dim is not None:
         return StockSupport(reason="the output embeddings are factorised", is_fitted=True)
-    if change.unit is not None and (change.output is None or family.embedding.apart):
-        return StockSupport(
-            reason="the input embeddings are factorised",
-            nearest="`factorize-embeddings --cache`",
-            is_fitted=True,
+    config = {TIE_KEY: False} if change.output is not None and can_untie(family) else {}
+    reason = nearest = None
+    if change.output is not None and not config:
+        reason = (
+            f"the output layer has a table of its own, which a config of type {family.model_type} cannot say"
         )
-    if not family.embedding.apart:
-        return StockSupport(
-            reason=f"the output layer has a table of its own, which a config of type {family.model_type} cannot say",
-            is_fitted=True,
-        )
-    return StockSupport({TIE_KEY: False})
+    elif change.unit is not None:
+        reason, nearest = "the input embeddings are factorised", "`factorize-embeddings --cache`"
+    return StockSupport(config, reason, nearest, is_fitted=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
@@ -94,17 +94,21 @@ class Trial:
             key = made.model_class, made.config_class, repr(made.config)
             if (known := _KNOWN.get(key)) is not None:
                 return known
-            for dtype, cached in product((torch.float64, torch.float32), (True, False)):
+            for dtype in (torch.float64, torch.float32):
                 try:
-                    trial = cls(made, random_model(made, dtype), cached)
+                    trial = cls(made, random_model(made, dtype), cached=False)
                     # Some classes make the row of the padding token zero on opening.
                     trial = replace(trial, model=trial.opened(made, stored_form(trial.model)))
                     trial.logits(trial.model)
                 except Exception as error:  # of any kind: what a class makes of sizes that it does not like
                     failure = error
-                else:
-                    _KNOWN[key] = trial
-                    return trial
+                    continue
+                with suppress(Exception):  # as above
+                    with_cache = replace(trial, cached=True)
+                    with_cache.logits(trial.model)
+                    trial = with_cache
+                _KNOWN[key] = trial
+                return trial
         raise failure
 
     @cached_property
@@ -133,16 +137,24 @@ class Trial:
         return head_keys(self.skeleton)
 
     @cached_property
-    def loose(self) -> tuple[list[str], bool]:
-        """Aliases that a config with `tie_word_embeddings` false parts, and whether it changes nothing else."""
-        apart = self.skeleton.changed({TIE_KEY: False})
-        if apart is None:
-            return [], False
-        still = apart.model.all_tied_weights_keys
-        aliases = [name for name in self.skeleton.model.all_tied_weights_keys if name not in still]
-        changed = self.opened(apart, stored_form(self.model))
-        is_same = bool((self.logits(changed) == self._whole).all())
-        return [self.skeleton.stored_name(name) for name in aliases], is_same
+    def _untied(self) -> Skeleton | None:
+        """With a config that ties no embeddings; None: transformers refuses it."""
+        return self.skeleton.changed({TIE_KEY: False})
+
+    @cached_property
+    def loose(self) -> tuple[str, ...]:
+        """Aliases that a config with `tie_word_embeddings` false parts."""
+        own = self.skeleton.model.all_tied_weights_keys
+        still = own if self._untied is None else self._untied.model.all_tied_weights_keys
+        return tuple(self.skeleton.stored_name(name) for name in own if name not in still)
+
+    @cached_property
+    def only_unties(self) -> bool:
+        """Whether such a config changes nothing else."""
+        if self._untied is None:
+            return False
+        changed = self.opened(self._untied, stored_form(self.model))
+        return bool((self.logits(changed) == self._whole).all())
 
     @_once
     def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
@@ -204,11 +216,10 @@ class Trial:
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            model = self.opened(self.skeleton, masked) if is_stream else self._masked(masked)
-            if is_stream:
-                places = {self.modules.get(name, "") for name in carriers}
-                fold_norms(stream_norms(model, places), halves[0], halves[1])
-            expected = self.logits(model)
+            model = self._masked(masked)
+            places = {self.modules.get(name, "") for name in carriers}
+            with fold_norms(stream_norms(model, places), *halves) if is_stream else nullcontext():
+                expected = self.logits(model)
             smaller = self._filled(smaller, cut) or self.opened(smaller_skeleton, cut)
             apart = max(apart, self._apart(expected, smaller))
         return apart
@@ -581,18 +592,25 @@ def stream_norms(model: Any, places: Container[str]) -> list[Any]:
     ]
 
 
-def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> None:
-    """Let norms read the channels `kept` in the place of as many that are `gone` too, and return zeros there."""
+@contextmanager
+def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> Iterator[None]:
+    """Inside, norms read the channels `kept` in the place of as many that are `gone` too, and return zeros there."""
     mates = torch.arange(2 * len(kept))
     mates[list(gone)] = torch.tensor(kept)
 
-    def folded(stock: Any, states: Tensor, *more: Any) -> Any:
-        if states.shape[-1] != len(mates):
-            return stock(states, *more)
-        return stock(states[..., mates], *more).index_fill(-1, torch.tensor(gone), 0)
+    def read(_: Any, args: Any) -> Any:
+        states, *more = args
+        return (states[..., mates], *more) if states.shape[-1] == len(mates) else args
 
-    for norm in norms:
-        norm.forward = partial(folded, norm.forward)
+    def fold(_: Any, _args: Any, output: Tensor) -> Tensor:
+        is_stream = output.shape[-1] == len(mates)
+        return output.index_fill(-1, torch.tensor(gone), 0) if is_stream else output
+
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(norm.register_forward_pre_hook(read))
+            hooks.enter_context(norm.register_forward_hook(fold))
+        yield
 
 
 def is_linear(module: Any) -> TypeGuard[nn.Linear | Conv1D]:

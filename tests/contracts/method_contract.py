@@ -65,8 +65,8 @@ class Method:
     keeps_order: bool = True
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run every test with each of `cases`."""
-        metafunc.parametrize("case", self.cases)
+        """Run every test with each of `cases`, those of one case together: its class is asked once."""
+        metafunc.parametrize("case", self.cases, scope="module")
 
     @pytest.fixture(autouse=True)
     def _prepare(self, case: str) -> Any:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -146,15 +146,17 @@ def apart(
             state[name].index_fill_(axis.carriers[name].dim, torch.tensor(rows, dtype=torch.long), 0)
     other = opened(model, checkpoint, state)
     rows = tiny.inputs(other)
-    for axis in axes:
-        if axis.kind == "channel":
-            names = StockNames(checkpoint, other)
-            norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
-            fold_norms(norms, kept[axis.name], sorted({*axis.ids}.difference(kept[axis.name])))
-    for name in skipped:
-        # The layers stay in their lists: many classes look up by position what else a layer is given.
-        other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
-    expected = logits(other, rows)
+    with ExitStack() as hooks:
+        for axis in axes:
+            if axis.kind == "channel":
+                names = StockNames(checkpoint, other)
+                norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
+                gone = sorted({*axis.ids}.difference(kept[axis.name]))
+                hooks.enter_context(fold_norms(norms, kept[axis.name], gone))
+        for name in skipped:
+            # The layers stay in their lists: many classes look up by position what else a layer is given.
+            other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
+        expected = logits(other, rows)
     return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
 
 

@@ -15,7 +15,7 @@ from prunecli.methods.embeddings.table import checkpoint_table, count_tokens
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitShape
-from prunecli.model.embedding import TokenTables
+from prunecli.model.embedding import TokenTables, can_untie
 from prunecli.model.history import given as stated
 from prunecli.model.history import history_step
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
@@ -359,7 +359,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
     # `tie_word_embeddings` false, which says that the tables are apart, parts a bias from what it was tied to, too.
     family, change = checkpoint.require_architecture(), plan.change.output
     is_whole = plan.is_tied and change is not None and change.map_dim is None
-    if is_whole and family.embedding is not None and family.embedding.apart:
+    if is_whole and can_untie(family):
         for alias, name in family.tied.items():
             is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
             if alias in family.loose and alias != output and is_held:
