@@ -206,7 +206,7 @@ def _differences(trial: Trial, key: str, mixture: Mixture) -> Iterator[float]:
     generator = torch.Generator().manual_seed(3)
     stored = stored_form(trial.model)
     for kept in {max(width // 2, least), least}:
-        cut, never, seen = dict(stored), dict(stored), 0
+        cut, never, seen = dict(stored), {}, 0
         for (block, _, _), members in blocks_of(stored, mixture)[0].items():
             experts, rest = experts_of(mixture, members)
             own = [

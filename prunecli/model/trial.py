@@ -216,30 +216,35 @@ class Trial:
         for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
             kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
             cut, masked = self._without(units.held, carriers, kept)
-            model = self._masked(masked)
+            model = self._masked(masked, carriers)
             places = {self.modules.get(name, "") for name in carriers}
             with fold_norms(stream_norms(model, places), *halves) if is_stream else nullcontext():
                 expected = self.logits(model)
-            smaller = self._filled(smaller, cut) or self.opened(smaller_skeleton, cut)
+            smaller = self._filled(smaller, cut, carriers) or self.opened(smaller_skeleton, cut)
             apart = max(apart, self._apart(expected, smaller))
         return apart
 
-    def _masked(self, tensors: Mapping[str, Tensor]) -> Any:
-        """The model with these tensors; the next call may change it."""
-        return self._filled(self._spare, tensors) or self.opened(self.skeleton, tensors)
+    def _masked(self, tensors: Mapping[str, Tensor], changed: Iterable[str]) -> Any:
+        """The model with these tensors; the next call may change it.
+
+        Args:
+            changed: names of those that differ from its own.
+        """
+        return self._filled(self._spare, tensors, changed) or self.opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
-        """Another model of the skeleton, to be filled; None: files store its tensors otherwise."""
-        return None if self.turned else copy.deepcopy(self.model)
+        """Another model of the skeleton, to be filled."""
+        return copy.deepcopy(self.model)
 
-    def _filled(self, model: Any, tensors: Mapping[str, Tensor]) -> Any:
-        """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
-        if model is None or self.turned or self.modules.keys() != tensors.keys():
+    def _filled(self, model: Any, tensors: Mapping[str, Tensor], changed: Iterable[str]) -> Any:
+        """The opened model of an earlier round with these tensors; None: there is none, or files store some otherwise."""
+        if model is None or not self.turned.isdisjoint(map(template_of, changed)):
             return None
         own = model.state_dict()
         for name, tensor in tensors.items():
-            own[self.modules[name]].copy_(tensor)
+            if template_of(name) not in self.turned:
+                own[self.modules[name]].copy_(tensor)
         return model
 
     @_once
@@ -270,7 +275,7 @@ class Trial:
                     attention = common_owner(self.modules[name] for name in within)
                     pick_bias(model.get_submodule(attention), own, units.held)
 
-        expected = self.logits(self._masked(masked))
+        expected = self.logits(self._masked(masked, carriers))
         return self._apart(expected, self.opened(self.skeleton, cut, fit))
 
     @cached_property
@@ -452,13 +457,13 @@ class Trial:
         Args:
             changes: to the config, which has fewer.
             cut: the tensors without some.
-            never: those with all; rows of routers that are NaN are never picked.
+            never: the routers' with all; rows that are NaN are never picked.
 
         Raises:
             Exception: as `of_units`.
         """
         smaller = self.opened(self.skeleton.changed(changes), cut)
-        model = self._masked(never)
+        model = self._masked({**stored_form(self.model), **never}, never)
         with _NeverPicked():
             expected = self.logits(model)
         return self._apart(expected, smaller)
