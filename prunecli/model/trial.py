@@ -238,7 +238,7 @@ class Trial:
         return copy.deepcopy(self.model)
 
     def _filled(self, model: Any, tensors: Mapping[str, Tensor], changed: Iterable[str]) -> Any:
-        """The opened model of an earlier round with these tensors; None: there is none, or files store some otherwise."""
+        """The opened model of an earlier round with these tensors; None: there is none, or files store it otherwise."""
         if model is None or not self.turned.isdisjoint(map(template_of, changed)):
             return None
         own = model.state_dict()
