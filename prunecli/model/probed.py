@@ -46,7 +46,7 @@ from prunecli.model.probe import (
     without_tables,
 )
 from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
-from prunecli.model.small_copy import few_experts
+from prunecli.model.small_copy import few_experts, shallow_towers
 from prunecli.model.trial import NEAR, Trial
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ def probed(checkpoint: Checkpoint) -> Probed:
 def _asked(model_class: Any, config_class: Any, config: str) -> Probed:
     whole = known_skeleton(model_class, config_class, config)
     many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
-    skeleton = (whole.changed(many) if many else None) or whole
+    tried = ({**many, **shallow_towers(whole.effective)}, many)
+    skeleton = next(filter(None, (whole.changed(changes) for changes in tried if changes)), whole)
     layers = layer_keys(skeleton)
     return Probed(whole, skeleton, layers, Trial.of(skeleton, layers))
 

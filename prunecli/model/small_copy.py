@@ -32,6 +32,7 @@ _COUNTS = re.compile(
 """Keys of whole numbers that do not shrink with the sizes of tensors."""
 TOP_K = re.compile(r"experts_per_tok(en)?$|^(moe_)?top_?k(_experts)?$|^moe_k$")
 """Keys of numbers of experts that a token is given to."""
+_DEPTH = re.compile(r"^(depth|num_blocks|(num_)?(hidden_|encoder_)?layers)$")
 _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.compile(r"^topk_group$"): 1}
 """Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 _MOST = 40_000_000
@@ -118,6 +119,17 @@ def few_experts(key: str, value: int) -> int:
         if pattern.search(last_part(key)) and value > 1:
             return few if pattern is EXPERTS else min(value, few)
     return value
+
+
+def shallow_towers(values: Mapping[str, Any], within: str = "", tower: bool = False) -> dict[str, int]:
+    """Return the values of config.json for a model whose parts for images and sounds have two layers."""
+    found: dict[str, int] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "model_type" in value:
+            found |= shallow_towers(value, f"{within}{key}.", tower or bool(OTHER_SENSES.search(key)))
+        elif tower and _DEPTH.search(key) and type(value) is int and value > 2:
+            found[within + key] = 2
+    return found
 
 
 def _small(key: str, value: int, scale: int) -> int:
