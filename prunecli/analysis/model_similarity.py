@@ -309,21 +309,22 @@ def compare(
                 f"{checkpoint.path}: {kind} reads other text than the first model",
                 "Compare models with one stack, or models with two.",
             )
-    counts = {portion.split: neighbours_of(portion, options) for portion in portions}
+    counts = [neighbours_of(portion, options) for portion in portions]
     (label, first), *others = checkpoints.items()
-    own = dict(_represented(label, first, portions, options, progress))
+    own = [*_represented(label, first, portions, options, progress)]
     compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
     compared += [(random_label(seed), first, seed) for seed in options.seeds]
     if not compared:
-        found = [_similarities([outputs], options, counts[name]) for name, outputs in own.items()]
-        return {label: _comparison([first], [*own.values()][:1], found)}
-    comparisons = {}
-    for label, other, seed in compared:
-        found = []
-        for name, outputs in _represented(label, other, portions, options, progress, seed):
-            found.append(_similarities([own[name], outputs], options, counts[name]))
-        comparisons[label] = _comparison([first, other], [own[name], outputs], found)
-    return comparisons
+        return {label: _comparison([first], ((outputs,) for outputs in own), options, counts)}
+    return {
+        name: _comparison(
+            [first, other],
+            zip(own, _represented(name, other, portions, options, progress, seed), strict=True),
+            options,
+            counts,
+        )
+        for name, other, seed in compared
+    }
 
 
 def random_label(seed: int) -> str:
@@ -347,8 +348,8 @@ def _represented(
     options: SimilarityOptions,
     progress: Progress,
     seed: int | None = None,
-) -> Iterator[tuple[str, Outputs]]:
-    """Name of each portion, and the outputs of the model on it.
+) -> Iterator[Outputs]:
+    """The outputs of the model on each portion.
 
     Args:
         seed: of random weights in float32 that replace the checkpoint's.
@@ -368,33 +369,30 @@ def _represented(
                 (texts,) = portion.sentences.values()
                 examples = text_examples(tokenizer, model, texts, options.context, skip_empty=False)
             batches = examples.batches(options.batch_tokens)
-            yield portion.split, represent(InMemory(model), components(checkpoint), batches, advance)
+            yield represent(InMemory(model), components(checkpoint), batches, advance)
     del model
     gc.collect()  # before the next one is loaded
 
 
-def _similarities(
-    models: Sequence[Outputs], options: SimilarityOptions, k: int | None
-) -> dict[Measure, Floats]:
-    """Measure -> the similarities of all components of `models`, a square matrix."""
-    features = [array for model in models for array in model.values()]
-    found: dict[Measure, Floats] = {}
-    if "cka" in options.measures:
-        found["cka"] = linear_cka(features)
-    if k is not None:
-        found["lns"] = local_neighbourhood_similarity(features, k)
-    return found
-
-
 def _comparison(
-    models: Sequence[Checkpoint], outputs: Sequence[Outputs], similarities: Sequence[Mapping[Measure, Floats]]
+    models: Sequence[Checkpoint],
+    portions: Iterable[Sequence[Outputs]],
+    options: SimilarityOptions,
+    counts: Sequence[int | None],
 ) -> Comparison:
-    """Comparison of one or two models from the similarities on each portion."""
+    """Comparison of one or two models from their outputs on each portion; `counts`: k of LNS for each."""
+    found = defaultdict[Measure, list[Floats]](list)
+    for outputs, k in zip(portions, counts, strict=True):
+        features = [array for own in outputs for array in own.values()]
+        if "cka" in options.measures:
+            found["cka"].append(linear_cka(features))
+        if k is not None:
+            found["lns"].append(local_neighbourhood_similarity(features, k))
     return Comparison(
         tuple(map(tuple, outputs)),
         tuple(tuple(one.name for one in components(made) if one.removed) for made in models),
-        max(array.shape[1] for own in outputs for array in own.values()),
-        {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
+        max(array.shape[1] for array in features),
+        {measure: np.mean(own, axis=0) for measure, own in found.items()},
     )
 
 
