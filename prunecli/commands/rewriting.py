@@ -219,8 +219,8 @@ class ScoredOptions(TextChoice, RunOptions):
         Raises:
             UsageError: text is given.
         """
-        if self.first_given is not None:
-            raise UsageError(f"{self.first_given}: {why}", "Leave it out.")
+        for name in self.given:
+            raise UsageError(f"`{name}`: {why}", "Leave it out.")
 
     def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.

@@ -342,8 +342,7 @@ def evaluate(
     if isinstance(choice, Dataset):
         data = choice
     else:
-        of_tasks = ("beam", "stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
-        choice.check_task(task, {name: name in options.changed for name in of_tasks})
+        choice.check_task(task, options.changed)
         if task != "translation" and processes.world_size() > 1:
             raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
         data = choice.read(task, say)

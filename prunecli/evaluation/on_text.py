@@ -109,7 +109,7 @@ def measured_text(
     """
     other_way = "" if without is None else f" Or choose without text: {without}."
     if len(checkpoint.require_architecture().stacks) > 1:
-        if not (choice.files or choice.first_given or choice.demo):
+        if not (choice.given or choice.demo):
             raise UsageError(f"{what} needs text.", f"Give parallel text: `data=DIR`.{other_way}")
         for name in ("files", "context"):
             if getattr(choice, name):
@@ -118,7 +118,7 @@ def measured_text(
                 )
         return choice.read("translation", say)
     plain = ("files", "whole_files", "context")
-    other = next((name for name, given in choice.given.items() if given and name not in plain), None)
+    other = next((name for name in choice.given if name not in plain), None)
     if other is not None:
         raise UsageError(f"`{other}` goes with models that translate.", "Give `files=FILE`.")
     if not choice.files:

@@ -374,11 +374,8 @@ def finetune(
         task = choice.task
     else:
         task = task or start.task(say)
-        validating = {
-            "valid_split": valid.split is not None,
-            "valid_text": bool(valid.files),
-            "valid_labelled": valid.labelled is not None,
-        }
+        held = {"valid_split": valid.split, "valid_text": valid.files, "valid_labelled": valid.labelled}
+        validating = [name for name, value in held.items() if value]
         choice.check_task(task, validating, also_plain=("feature-extraction",))
     if task in HEADLESS:
         what = "vectors" if task == "embedding" else "hidden states"
