@@ -151,9 +151,8 @@ def _added(name: str, one: Array, other: Array) -> Array:
 
 def ratio(numerator: Array, denominator: Array) -> Floats:
     """numerator / denominator, 0 where the denominator is 0."""
-    result = np.zeros(np.shape(numerator))
-    np.divide(numerator, denominator, out=result, where=np.broadcast_to(denominator != 0, result.shape))
-    return result
+    zeros = np.zeros(np.shape(numerator))
+    return np.asarray(np.divide(numerator, denominator, out=zeros, where=denominator != 0))
 
 
 def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
