@@ -442,8 +442,8 @@ def similarity_of(
     for measure in measures:
         for name, others in (("benchmark", benchmarks), ("random", randoms)):
             if others:
-                found = pd.concat([diagonal(other)[measure] for other in others])
-                pairs[f"{measure}_{name}"] = found.groupby(level=KEY).mean()
+                known = pd.concat([diagonal(other)[measure] for other in others]).groupby(level=KEY)
+                pairs[f"{measure}_{name}"] = known.mean()
         if benchmarks:
             whole = pairs[f"{measure}_benchmark"].replace(0, np.nan)
             pairs[f"{measure}_normalised"] = 100 * pairs[measure] / whole
