@@ -27,6 +27,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -139,6 +140,8 @@ class Spec:
     hidden: bool = False
     recorded: bool = True
     beside: str = ""
+    needs: str = ""
+    excludes: str = ""
 
 
 def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
@@ -159,6 +162,8 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
             hidden: whether only `--help-all` shows the option.
             recorded: whether a result records the option.
             beside: ending of a directory that the command writes beside its output, if the option is given.
+            needs: options, or words such as metric=gradient, one of which the option goes with; spaces between them.
+            excludes: options that the option does not go with.
     """
     bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
     extra: Any = {"option": Spec(**spec)}
@@ -301,6 +306,23 @@ class Options(BaseModel):
             return check(value)
         except UsageError as error:
             raise ValueError(error) from error
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        """Refuse an option without the one that it goes with, and one that excludes another."""
+        held = self.changed
+        held |= {f"{name}={value}" for name, value in self if isinstance(value, str)}
+        for name, spec in ((name, one.spec) for name, one in self._all_options().items() if name in held):
+            needed, excluded = spec.needs.split(), held.intersection(spec.excludes.split())
+            if needed and held.isdisjoint(needed):
+                named = "` or `".join(needed)
+                raise ValueError(
+                    UsageError(f"`{name}` goes with `{named}`.", f"Give `{named}`, or leave it out.")
+                )
+            if excluded:
+                named = "` or `".join(sorted(excluded))
+                raise ValueError(UsageError(f"`{name}` does not go with `{named}`.", "Give one of them."))
+        return self
 
     @classmethod
     @lru_cache

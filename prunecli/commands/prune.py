@@ -50,10 +50,6 @@ def prune_experts(options: PruneExperts) -> None:
     """
     if options.keep is not None and "gates" in options.model_fields_set and not options.constant:
         raise UsageError("`gates` does not go with `keep`.", "Give statistics, or ids.")
-    if options.fit is None:
-        for name in ("fit_batch", "fit_beam", "fit_length"):
-            if name in options.changed:
-                raise UsageError(f"`{name}` goes with `fit`.", "Give `fit`, or leave it out.")
     with options.open(options.demo_model) as opened:
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.options import default_ratio, explain, of_language_model
@@ -103,8 +99,6 @@ def prune_heads(options: PruneHeads) -> None:
 
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further.
     """
-    if options.keep is not None and ("scores" in options.model_fields_set or options.metric == "random"):
-        raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
     with options.open() as opened:
         plan = prunecli.plan_heads(opened, options)
         console.note(*plan.reasons)
@@ -303,7 +297,6 @@ def shrink(options: Shrink) -> None:
     """
     from prunecli.shrinking.shrink import figures_path
 
-    options.check_target()
     options = with_demo_text(options, options.checkpoint)
     with options.open() as source:
         if all(getattr(options, name) is None for name in TARGETS):

@@ -61,11 +61,13 @@ class RewritingOptions(WritingOptions):
         flag="--check",
         metavar="TEXT",
         role="input",
+        excludes="dry_run config_only stream",
     )
     stream: bool = compute_option(
         "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
         False,
         recorded=False,
+        needs="checkpoint",
     )
     config_only: bool = hidden_option(
         "Write the result without weights; finetune --from-scratch trains them.",
@@ -82,19 +84,9 @@ class RewritingOptions(WritingOptions):
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
-        for name in ("dry_run", "config_only", "stream"):
-            if getattr(self, name) and self.check_text is not None:
-                raise UsageError(
-                    f"`check_text` runs the original and the result; with `{name}` one of them is missing.",
-                    "Give one of the two.",
-                )
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
-        if self.stream:
-            if self.checkpoint is None:
-                raise UsageError(
-                    "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
-                )
+        if self.stream and self.checkpoint is not None:
             return prunecli.stream_model(self.checkpoint, **console.listeners())
         return prunecli.open_model(checkpoint_or_demo(self.checkpoint, demo))
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.options import Options, Size, compute_option
@@ -50,15 +48,8 @@ class RunOptions(BatchOptions):
         flag="--spill-dir",
         metavar="DIR",
         hidden=True,
+        needs="memory",
     )
-
-    @model_validator(mode="after")
-    def _spills(self) -> Self:
-        if self.memory is None and self.spill_directory is not None:
-            raise ValueError(
-                UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
-            )
-        return self
 
 
 USUAL_LENGTH = 64

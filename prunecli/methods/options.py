@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -121,8 +121,13 @@ class PruningOptions(Options):
         "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO:g}{cls.FOR_OTHERS}.",
         metavar="R",
         recorded=False,
+        excludes="count width fit experts_per_layer encoder decoder",
     )
-    count: int | None = option("Number of {cls.UNITS} to remove in all, instead of --ratio.", ge=0)
+    count: int | None = option(
+        "Number of {cls.UNITS} to remove in all, instead of --ratio.",
+        ge=0,
+        excludes="width fit experts_per_layer encoder decoder",
+    )
     least: int | None = selection_option(
         "Number of {cls.UNITS} that each layer keeps at least.", flag="--min", ge=0
     )
@@ -143,28 +148,6 @@ class PruningOptions(Options):
         """Whether any option says how many units are removed."""
         return any(getattr(self, name) is not None for name in self.AMOUNTS)
 
-    def check_amount(self) -> None:
-        """Refuse more than one amount.
-
-        Raises:
-            UsageError: two amounts are given.
-        """
-        amounts = [f"`{name}`" for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
-            raise UsageError(
-                f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} to remove."
-            )
-
-    def refuse_beside(self, name: str, others: Sequence[str]) -> None:
-        """Refuse options that say nothing if `name` is given.
-
-        Raises:
-            UsageError: one of `others` differs from its default.
-        """
-        odd = [f"`{other}`" for other in others if other in self.changed]
-        if odd:
-            raise UsageError(f"`{name}` does not go with {' or '.join(odd)}.", "Leave one of them out.")
-
 
 class UnitOptions(PruningOptions):
     """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
@@ -177,6 +160,7 @@ class UnitOptions(PruningOptions):
     keep: Path | str | None = selection_option(
         "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
         role="input",
+        excludes="ratio count width attention least multiple_of uniform normalize metric scores",
     )
     scores: Scores | Files | None = selection_option(
         "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
@@ -295,6 +279,7 @@ class NarrowOptions(UnitOptions):
     experts: bool = selection_option(
         "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
         False,
+        excludes="side",
     )
 
     def check_options(self) -> None:
@@ -303,9 +288,6 @@ class NarrowOptions(UnitOptions):
         Raises:
             UsageError: they do, or no FFN can have this width.
         """
-        if self.is_named:
-            self.refuse_beside("keep", (*self.AMOUNTS, "least", "multiple_of", "uniform", "metric", "scores"))
-        self.check_amount()
         self.check_metric()
         if self.ratio is not None:
             exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
@@ -338,11 +320,13 @@ class LayerOptions(UnitOptions):
         "Layers to remove, by number from 0: 3,7-9; with two stacks encoder:3,decoder:1-2.",
         metavar="LIST",
         recorded=False,
+        excludes="keep ratio count encoder decoder metric scores contiguous side",
     )
     keep: Path | str | None = option(
         "Layers to keep, written like --remove (unnamed stacks keep all), or what --dry-run --json printed.",
         metavar="LIST",
         recorded=False,
+        excludes="ratio count encoder decoder metric scores contiguous side",
     )
     metric: LayerMetric | None = selection_option(
         "cosine, cka: how little a layer's output is like its input; perplexity: how much it rises without the layer; "
@@ -352,6 +336,7 @@ class LayerOptions(UnitOptions):
     )
     side: Side | None = selection_option(
         "Only this stack loses layers.",
+        excludes="encoder decoder",
     )
     contiguous: bool = selection_option(
         "Remove layers side by side: the run whose input is most like its output (by angle).",
@@ -375,21 +360,7 @@ class LayerOptions(UnitOptions):
         Raises:
             UsageError: they do.
         """
-        chosen = [
-            f"`{name}`" for name in ("remove", "keep", "ratio", "count") if getattr(self, name) is not None
-        ]
-        if self.by_side:
-            chosen.append("`encoder` and `decoder`")
-        if len(chosen) > 1:
-            raise UsageError(f"{chosen[0]} does not go with {chosen[1]}.", "Give one of them.")
-        if self.is_named:
-            named = "keep" if self.remove is None else "remove"
-            self.refuse_beside(named, ("metric", "scores", "contiguous", "side"))
         self.check_metric()
-        if self.side is not None and self.by_side:
-            raise UsageError(
-                "`side` does not go with `encoder` and `decoder`.", "Give one of them, or `count`."
-            )
         if self.contiguous and self.metric not in (None, "cosine"):
             raise UsageError(
                 f"`contiguous` does not go with `metric={self.metric}`.", "Use it with `metric=cosine`."
@@ -402,16 +373,19 @@ class LoadOptions(Options):
     fit_batch: int | None = hidden_option(
         "For --fit: sentences or texts decoded at a time. Default: 1.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
     fit_beam: int | None = hidden_option(
         "For --fit: beam size. Default: 4; for language models 1.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
     fit_length: int | None = hidden_option(
         "For --fit: tokens of a sentence. Default: 128; for language models 4,096, or all their positions.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
 
@@ -444,6 +418,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Remove as few experts as possible so that decoding fits in this memory (30GiB) with 10% left free.",
         metavar="SIZE",
         recorded=False,
+        excludes="experts_per_layer",
     )
     experts_per_layer: Annotated[dict[str, int], BeforeValidator(_per_layer)] | None = option(
         "Number of experts to keep in each encoder and decoder layer: 36,12; or one for both.",
@@ -454,6 +429,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
         "--json printed.",
         role="input",
+        excludes="ratio count fit experts_per_layer metric strategy balance least multiple_of granularity",
     )
     metric: ExpertMetric | None = selection_option(
         "What experts are ranked by: importance, top1, top2, load-balance, importance-vanilla; for language models "

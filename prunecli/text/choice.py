@@ -204,11 +204,12 @@ class TextChoice(Options):
         role="text",
     )
     langs: tuple[Name, ...] | None = _text_option("Languages of --data, in all pairs.", metavar="A,B,C")
-    pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D")
+    pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D", excludes="langs")
     split: str | None = _text_option("Split of --data. Default: val.")
     source_file: Path | None = _text_option(
         "Sentences of one pair, with --pairs.",
         role="text",
+        excludes="data langs",
     )
     target_file: Path | None = _text_option(
         "Translations of --source-file.",
@@ -339,8 +340,6 @@ class TextChoice(Options):
                     "`source_file`, `target_file` and `pairs` go together",
                     "Give all three, such as `pairs=eng_Latn-fra_Latn`.",
                 )
-            if self.data is not None or self.langs is not None:
-                raise UsageError("`source_file` does not go with `data` or `langs`", "Give one of them.")
             text = read_pair(self.source_file, self.target_file, self.pairs)
             return text.first(count), ((text.languages[0], text.languages[1]),)
         split = self.split_read or "val"

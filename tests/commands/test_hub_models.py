@@ -216,7 +216,7 @@ def test_streaming_says_what_aimer_fetches():
 
 
 @refusals(
-    ("--stream", "none is named"),
+    ("--stream", "--stream goes with CHECKPOINT"),
     ("source --stream", "source is a path"),
     ("org/none --stream", "no such model on", 1),
 )

@@ -127,7 +127,7 @@ def test_a_shared_ffn_counts_once():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
+        ({"ratio": 0.5, "width": 3}, UsageError, "Give one of them"),
         ({"width": 3, "uniform": False}, UsageError, "widths differ then"),
         ({}, UsageError, "`metric=activation-norm` needs text"),
         ({"side": "encoder"}, UsageError, "the model has no encoder"),

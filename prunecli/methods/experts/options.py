@@ -77,9 +77,8 @@ def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[
         layers: see `layers_of`.
 
     Raises:
-        UsageError: several amounts, or a minimum that leaves the router too few experts.
+        UsageError: a minimum that leaves the router too few experts.
     """
-    options.check_amount()
     needed = max(layer.groups.needed(layer.top_k) for layer in layers)
     minimum = options.least
     if minimum is None:

@@ -134,6 +134,7 @@ class FfnOptions(SharingOptions):
         "Configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, NoEncNoDec, "
         "SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec for a model with one stack.",
         metavar="NAME",
+        excludes="encoder decoder",
     )
     width: Width = option(
         "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
@@ -176,6 +177,7 @@ class AttentionOptions(SharingOptions):
         "Configuration of self-attention, as in the paper: SharedEnc, SharedDec, SharedEncSharedDec, NoEnc, NoDec, "
         "NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared for a model with one stack.",
         metavar="NAME",
+        excludes="encoder decoder",
     )
     cross: Treatment | None = option("Cross-attention: share, keep or drop. Default: keep.")
     init: Init | None = selection_option(
@@ -196,8 +198,6 @@ def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Co
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
     """
     name, cross = options.preset, options.cross
-    if name is not None and (options.encoder is not None or options.decoder is not None):
-        raise UsageError("`preset` does not go with `encoder` or `decoder`.", "It says both already.")
     if name is None and options.encoder is options.decoder is cross is None:
         alone = "SharedEnc" if "encoder" in sides else "SharedDec"
         name = options.default if len(sides) > 1 else alone
