@@ -163,7 +163,7 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
             recorded: whether a result records the option.
             beside: ending of a directory that the command writes beside its output, if the option is given.
             needs: options, or words such as metric=gradient, one of which the option goes with; spaces between them.
-            excludes: options that the option does not go with.
+            excludes: options or such words that the option does not go with.
     """
     bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
     extra: Any = {"option": Spec(**spec)}
@@ -311,7 +311,7 @@ class Options(BaseModel):
     def _go_together(self) -> Self:
         """Refuse an option without the one that it goes with, and one that excludes another."""
         held = self.changed
-        held |= {f"{name}={value}" for name, value in self if isinstance(value, str)}
+        held |= {f"{name}={value}" for name, value in self if isinstance(value, str | bool)}
         for name, spec in ((name, one.spec) for name, one in self._all_options().items() if name in held):
             needed, excluded = spec.needs.split(), held.intersection(spec.excludes.split())
             if needed and held.isdisjoint(needed):

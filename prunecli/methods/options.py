@@ -249,7 +249,9 @@ class NarrowOptions(UnitOptions):
     AMOUNTS = ("ratio", "count", "width")
     METHODS = ("activation", "activation-norm", "gradient")
 
-    width: int | None = option("Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
+    width: int | None = option(
+        "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1, excludes="uniform=False"
+    )
     metric: UnitMetric | None = selection_option(
         "activation: root mean square on text; activation-norm: the same times the norm of the output weights; "
         "gradient: how much the loss depends on the unit; norms: of all weights, without text; random. Default: that "
@@ -279,7 +281,7 @@ class NarrowOptions(UnitOptions):
     experts: bool = selection_option(
         "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
         False,
-        excludes="side",
+        excludes="side dense_only uniform=False",
     )
 
     def check_options(self) -> None:
@@ -291,13 +293,6 @@ class NarrowOptions(UnitOptions):
         self.check_metric()
         if self.ratio is not None:
             exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
-        if self.experts and (self.dense_only or not self.uniform):
-            raise UsageError(
-                "`experts`: all experts keep the same number of hidden units, and dense FFNs all of theirs.",
-                "Leave `dense_only` and `uniform=False` out.",
-            )
-        if self.width is not None and not self.uniform:
-            raise UsageError("`width` does not go with `uniform=False`: widths differ then.", "Give `ratio`.")
         if not self.uniform and self.metric == "random":
             raise UsageError(
                 "`uniform=False`: random scores do not compare layers.", "Leave `uniform=False` out."
@@ -476,6 +471,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
         1,
         ge=1,
+        needs="strategy=per-layer",
     )
     granularity: Granularity | None = hidden_option(
         "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "

@@ -189,8 +189,6 @@ def _sides(
             f"{where}: its output layer is factorised already (to {output.map_dim})",
             "Factorise the original model, or choose `side=input`.",
         )
-    if options.cache and "input" not in found:
-        raise UsageError("`cache` writes the rows of the input's unit", "Choose `side=input` or `side=both`.")
     return found
 
 

@@ -107,12 +107,6 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
     Raises:
         UsageError: with what this kind takes instead.
     """
-    if options.multiple_of > 1 and options.strategy != "per-layer":
-        raise UsageError(
-            f"`multiple_of={options.multiple_of}` rounds the number of each layer; `strategy={options.strategy}` gives "
-            "none.",
-            "Use `strategy=per-layer`.",
-        )
     chosen = options.texts or options.sources or options.targets or options.granularity
     if chosen and options.metric in WITHOUT_STATISTICS and not options.constant:
         raise UsageError(
