@@ -151,7 +151,6 @@ def prune_layers(options: PruneLayers) -> None:
     """
     from prunecli.methods.plans import LAST_WARNING
 
-    options.check_options()
     reads = options.needs_text or options.replace is not None
     if options.stream and reads:
         what = "replace=linear" if options.replace else f"metric={options.metric or 'cosine'}"

@@ -105,6 +105,10 @@ Balance = Annotated[Fraction, BeforeValidator(parse_balance)]
 """A fraction: Fraction(3) or "3:1"."""
 
 
+AMOUNTS = ("ratio", "count", "width", "fit", "experts_per_layer", "encoder", "decoder")
+"""Options that say how many units are removed."""
+
+
 class PruningOptions(Options):
     """Options of every pruning command: which units are removed."""
 
@@ -114,8 +118,6 @@ class PruningOptions(Options):
     DEFAULT_RATIO: ClassVar[float] = 0.25
     FOR_OTHERS: ClassVar[str] = ""
     """Continues the default ratio in the help text."""
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
-    """Options that say how many units are removed."""
 
     ratio: Share | None = option(
         "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO:g}{cls.FOR_OTHERS}.",
@@ -146,7 +148,7 @@ class PruningOptions(Options):
     @property
     def has_amount(self) -> bool:
         """Whether any option says how many units are removed."""
-        return any(getattr(self, name) is not None for name in self.AMOUNTS)
+        return not self.changed.isdisjoint(AMOUNTS)
 
 
 class UnitOptions(PruningOptions):
@@ -165,6 +167,7 @@ class UnitOptions(PruningOptions):
     scores: Scores | Files | None = selection_option(
         "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
         role="input",
+        excludes="metric=norms metric=last metric=random",
     )
 
     @property
@@ -186,18 +189,6 @@ class UnitOptions(PruningOptions):
     def needs_text(self) -> bool:
         """Whether the model has to run on text."""
         return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
-
-    def check_metric(self) -> None:
-        """Refuse scores together with a metric that reads none.
-
-        Raises:
-            UsageError: both are given.
-        """
-        if self.scores is not None and self.metric not in (None, *self.METHODS):
-            raise UsageError(
-                f"`metric={self.metric}` reads no `scores`.",
-                f"Leave `scores` out, or choose {', '.join(self.METHODS)}.",
-            )
 
 
 class HeadOptions(UnitOptions):
@@ -246,7 +237,6 @@ class NarrowOptions(UnitOptions):
     COMMAND = "prune-ffn"
     KIND = "unit"
     UNITS = "hidden units"
-    AMOUNTS = ("ratio", "count", "width")
     METHODS = ("activation", "activation-norm", "gradient")
 
     width: int | None = option(
@@ -290,7 +280,6 @@ class NarrowOptions(UnitOptions):
         Raises:
             UsageError: they do, or no FFN can have this width.
         """
-        self.check_metric()
         if self.ratio is not None:
             exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
         if not self.uniform and self.metric == "random":
@@ -305,7 +294,6 @@ class LayerOptions(UnitOptions):
     COMMAND = "prune-layers"
     KIND = "layer"
     UNITS = "layers"
-    AMOUNTS = ("ratio", "count", "encoder", "decoder")
     METHODS = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT = ("least", "uniform")
 
@@ -336,6 +324,7 @@ class LayerOptions(UnitOptions):
     contiguous: bool = selection_option(
         "Remove layers side by side: the run whose input is most like its output (by angle).",
         False,
+        excludes="metric=cka metric=perplexity metric=embedding metric=last metric=random",
     )
 
     @property
@@ -348,18 +337,6 @@ class LayerOptions(UnitOptions):
         """Side -> number of layers that it loses, for the sides that have one."""
         counts = {"encoder": self.encoder, "decoder": self.decoder}
         return {side: count for side, count in counts.items() if count is not None}
-
-    def check_options(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        self.check_metric()
-        if self.contiguous and self.metric not in (None, "cosine"):
-            raise UsageError(
-                f"`contiguous` does not go with `metric={self.metric}`.", "Use it with `metric=cosine`."
-            )
 
 
 class LoadOptions(Options):
@@ -399,7 +376,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
     DEFAULT_RATIO = 0.8
     """Of translation models: the published choice."""
     FOR_OTHERS = "; for language models 0.25"
-    AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
     LEFT_OUT = ("uniform",)
 
     gates: GateStatistics | Files = option(

@@ -303,7 +303,6 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.
     """
-    options.check_options()
     axes = axes_of(checkpoint, "layer")
     if options.is_named:
         keeps = options.remove is None
