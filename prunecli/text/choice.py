@@ -281,12 +281,13 @@ class TextChoice(Options):
 
     def _kind_of_embedding(self) -> TaskName:
         """The task whose text the vectors are of."""
-        kinds: dict[TaskName, bool] = {
-            "lm": bool(self.files),
-            "classification": self.labelled is not None,
-            "translation": self.data is not None or self.source_file is not None,
+        kinds: dict[str, TaskName] = {
+            "files": "lm",
+            "labelled": "classification",
+            "data": "translation",
+            "source_file": "translation",
         }
-        given = [task for task, is_given in kinds.items() if is_given]
+        given = [kinds[name] for name in self.given if name in kinds]
         if len(given) != 1:
             raise UsageError(
                 "embedding: text of several kinds" if given else "embedding needs text", _NEEDS["embedding"]
