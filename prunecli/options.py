@@ -11,7 +11,7 @@ with values (`ratio=2`), which the command line shows as it spells options.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -378,6 +378,16 @@ class Options(BaseModel):
         return {
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
         }
+
+    def refuse(self, names: Iterable[str], why: str, remedy: str = "Leave it out.") -> None:
+        """Refuse options that a model or text has no use for; `why` follows the name.
+
+        Raises:
+            UsageError: one of them is given.
+        """
+        for name in names:
+            if name in self.changed:
+                raise UsageError(f"`{name}` {why}", remedy)
 
     def values_of(self, kind: type[Options]) -> dict[str, Any]:
         """Return the values of the fields that another class, a base class perhaps, has too."""

@@ -17,7 +17,6 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import WritingOptions, opened_by, output_option
-from prunecli.errors import UsageError
 from prunecli.options import (
     Counts,
     StoredDtype,
@@ -172,11 +171,9 @@ def finetune(options: Finetune) -> None:
     if options.teacher is not None:
         options = options.updated(teacher=checkpoint_directory(options.teacher))
     task = options.task or start.task(console.note)
-    for name in ("label_smoothing", "distill", "temperature"):
-        if task in HEADLESS and getattr(options, name) is not None:
-            raise UsageError(
-                f"`{name}` goes with models that have a head, not with `task={task}`", "Leave it out."
-            )
+    if task in HEADLESS:
+        why = f"goes with models that have a head, not with `task={task}`"
+        options.refuse(("label_smoothing", "distill", "temperature"), why)
     result = prunecli.finetune(
         start,
         choice,

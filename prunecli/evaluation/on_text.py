@@ -102,16 +102,11 @@ def measured_text(
     if len(checkpoint.require_architecture().stacks) > 1:
         if not (choice.given or choice.demo):
             raise UsageError(f"{what} needs text.", f"Give parallel text: `data=DIR`.{other_way}")
-        for name in ("files", "context"):
-            if getattr(choice, name):
-                raise UsageError(
-                    f"`{name}` goes with models that have one stack.", "Give parallel text: `data=DIR`."
-                )
+        why = "goes with models that have one stack."
+        choice.refuse(("files", "context"), why, "Give parallel text: `data=DIR`.")
         return choice.read("translation", say)
-    plain = ("files", "whole_files", "context")
-    other = next((name for name in choice.given if name not in plain), None)
-    if other is not None:
-        raise UsageError(f"`{other}` goes with models that translate.", "Give `files=FILE`.")
+    others = {*choice.given} - {"files", "whole_files", "context"}
+    choice.refuse(sorted(others), "goes with models that translate.", "Give `files=FILE`.")
     if not choice.files:
         raise UsageError(f"{what} needs text.", f"Give `files=FILE`.{other_way}")
     return choice.read(task or ("lm" if task_of(checkpoint) == "lm" else "mlm"), say)

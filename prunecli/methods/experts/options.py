@@ -115,10 +115,9 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
         )
     own, others = ("texts", "constant"), ("sources", "targets", "granularity", "balance")
     kind = "translation; this is a language model" if is_text else "language models; this one translates"
-    for name in others if is_text else own:
-        if getattr(options, name):
-            named = "`texts`" if is_text else "`sources` and `targets`"
-            raise UsageError(f"`{name}` is for {kind}.", f"Choose the statistics that count with {named}.")
+    named = "`texts`" if is_text else "`sources` and `targets`"
+    remedy = f"Choose the statistics that count with {named}."
+    options.refuse(others if is_text else own, f"is for {kind}.", remedy)
     if not is_text:
         return
     if options.strategy == "side-threshold":

@@ -206,12 +206,8 @@ def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Co
     else:
         found = find_configuration(name, sides, options.configurations)
     if "share" not in (found.encoder, found.decoder, cross):
-        for name in ("width", "init", "scale", "groups", "order", "keep_units"):
-            if getattr(options, name) is not None:
-                raise UsageError(
-                    f"`{name}` is for shared {options.part}s, and none are shared.",
-                    "Leave it out.",
-                )
+        names = ("width", "init", "scale", "groups", "order", "keep_units")
+        options.refuse(names, f"is for shared {options.part}s, and none are shared.")
     if found.across and options.groups is not None and len(options.groups) > 1:
         raise UsageError("`groups`: encoder and decoder share the same FFNs.", "Give one number.")
     return replace(found, cross=cross or "keep")
