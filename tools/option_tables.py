@@ -34,7 +34,7 @@ def table(options: type[Options]) -> str:
     rows = ["| option | meaning |", "| --- | --- |"]
     for one in options.list_options().values():
         metavar = "" if one.is_switch else f" {one.metavar}"
-        names = one.metavar if one.spec.argument else f"{one.flag}{metavar}"
+        names = one.metavar if one.argument else f"{one.flag}{metavar}"
         spelt = [names, *filter(None, (one.short, one.negative if one.negative != one.flag else ""))]
         shown = ", ".join(f"`{name}`" for name in spelt).replace("|", "\\|")
         rows.append(f"| {shown} | {one.described.replace('|', chr(92) + '|')} |")
