@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -114,13 +115,6 @@ def refuse_absent(options: Options) -> None:
                 raise DataError(f"{path}: no such {kind}", f"Name a {kind} that exists with `{name}`.")
 
 
-def functions() -> Iterator[tuple[str, Function]]:
-    """Name and function of each command."""
-    for names in COMMANDS.values():
-        for name in names:
-            yield name, function_of(name)
-
-
 def function_of(name: str) -> Function:
     """Return the function of a command."""
     file = next(file for file, names in zip(FILES, COMMANDS.values(), strict=True) if name in names)
@@ -137,8 +131,12 @@ def options_of(function: Function) -> type[Options]:
 def parameters() -> dict[str, dict[str, Option]]:
     """Command -> its options by the names that a recipe gives them, for every command that a recipe can name."""
     return {
-        command: {name: one for one in options_of(function).list_options().values() for name in one.names}
-        for command, function in functions()
+        command: {
+            name: one
+            for one in options_of(function_of(command)).list_options().values()
+            for name in one.names
+        }
+        for command in chain(*COMMANDS.values())
         if command != "run"
     }
 

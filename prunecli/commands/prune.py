@@ -217,7 +217,7 @@ def _prune_measured(
     console.note(*selection.reasons)
     rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
     scored = None if rewrite is None and not options.needs_text else options
-    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, running=options)
+    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored)
 
 
 DEMO_SPLIT = "val"

@@ -98,17 +98,16 @@ class RewritingOptions(WritingOptions):
         *,
         rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
-        running: RunOptions | None = None,
         before: Iterable[Any] = (),
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
         Args:
             rewrite: how the units are removed; None: by `cut`.
-            scored, running: as in `apply`.
+            scored: as in `apply`.
             before: tables and lines before the table of units.
         """
-        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored, running)
+        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored)
         blocks = chain(before, shown.selected_blocks(selection))
         self.show(lambda: shown.selected(selection, seed), blocks)
 
@@ -117,13 +116,11 @@ class RewritingOptions(WritingOptions):
         source: Checkpoint,
         rewrite: prunecli.Rewrite,
         scored: TextChoice | None = None,
-        running: RunOptions | None = None,
     ) -> Shown:
         """Write the result, or with --dry-run only check it; measure what it costs on a little text.
 
         Args:
             scored: the text that the scores come from; None: without `check_text` nothing is measured.
-            running: how the model runs on text.
         """
         from prunecli.model.opening import lacking
         from prunecli.tensors.side_files import in_one_line
@@ -150,6 +147,7 @@ class RewritingOptions(WritingOptions):
             from prunecli.evaluation.quality_check import quality_check
 
             steps, progress = rewrite.structure.history, console.progress()
+            running = self if isinstance(self, RunOptions) else RunOptions()
             compare = quality_check(source, self.check_text, scored, steps, running, progress, console.note)
         result = prunecli.apply(
             source,

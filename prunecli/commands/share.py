@@ -54,13 +54,15 @@ def share_ffn(options: ShareFfn) -> None:
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse_text("no text is read here.")
-        _share(opened, options, plan, scored, options)
+        _share(opened, options, plan, scored)
 
 
-def _share(opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
-    """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
+def _share(
+    opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, scored: Any = None
+) -> None:
+    """Carry out a plan, and show the result; `scored` is as in `RewritingOptions.apply`."""
     console.note(*plan.reasons)
-    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), *text)
+    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), scored)
     options.show(lambda: share_document(shown, plan), share_blocks(shown, plan))
 
 
