@@ -202,7 +202,7 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
         help: what the option means; `{cls.NAME}` stands for an attribute of the class. Help texts and pages add the
             default and the choices, if the text lacks them.
         default: the default, or `...` if the option is required.
-        spec: bounds of a number (`ge`, `gt`, `le`, `lt`), and fields of `Option`:
+        spec: bounds of a number (`ge`, `gt`, `le`, `lt`), `max_length` of a tuple, and fields of `Option`:
             flag: name of the option, if it is not that of the field; of a switch perhaps `--on/--off`.
             metavar: what help calls a value.
             panel: panel of the help.
@@ -216,7 +216,7 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
             needs: options, or words such as metric=gradient, one of which the option goes with; spaces between them.
             excludes: options or such words that the option does not go with.
     """
-    bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
+    bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt", "max_length") if name in spec}
     extra: Any = {"option": Option(**spec)}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 

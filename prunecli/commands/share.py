@@ -47,7 +47,6 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    options.check_groups(2)
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
         plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
@@ -172,7 +171,6 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    options.check_groups(3)
     with options.open() as opened:
         plan = prunecli.plan_attention(opened, options)
         _share(opened, options, plan)

@@ -105,18 +105,6 @@ class SharingOptions(Options):
     dtype: StoredDtype | None = STORED_DTYPE
     seed: int = 0
 
-    def check_groups(self, most: int) -> None:
-        """Refuse more than `most` numbers of groups.
-
-        Raises:
-            UsageError: there are more.
-        """
-        if self.groups is not None and len(self.groups) > most:
-            raise UsageError(
-                f"`groups={','.join(map(str, self.groups))}`: not a number of groups.",
-                f"Give at most {most} numbers.",
-            )
-
 
 class FfnOptions(SharingOptions):
     """Options of `share-ffn`.
@@ -147,6 +135,7 @@ class FfnOptions(SharingOptions):
     groups: Counts | None = selection_option(
         "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
         metavar="N[,M]",
+        max_length=2,
     )
     keep_units: KeepUnits | None = selection_option(
         "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
@@ -188,6 +177,7 @@ class AttentionOptions(SharingOptions):
         "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
         "cross-attention. Default: 1.",
         metavar="N[,M[,K]]",
+        max_length=3,
     )
 
 
