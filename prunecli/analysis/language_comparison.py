@@ -295,7 +295,7 @@ def cluster(
     for first, second, distance, _ in matrix.tolist():
         # The tighter cluster comes first, single leaves last.
         one, other = sorted((nodes[int(first)], nodes[int(second)]), key=itemgetter(0))
-        cluster = {"distance": distance, "members": [one[1], other[1]]}
-        nodes.append((distance, cluster, one[2] + other[2]))
+        joined = {"distance": distance, "members": [one[1], other[1]]}
+        nodes.append((distance, joined, one[2] + other[2]))
     _, clusters, order = nodes[-1]
     return Tree(**{kind: list(vectors)}, order=order, clusters=clusters, matrix=matrix.tolist())
