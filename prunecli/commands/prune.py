@@ -194,9 +194,8 @@ def _with_text(options: Measured, *, reads: bool) -> Measured:
     """
     if not reads:
         reads_none = options.metric and not options.scores and not options.is_named
-        options.refuse_text(
-            f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
-        )
+        what = f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
+        options.refuse(options.given, f"is of no use: {what}")
     return with_demo_text(options, options.checkpoint)
 
 

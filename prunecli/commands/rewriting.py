@@ -14,7 +14,6 @@ import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
-from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
@@ -203,15 +202,6 @@ class ScoredOptions(TextChoice, RunOptions):
         role="output",
     )
 
-    def refuse_text(self, why: str) -> None:
-        """Refuse text if it is given, because of `why`.
-
-        Raises:
-            UsageError: text is given.
-        """
-        for name in self.given:
-            raise UsageError(f"`{name}`: {why}", "Leave it out.")
-
     def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
@@ -225,9 +215,9 @@ class ScoredOptions(TextChoice, RunOptions):
         from prunecli.tensors.transaction import refuse_unwritable
 
         save, path = None, self.save_scores
+        if not measures:
+            self.refuse(["save_scores"], "is of no use: nothing is measured on text here.")
         if path is not None:
-            if not measures:
-                raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
             save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
         return prunecli.TextRun(self, self, save, console.progress(), console.note)

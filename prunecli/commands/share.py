@@ -52,7 +52,7 @@ def share_ffn(options: ShareFfn) -> None:
         plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
-            options.refuse_text("no text is read here.")
+            options.refuse(options.given, "is of no use: no text is read here.")
         _share(opened, options, plan, scored)
 
 
