@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REASON_LETTERS = 300
 """Most letters of another library's error that a message repeats."""
@@ -65,37 +65,16 @@ class OutputError(PruneError):
     """A result that cannot be written: it exists, or the disk is full."""
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Facts about a model that does not fit in memory, from which a command suggests what would fit.
+class MemoryShortError(PruneError):
+    """A model that does not fit, refused before any of its weights is read.
 
     Attributes:
-        checkpoint: its directory.
-        device: type of the device: "cpu", "cuda".
-        dtype: name of the type that the weights were to have.
-        free: bytes that the device has for it.
-        room: bytes of it that weights of a smaller model could take, in that type.
-        trains: whether its weights are trained, and so have to be in that type.
-        by_layer: options before a size that would have the run go layer by layer, such as `--memory`; else empty.
-        one_free: bytes that the device has that a run layer by layer would be on; 0: `free`.
+        need: the memory that the model needs (`modules.fitting.Need`), from which a command suggests what would fit.
     """
 
-    checkpoint: Path
-    device: str
-    dtype: str
-    free: int
-    room: int
-    trains: bool = False
-    by_layer: str = ""
-    one_free: int = 0
-
-
-class MemoryShortError(PruneError):
-    """A model that does not fit, refused before any of its weights is read."""
-
-    def __init__(self, message: str, remedy: str, shortage: Shortage) -> None:
+    def __init__(self, message: str, remedy: str, need: Any) -> None:
         super().__init__(message, remedy)
-        self.shortage = shortage
+        self.need = need
 
 
 def reason_of(error: BaseException) -> str:

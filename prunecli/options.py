@@ -11,7 +11,7 @@ with values (`ratio=2`), which the command line shows as it spells options.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -127,8 +128,18 @@ CheckpointPath = Annotated[Path, BeforeValidator(partial(_of_text, checkpoint_pa
 
 
 @dataclass(frozen=True)
-class Spec:
-    """Facts about a field for the command line, beside its type, default and help text; see `option`."""
+class Option:
+    """One option of a class: what `option` says of it, then what its field says.
+
+    Attributes:
+        flag, negative: how the command line spells it, and the switch for False, if there is one.
+        metavar: name of the value in the help; for a switch, its opposite.
+        owner: the class.
+        name: name of the field.
+        short: its short form, or an empty text.
+        type: type of one value.
+        default: the default; None if it is required.
+    """
 
     flag: str = ""
     metavar: str = ""
@@ -139,6 +150,49 @@ class Spec:
     hidden: bool = False
     recorded: bool = True
     beside: str = ""
+    needs: str = ""
+    excludes: str = ""
+    owner: Any = None
+    name: str = ""
+    negative: str = ""
+    short: str = ""
+    type: Any = None
+    default: Any = None
+    is_required: bool = False
+    help: str = ""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the option takes no value."""
+        return self.type is bool
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that the option takes; empty if it takes other values too."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def described(self) -> str:
+        """The help text with the choices and the default, if the text does not name them."""
+        text = self.help
+        if self.choices and any(choice not in text for choice in self.choices):
+            text += f" One of {', '.join(self.choices)}."
+        shown = not isinstance(self.default, bool) and self.default not in (None, (), "")
+        return f"{text} Default: {self.default}." if shown and "efault" not in text else text
+
+    @property
+    def written(self) -> str:
+        """The option as one types it, without dashes, as recipes and results name it."""
+        return self.name if self.argument else self.flag.removeprefix("--")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a recipe may give the option; a switch has two."""
+        return tuple(dict.fromkeys(filter(None, (self.written, self.negative.removeprefix("--")))))
+
+    def value(self, given: Any) -> Any:
+        """Return the value of the field for a switch that is given or not."""
+        return not given if self.is_switch and self.flag == self.negative else given
 
 
 def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
@@ -148,7 +202,7 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
         help: what the option means; `{cls.NAME}` stands for an attribute of the class. Help texts and pages add the
             default and the choices, if the text lacks them.
         default: the default, or `...` if the option is required.
-        spec: bounds of a number (`ge`, `gt`, `le`, `lt`), and fields of `Spec`:
+        spec: bounds of a number (`ge`, `gt`, `le`, `lt`), `max_length` of a tuple, and fields of `Option`:
             flag: name of the option, if it is not that of the field; of a switch perhaps `--on/--off`.
             metavar: what help calls a value.
             panel: panel of the help.
@@ -159,9 +213,11 @@ def option(help: str, default: Any = None, **spec: Any) -> Any:  # noqa: A002
             hidden: whether only `--help-all` shows the option.
             recorded: whether a result records the option.
             beside: ending of a directory that the command writes beside its output, if the option is given.
+            needs: options, or words such as metric=gradient, one of which the option goes with; spaces between them.
+            excludes: options or such words that the option does not go with.
     """
-    bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt") if name in spec}
-    extra: Any = {"option": Spec(**spec)}
+    bounds = {name: spec.pop(name) for name in ("ge", "gt", "le", "lt", "max_length") if name in spec}
+    extra: Any = {"option": Option(**spec)}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 
@@ -178,72 +234,6 @@ compute_option = partial(option, panel=COMPUTE)
 advanced_option = partial(option, panel=ADVANCED)
 hidden_option = partial(advanced_option, hidden=True)
 """Fields of the panels of the help; those of the last one are shown by `--help-all` alone."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a class: what its field says of it.
-
-    Attributes:
-        owner: the class.
-        name: name of the field.
-        flag, negative: how the command line spells it, and the switch for False, if there is one.
-        short: its short form, or an empty text.
-        type: type of one value.
-        default: the default; None if it is required.
-    """
-
-    owner: type[Options]
-    name: str
-    flag: str
-    negative: str
-    short: str
-    type: Any
-    default: Any
-    is_required: bool
-    help: str
-    spec: Spec
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether the option takes no value."""
-        return self.type is bool
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The words that the option takes; empty if it takes other values too."""
-        return get_args(self.type) if get_origin(self.type) is Literal else ()
-
-    @property
-    def metavar(self) -> str:
-        """Name of the value in the help; for a switch, its opposite."""
-        if self.is_switch:
-            return self.negative if self.flag != self.negative else ""
-        names = {int: "N", float: "X", Path: "FILE"}
-        return self.spec.metavar or ("NAME" if self.choices else names.get(self.type, "TEXT"))
-
-    @property
-    def described(self) -> str:
-        """The help text with the choices and the default, if the text does not name them."""
-        text = self.help
-        if self.choices and any(choice not in text for choice in self.choices):
-            text += f" One of {', '.join(self.choices)}."
-        shown = not isinstance(self.default, bool) and self.default not in (None, (), "")
-        return f"{text} Default: {self.default}." if shown and "efault" not in text else text
-
-    @property
-    def written(self) -> str:
-        """The option as one types it, without dashes, as recipes and results name it."""
-        return self.name if self.spec.argument else self.flag.removeprefix("--")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that a recipe may give the option; a switch has two."""
-        return tuple(dict.fromkeys(filter(None, (self.written, self.negative.removeprefix("--")))))
-
-    def value(self, given: Any) -> Any:
-        """Return the value of the field for a switch that is given or not."""
-        return not given if self.is_switch and self.flag == self.negative else given
 
 
 _dtype_option = partial(compute_option, metavar="TYPE")
@@ -287,8 +277,8 @@ class Options(BaseModel):
     def _taken(cls, value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """Take a text with commas, or one value, for a tuple; have pydantic collect errors of prunecli."""
         field = cls.model_fields[str(info.field_name)]
-        kind, several = _type(field.annotation)
-        if several and isinstance(value, str) and not _repeated(kind, _spec(field)):
+        (kind, several), spec = _type(field.annotation), _spec(field)
+        if several and isinstance(value, str) and kind is not Path and not (spec and spec.repeated):
             names = tuple(part.strip() for part in value.split(","))
             if not all(names):
                 raise ValueError(UsageError("an empty name", "Separate names by single commas."))
@@ -301,6 +291,23 @@ class Options(BaseModel):
             return check(value)
         except UsageError as error:
             raise ValueError(error) from error
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        """Refuse an option without the one that it goes with, and one that excludes another."""
+        held = self.changed
+        held |= {f"{name}={value}" for name, value in self if isinstance(value, str | bool)}
+        for name, one in self._all_options().items():
+            needed, excluded = one.needs.split(), held.intersection(one.excludes.split())
+            if name in held and needed and held.isdisjoint(needed):
+                named = "` or `".join(needed)
+                raise ValueError(
+                    UsageError(f"`{name}` goes with `{named}`.", f"Give `{named}`, or leave it out.")
+                )
+            if name in held and excluded:
+                named = "` or `".join(sorted(excluded))
+                raise ValueError(UsageError(f"`{name}` does not go with `{named}`.", "Give one of them."))
+        return self
 
     @classmethod
     @lru_cache
@@ -318,7 +325,7 @@ class Options(BaseModel):
         """Return the options of the command by the names of their fields: those of each panel together."""
         left_out = frozenset().union(*(vars(base).get("LEFT_OUT", ()) for base in cls.__mro__))
         found = [one for name, one in cls._all_options().items() if name not in left_out]
-        found.sort(key=lambda one: (not one.spec.argument, PANELS.index(one.spec.panel)))
+        found.sort(key=lambda one: (not one.argument, PANELS.index(one.panel)))
         return {one.name: one for one in found}
 
     @classmethod
@@ -343,7 +350,7 @@ class Options(BaseModel):
             name, equals, value = match[1], match[2], match[3]
             flag = f"--{name.replace('_', '-')}"
             if (own := cls._all_options().get(name)) is not None:
-                flag = own.spec.metavar if own.spec.argument else own.flag
+                flag = own.metavar if own.argument else own.flag
                 if own.is_switch:
                     return own.negative if value == "False" else flag
             return f"{flag} {value}" if equals else flag
@@ -357,6 +364,16 @@ class Options(BaseModel):
             name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default
         }
 
+    def refuse(self, names: Iterable[str], why: str, remedy: str = "Leave it out.") -> None:
+        """Refuse options that a model or text has no use for; `why` follows the name.
+
+        Raises:
+            UsageError: one of them is given.
+        """
+        for name in names:
+            if name in self.changed:
+                raise UsageError(f"`{name}` {why}", remedy)
+
     def values_of(self, kind: type[Options]) -> dict[str, Any]:
         """Return the values of the fields that another class, a base class perhaps, has too."""
         return {name: getattr(self, name) for name in kind.model_fields}
@@ -365,43 +382,42 @@ class Options(BaseModel):
         """Return what a result records: changed options, as the command line names them, without paths."""
         found = {}
         for name, own in type(self).list_options().items():
-            if own.spec.recorded and own.spec.role == "value" and name in self.changed:
+            if own.recorded and own.role == "value" and name in self.changed:
                 value = getattr(self, name)
                 key = (own.negative if value is False else own.flag).removeprefix("--").replace("-", "_")
                 found[key] = True if own.is_switch else [*value] if isinstance(value, tuple) else value
         return found
 
 
-def _spec(field: FieldInfo) -> Spec | None:
+def _spec(field: FieldInfo) -> Any:
+    """The `Option` that `option` gave the field; None for a field that is no option."""
     extra = field.json_schema_extra
-    spec = extra.get("option") if isinstance(extra, dict) else None
-    return spec if isinstance(spec, Spec) else None
+    return extra.get("option") if isinstance(extra, dict) else None
 
 
-def _repeated(kind: Any, spec: Spec | None) -> bool:
-    return kind is Path or (spec is not None and spec.repeated)
-
-
-def _option(cls: type[Options], name: str, field: FieldInfo, spec: Spec) -> Option:
+def _option(cls: type[Options], name: str, field: FieldInfo, spec: Option) -> Option:
     kind, several = _type(field.annotation)
     names, _, short = (spec.flag or f"--{name.replace('_', '-')}").partition(" ")
     flag, _, negative = names.partition("/")
     if kind is bool and field.default is True and not negative:
         negative = flag
-    default = None if field.is_required() else field.default
-    if several:
-        spec = replace(spec, repeated=_repeated(kind, spec))
-    return Option(
-        cls,
-        name,
-        flag,
-        negative,
-        short,
-        kind,
-        default,
-        field.is_required(),
-        (field.description or "").format(cls=cls),
+    kinds = {int: "N", float: "X", Path: "FILE"}
+    metavar = spec.metavar or ("NAME" if get_origin(kind) is Literal else kinds.get(kind, "TEXT"))
+    if kind is bool:
+        metavar = negative if flag != negative else ""
+    return replace(
         spec,
+        flag=flag,
+        metavar=metavar,
+        repeated=spec.repeated or (several and kind is Path),
+        owner=cls,
+        name=name,
+        negative=negative,
+        short=short,
+        type=kind,
+        default=None if field.is_required() else field.default,
+        is_required=field.is_required(),
+        help=(field.description or "").format(cls=cls),
     )
 
 

@@ -273,7 +273,7 @@ def plan_ffn_on_text(checkpoint: Checkpoint, options: FfnOptions, run: TextRun) 
                 try:
                     return measure_activations(merged, data, run)
                 except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
-                    error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
+                    error.need = replace(error.need, checkpoint=checkpoint)
                     raise
 
     options = options.updated(keep_units="activations", text=describe(data, run.choice))

@@ -137,7 +137,7 @@ def test_a_path_may_be_text():
     assert prunecli.Start("here", config="c.json").config == Path("c.json")
     assert prunecli.Destination("there").steps == Path("there.steps")
     assert prunecli.TrainingOptions(teacher="big").teacher == Path("big")
-    assert prunecli.ScoreOptions(select_data="d").select_data == Path("d")
+    assert prunecli.ScoreOptions(metric="all-but-one", select_data="d").select_data == Path("d")
     assert prunecli.EvaluationOptions(groups="g.tsv", hypotheses="h").hypotheses == Path("h")
     with pytest.raises(UsageError, match="teacher=3`: no path"):
         prunecli.TrainingOptions(teacher=3)  # type: ignore[arg-type]

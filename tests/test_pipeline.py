@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from prunecli import pipeline
-from prunecli.errors import CheckpointError, MemoryShortError, Shortage
+from prunecli.errors import CheckpointError, MemoryShortError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods import measuring
 from prunecli.methods.plans import LayerOptions, NarrowOptions, plan_layers, plan_widths
@@ -15,6 +15,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
+from prunecli.modules.fitting import Need
 from prunecli.modules.loading import sparse_ffns
 from prunecli.pipeline import Summary, apply, plan_ffn_on_text, summarize
 from prunecli.tensors.stream import Copy, Output
@@ -127,12 +128,12 @@ def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(model,
 
     def too_large(checkpoint, *_):
         ran.append(checkpoint.path)
-        raise MemoryShortError("too large", "smaller", Shortage(checkpoint.path, "cpu", "float32", 1, 1))
+        raise MemoryShortError("too large", "smaller", Need(checkpoint, None, None, {}, []))
 
     monkeypatch.setattr(measuring, "measure_activations", too_large)
     with pytest.raises(MemoryShortError) as caught:
         plan_ffn_on_text(model, FfnOptions(width=20, keep_units="activations"), text)
-    assert caught.value.shortage.checkpoint == model.path != ran[0]
+    assert caught.value.need.checkpoint.path == model.path != ran[0]
     assert not ran[0].exists()
 
 

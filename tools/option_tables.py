@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from prunecli.commands.command import functions, options_of
+from prunecli.commands.command import COMMANDS, function_of, options_of
 from prunecli.options import Options
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference" / "commands"
@@ -24,8 +24,7 @@ def current(name: str) -> str:
         name: of the command.
     """
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    function = next(function for known, function in functions() if known == name)
-    made = f"{BEGIN}\n{table(options_of(function))}\n{END}"
+    made = f"{BEGIN}\n{table(options_of(function_of(name)))}\n{END}"
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, count=1, flags=re.DOTALL)
 
 
@@ -34,7 +33,7 @@ def table(options: type[Options]) -> str:
     rows = ["| option | meaning |", "| --- | --- |"]
     for one in options.list_options().values():
         metavar = "" if one.is_switch else f" {one.metavar}"
-        names = one.metavar if one.spec.argument else f"{one.flag}{metavar}"
+        names = one.metavar if one.argument else f"{one.flag}{metavar}"
         spelt = [names, *filter(None, (one.short, one.negative if one.negative != one.flag else ""))]
         shown = ", ".join(f"`{name}`" for name in spelt).replace("|", "\\|")
         rows.append(f"| {shown} | {one.described.replace('|', chr(92) + '|')} |")
@@ -50,7 +49,8 @@ def main(check: bool) -> int:
     Returns:
         The exit status.
     """
-    old = [name for name, _ in functions() if current(name) != (PAGES / f"{name}.md").read_text("utf-8")]
+    names = [name for names in COMMANDS.values() for name in names]
+    old = [name for name in names if current(name) != (PAGES / f"{name}.md").read_text("utf-8")]
     for name in old:
         if not check:
             (PAGES / f"{name}.md").write_text(current(name), encoding="utf-8")

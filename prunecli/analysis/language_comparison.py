@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -231,8 +232,6 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
 
 
 Pair = tuple[str, str]
-Node = Mapping[str, Any] | str
-"""A cluster, {"distance", "members": [node, node]}, or the name of a leaf."""
 
 
 def jaccard_matrix(selected: Bools) -> Floats:
@@ -292,20 +291,11 @@ def cluster(
     if len(vectors) < 2:
         return None
     matrix = hierarchy.linkage(np.stack(list(vectors.values())), method=method)
-    nodes: list[Any] = list(vectors)
-    for first, second, distance, _ in matrix:
+    nodes: list[tuple[float, Any, list[str]]] = [(np.inf, name, [name]) for name in vectors]
+    for first, second, distance, _ in matrix.tolist():
         # The tighter cluster comes first, single leaves last.
-        members = sorted(
-            (nodes[int(first)], nodes[int(second)]),
-            key=lambda node: np.inf if isinstance(node, str) else node["distance"],
-        )
-        nodes.append({"distance": float(distance), "members": members})
-    order = leaves(nodes[-1])
-    return Tree(**{kind: list(vectors)}, order=order, clusters=nodes[-1], matrix=matrix.tolist())
-
-
-def leaves(node: Node) -> list[str]:
-    """The leaves below a node, in the tree's order."""
-    return (
-        [node] if isinstance(node, str) else [leaf for member in node["members"] for leaf in leaves(member)]
-    )
+        one, other = sorted((nodes[int(first)], nodes[int(second)]), key=itemgetter(0))
+        joined = {"distance": distance, "members": [one[1], other[1]]}
+        nodes.append((distance, joined, one[2] + other[2]))
+    _, clusters, order = nodes[-1]
+    return Tree(**{kind: list(vectors)}, order=order, clusters=clusters, matrix=matrix.tolist())

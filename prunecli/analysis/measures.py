@@ -119,18 +119,13 @@ def _nearest(array: Features, k: int) -> NDArray[np.uint8]:
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     wide /= np.where(norms > 0, norms, 1)
     sentences = len(wide)
-    rows = max(1, BLOCK_BYTES // (24 * sentences))
+    rows = max(1, BLOCK_BYTES // (40 * sentences))
     found = []
     for start in range(0, sentences, rows):
         cosines = wide[start : start + rows] @ wide.T
-        np.rint(cosines * GRID, out=cosines)
-        own = np.arange(len(cosines))
-        cosines[own, start + own] = -np.inf  # a sentence is no neighbour of itself
-        last = np.partition(cosines, -k, axis=1)[:, -k, None]
-        chosen = cosines >= last
-        surplus = chosen.sum(axis=1) - k
-        for row in np.flatnonzero(surplus):  # of equal ones the first
-            tied = np.flatnonzero(cosines[row] == last[row])
-            chosen[row, tied[len(tied) - surplus[row] :]] = False
-        found.append(np.packbits(chosen, axis=1))
+        ranks = np.rint(cosines * GRID).astype(np.int64) * sentences - np.arange(sentences)  # all different
+        own = np.arange(len(ranks))
+        ranks[own, start + own] = np.iinfo(np.int64).min  # a sentence is no neighbour of itself
+        last = np.partition(ranks, -k, axis=1)[:, -k, None]
+        found.append(np.packbits(ranks >= last, axis=1))
     return np.concatenate(found)

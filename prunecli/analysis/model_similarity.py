@@ -3,14 +3,12 @@
 import errno
 import gc
 import os
-import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -106,7 +104,6 @@ def represent(
     runner: InMemory,
     components: Iterable[Component],
     batches: Sequence[Batch],
-    directory: Path,
     advance: Advance = ignored,
 ) -> dict[Component, Features]:
     """Run a model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
@@ -118,7 +115,6 @@ def represent(
     Args:
         runner: of a model with the components of its checkpoint; removed ones are left out.
         batches: their `indices` are 0 to n - 1, each once.
-        directory: an empty directory, for the files. They live as long as it does.
         advance: called with the number of sentences done.
 
     Returns:
@@ -149,7 +145,7 @@ def represent(
                     "The weights are damaged, or overflow the type: try `dtype=float32`.",
                 )
             if component not in found:
-                found[component] = _file(directory / str(len(found)), sentences, rows.shape[1])
+                found[component] = _file(sentences, rows.shape[1])
             found[component][list(batch.indices)] = rows
         advance(len(batch.indices))
 
@@ -196,14 +192,14 @@ class ComponentObserver(TokenObserver):
         self._means[component] = total / mask.sum(dim=1, keepdim=True)
 
 
-def _file(path: Path, sentences: int, width: int) -> Features:
-    """A file that is mapped into memory; its place on the disk is taken at once.
+def _file(sentences: int, width: int) -> Features:
+    """A temporary file that is mapped into memory, and lives as long; its place on the disk is taken at once.
 
     Raises:
         OutputError: the disk is full. A write to a mapping without a place would end the process.
     """
-    found = np.memmap(path, np.float32, "w+", shape=(sentences, width))
-    with path.open("rb+") as file:
+    with tempfile.TemporaryFile() as file:
+        found = np.memmap(file, np.float32, "w+", shape=(sentences, width))
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, found.nbytes)
@@ -211,7 +207,7 @@ def _file(path: Path, sentences: int, width: int) -> Features:
                 if error.errno != errno.ENOSPC:
                     raise
                 raise OutputError(
-                    f"{path.parent}: no space left for the outputs of the components",
+                    f"{tempfile.gettempdir()}: no space left for the outputs of the components",
                     "Free some, name another directory in TMPDIR, or compare on fewer pairs or sentences.",
                 ) from error
     return found
@@ -292,7 +288,7 @@ def compare(
     """Compare the first checkpoint with each of the others, or with itself if there are no others.
 
     One model is in memory at a time. The outputs of the first are in temporary files (4 bytes x components x sentences
-    x width); those of the others too, for one portion at a time.
+    x width); those of the others too, for two portions at a time.
 
     Args:
         checkpoints: label -> checkpoint.
@@ -313,23 +309,22 @@ def compare(
                 f"{checkpoint.path}: {kind} reads other text than the first model",
                 "Compare models with one stack, or models with two.",
             )
-    counts = {portion.split: neighbours_of(portion, options) for portion in portions}
+    counts = [neighbours_of(portion, options) for portion in portions]
     (label, first), *others = checkpoints.items()
-    with tempfile.TemporaryDirectory(prefix="prunecli-") as directory:
-        scratch = Path(directory)
-        own = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
-        compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
-        compared += [(random_label(seed), first, seed) for seed in options.seeds]
-        if not compared:
-            found = [_similarities([outputs], options, counts[name]) for name, outputs in own.items()]
-            return {label: _comparison([first], [*own.values()][:1], found)}
-        comparisons = {}
-        for label, other, seed in compared:
-            found = []
-            for name, outputs in _represented(label, other, portions, options, scratch, progress, seed=seed):
-                found.append(_similarities([own[name], outputs], options, counts[name]))
-            comparisons[label] = _comparison([first, other], [own[name], outputs], found)
-        return comparisons
+    own = [*_represented(label, first, portions, options, progress)]
+    compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
+    compared += [(random_label(seed), first, seed) for seed in options.seeds]
+    if not compared:
+        return {label: _comparison([first], ((outputs,) for outputs in own), options, counts)}
+    return {
+        name: _comparison(
+            [first, other],
+            zip(own, _represented(name, other, portions, options, progress, seed), strict=True),
+            options,
+            counts,
+        )
+        for name, other, seed in compared
+    }
 
 
 def random_label(seed: int) -> str:
@@ -351,13 +346,10 @@ def _represented(
     checkpoint: Checkpoint,
     portions: Sequence[Portion],
     options: SimilarityOptions,
-    scratch: Path,
     progress: Progress,
-    *,
-    keep: bool = False,
     seed: int | None = None,
-) -> Iterator[tuple[str, Outputs]]:
-    """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion.
+) -> Iterator[Outputs]:
+    """The outputs of the model on each portion.
 
     Args:
         seed: of random weights in float32 that replace the checkpoint's.
@@ -377,39 +369,30 @@ def _represented(
                 (texts,) = portion.sentences.values()
                 examples = text_examples(tokenizer, model, texts, options.context, skip_empty=False)
             batches = examples.batches(options.batch_tokens)
-            directory = Path(tempfile.mkdtemp(dir=scratch))
-            yield (
-                portion.split,
-                represent(InMemory(model), components(checkpoint), batches, directory, advance),
-            )
-            if not keep:
-                shutil.rmtree(directory)
+            yield represent(InMemory(model), components(checkpoint), batches, advance)
     del model
     gc.collect()  # before the next one is loaded
 
 
-def _similarities(
-    models: Sequence[Outputs], options: SimilarityOptions, k: int | None
-) -> dict[Measure, Floats]:
-    """Measure -> the similarities of all components of `models`, a square matrix."""
-    features = [array for model in models for array in model.values()]
-    found: dict[Measure, Floats] = {}
-    if "cka" in options.measures:
-        found["cka"] = linear_cka(features)
-    if k is not None:
-        found["lns"] = local_neighbourhood_similarity(features, k)
-    return found
-
-
 def _comparison(
-    models: Sequence[Checkpoint], outputs: Sequence[Outputs], similarities: Sequence[Mapping[Measure, Floats]]
+    models: Sequence[Checkpoint],
+    portions: Iterable[Sequence[Outputs]],
+    options: SimilarityOptions,
+    counts: Sequence[int | None],
 ) -> Comparison:
-    """Comparison of one or two models from the similarities on each portion."""
+    """Comparison of one or two models from their outputs on each portion; `counts`: k of LNS for each."""
+    found = defaultdict[Measure, list[Floats]](list)
+    for outputs, k in zip(portions, counts, strict=True):
+        features = [array for own in outputs for array in own.values()]
+        if "cka" in options.measures:
+            found["cka"].append(linear_cka(features))
+        if k is not None:
+            found["lns"].append(local_neighbourhood_similarity(features, k))
     return Comparison(
         tuple(map(tuple, outputs)),
         tuple(tuple(one.name for one in components(made) if one.removed) for made in models),
-        max(array.shape[1] for own in outputs for array in own.values()),
-        {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
+        max(array.shape[1] for array in features),
+        {measure: np.mean(own, axis=0) for measure, own in found.items()},
     )
 
 
@@ -459,8 +442,8 @@ def similarity_of(
     for measure in measures:
         for name, others in (("benchmark", benchmarks), ("random", randoms)):
             if others:
-                known = pd.concat([diagonal(other)[measure] for other in others]).groupby(level=KEY).mean()
-                pairs[f"{measure}_{name}"] = known.reindex(pairs.index)
+                known = pd.concat([diagonal(other)[measure] for other in others]).groupby(level=KEY)
+                pairs[f"{measure}_{name}"] = known.mean()
         if benchmarks:
             whole = pairs[f"{measure}_benchmark"].replace(0, np.nan)
             pairs[f"{measure}_normalised"] = 100 * pairs[measure] / whole

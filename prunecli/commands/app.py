@@ -140,7 +140,7 @@ def _register(asked: Sequence[str]) -> None:
             function = function_of(name)
             # A terminal's lines end elsewhere than the source's.
             described = "\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n"))
-            hidden = any(one.spec.hidden for one in options_of(function).list_options().values())
+            hidden = any(one.hidden for one in options_of(function).list_options().values())
             app.command(
                 name,
                 cls=_Command,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -72,8 +73,8 @@ def command(function: Callable[[Any], None]) -> Function:
 
 def _parameter(one: Option) -> inspect.Parameter:
     """Return the parameter that typer reads: text, several texts, or a switch; pydantic makes values of them."""
-    kind: Any = bool if one.is_switch else list[str] if one.spec.repeated else str
-    if one.spec.argument:
+    kind: Any = bool if one.is_switch else list[str] if one.repeated else str
+    if one.argument:
         info: Any = typer.Argument(metavar=one.metavar, help=one.described, show_default=False)
     else:
         names = f"{one.flag}/{one.negative}" if one.negative and one.negative != one.flag else one.flag
@@ -81,8 +82,8 @@ def _parameter(one: Option) -> inspect.Parameter:
             *filter(None, (names, one.short)),
             metavar=one.metavar or None,
             help=one.described,
-            rich_help_panel=one.spec.panel,
-            hidden=one.spec.hidden,
+            rich_help_panel=one.panel,
+            hidden=one.hidden,
             show_default=False,
         )
     required = one.is_required
@@ -107,18 +108,11 @@ def refuse_absent(options: Options) -> None:
             path = given.path if isinstance(given, TextFile) else given
             if not isinstance(path, Path):
                 continue
-            if one.spec.role == "checkpoint" and hub_name(path) is None and not path.exists():
+            if one.role == "checkpoint" and hub_name(path) is None and not path.exists():
                 raise no_such_directory(path)
-            if one.spec.role == "text" and not is_hub_data(path) and not path.exists():
+            if one.role == "text" and not is_hub_data(path) and not path.exists():
                 kind = "directory" if name == "data" else "file"
                 raise DataError(f"{path}: no such {kind}", f"Name a {kind} that exists with `{name}`.")
-
-
-def functions() -> Iterator[tuple[str, Function]]:
-    """Name and function of each command."""
-    for names in COMMANDS.values():
-        for name in names:
-            yield name, function_of(name)
 
 
 def function_of(name: str) -> Function:
@@ -137,8 +131,12 @@ def options_of(function: Function) -> type[Options]:
 def parameters() -> dict[str, dict[str, Option]]:
     """Command -> its options by the names that a recipe gives them, for every command that a recipe can name."""
     return {
-        command: {name: one for one in options_of(function).list_options().values() for name in one.names}
-        for command, function in functions()
+        command: {
+            name: one
+            for one in options_of(function_of(command)).list_options().values()
+            for name in one.names
+        }
+        for command in chain(*COMMANDS.values())
         if command != "run"
     }
 

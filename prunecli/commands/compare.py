@@ -72,9 +72,9 @@ def compare_models(options: CompareModels) -> None:
         compared = [prunecli.demo.CHECKPOINT, here[0]]
     else:
         compared = [checkpoint_or_demo(None)]
-    for name in ("benchmarks", "random_baseline"):
-        if getattr(options, name) and len(compared) == 1:
-            raise UsageError(f"`{name}` goes with two models", "Name the checkpoint to compare with.")
+    if len(compared) == 1:
+        of_two = ("benchmarks", "random_baseline")
+        options.refuse(of_two, "goes with two models", "Name the checkpoint to compare with.")
     labels = labels_for([*compared, *map(checkpoint_directory, options.benchmarks)])
     opened = {label: prunecli.open_model(path) for label, path in labels.items()}
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)

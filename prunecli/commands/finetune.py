@@ -17,7 +17,6 @@ from prunecli.commands.checkpoints import (
 )
 from prunecli.commands.command import command
 from prunecli.commands.rewriting import WritingOptions, opened_by, output_option
-from prunecli.errors import UsageError
 from prunecli.options import (
     Counts,
     StoredDtype,
@@ -53,27 +52,30 @@ class Finetune(WritingOptions, TextChoice, TrainingOptions):
         "Train random weights: a config.json, or a directory with it and a tokenizer.",
         metavar="CONFIG",
         role="input",
+        excludes="checkpoint",
     )
     tokenizer: Path | None = training_option(
         "With --from-scratch: the tokenizer. Default: that beside CONFIG.",
         metavar="DIR",
         role="input",
         hidden=True,
+        needs="from_scratch",
     )
     steps: int | None = option(
-        "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1
+        "Number of updates. Default: 1000 (of the demo's text 100), or --minutes.", ge=1, excludes="epochs"
     )
     distill: float | None = training_option(
         "Weight of the teacher's distribution; the cross-entropy has 1 - W. Default with --teacher: 0.5.",
         metavar="W",
+        needs="teacher",
         ge=0,
         le=1,
     )
     temperature: float | None = training_option(
-        "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0
+        "Temperature of both distributions. Default: 1.", metavar="T", hidden=True, gt=0, needs="teacher"
     )
     hidden_weight: float = training_option(
-        "Weight of the distance to the teacher's last hidden states.", 0.0, ge=0, hidden=True
+        "Weight of the distance to the teacher's last hidden states.", 0.0, ge=0, hidden=True, needs="teacher"
     )
     label_smoothing: float | None = training_option(
         "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
@@ -110,24 +112,6 @@ class Finetune(WritingOptions, TextChoice, TrainingOptions):
         beside=".steps",
     )
 
-    def check_options(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        for one, other in (("steps", "epochs"), ("checkpoint", "from_scratch")):
-            if getattr(self, one) and getattr(self, other):
-                raise UsageError(f"`{one}` and `{other}` were both given", "Give one of them.")
-        if self.teacher is None and (self.distill or self.hidden_weight or self.temperature is not None):
-            raise UsageError(
-                "`distill`, `temperature` and `hidden_weight` need a teacher", "Name one with `teacher`."
-            )
-        if self.lora is not None and self.train not in ("all", "experts"):
-            raise UsageError(f"`lora` and `train={self.train}` were both given", "Give one of them.")
-        if self.from_scratch is None and self.tokenizer is not None:
-            raise UsageError("`tokenizer` goes with `from_scratch`", "A checkpoint has its own.")
-
     def with_defaults(self) -> Finetune:
         """Return the options with the values that stand for None."""
         is_new = self.from_scratch is not None
@@ -159,7 +143,6 @@ def finetune(options: Finetune) -> None:
     """
     from prunecli.tensors.hub.names import local_path
 
-    options.check_options()
     if options.stored_dtype is not None and "dtype" not in options.model_fields_set:
         console.note("--dtype is the type of the stored weights; --compute-dtype is the type to compute in.")
     options = options.with_defaults()
@@ -188,11 +171,9 @@ def finetune(options: Finetune) -> None:
     if options.teacher is not None:
         options = options.updated(teacher=checkpoint_directory(options.teacher))
     task = options.task or start.task(console.note)
-    for name in ("label_smoothing", "distill", "temperature"):
-        if task in HEADLESS and getattr(options, name) is not None:
-            raise UsageError(
-                f"`{name}` goes with models that have a head, not with `task={task}`", "Leave it out."
-            )
+    if task in HEADLESS:
+        why = f"goes with models that have a head, not with `task={task}`"
+        options.refuse(("label_smoothing", "distill", "temperature"), why)
     result = prunecli.finetune(
         start,
         choice,

@@ -10,7 +10,7 @@ import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DEMO, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, OutputOptions, command
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.methods.options import LoadOptions
 from prunecli.options import CheckpointPath, Options, Size, advanced_option, argument, option
 
@@ -30,7 +30,7 @@ class Inspect(OutputOptions, LoadOptions):
         metavar="SIZE",
     )
     dtype: str | None = advanced_option(
-        "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE"
+        "For --fit: type of the weights. Default: as in the checkpoint.", metavar="TYPE", needs="fit"
     )
     demo_model: DemoName = DEMO
 
@@ -46,10 +46,6 @@ def inspect(options: Inspect) -> None:
     from prunecli.tensors.dtypes import parse_dtype
 
     stored_as = None if options.dtype is None else parse_dtype(options.dtype)
-    if options.fit is None:
-        for name in ("dtype", *LoadOptions.model_fields):
-            if name in options.changed:
-                raise UsageError(f"`{name}` goes with `fit`", "Give `fit`, or leave it out.")
     table, answer = options.table, None
     options.check_table()
     # For a hub model that is not here, what config.json and headers say.

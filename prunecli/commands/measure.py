@@ -18,7 +18,6 @@ from prunecli.commands.checkpoints import (
     with_demo_text,
 )
 from prunecli.commands.command import OutputOptions, command, plot_option, result_option
-from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.methods.scoring import CollectOptions, ScoreOptions
 from prunecli.options import COMPUTE_DTYPE, CheckpointPath, ComputeDtype
@@ -50,7 +49,12 @@ def collect_gates(options: CollectGates) -> None:
 
     ask_huge_pages()  # without --memory too: a model that does not fit runs layer by layer
     files = texts_or_demo(options.text, options.demo_model, "val", options.checkpoint)
-    _check(options, is_text=bool(files))
+    if files:
+        of_pairs = ("data", "source_file", "target_file", "langs", "pairs", "max_sentences", "mode")
+        options.refuse(of_pairs, "goes with models that translate, `text` with language models", "Give one.")
+    else:
+        of_text = ("whole_files", "context", "max_tokens", "mean_outputs")
+        options.refuse(of_text, "goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
     choice = with_demo_text(options, options.checkpoint)
     with processes.together() as process_group:
         with process_group.in_step():
@@ -89,24 +93,6 @@ def collect_gates(options: CollectGates) -> None:
         return {name: value for name, value in statistics.to_json().items() if name != "entries"}
 
     options.show(document, statistics.blocks)
-
-
-def _check(options: CollectGates, *, is_text: bool) -> None:
-    """Refuse options for the other kind of model.
-
-    Raises:
-        UsageError: one is given.
-    """
-    of_pairs = ("data", "source_file", "target_file", "langs", "pairs", "max_sentences", "mode")
-    of_text = ("whole_files", "context", "max_tokens", "mean_outputs")
-    for name in of_pairs if is_text else of_text:
-        if name not in options.model_fields_set:
-            continue
-        if is_text:
-            raise UsageError(
-                f"`{name}` goes with models that translate, `text` with language models", "Give one."
-            )
-        raise UsageError(f"`{name}` goes with `text`", "Give `text=NAME=FILE`, or leave it out.")
 
 
 class ScoreHeads(OutputOptions, TextChoice, ScoreOptions):

@@ -50,10 +50,6 @@ def prune_experts(options: PruneExperts) -> None:
     """
     if options.keep is not None and "gates" in options.model_fields_set and not options.constant:
         raise UsageError("`gates` does not go with `keep`.", "Give statistics, or ids.")
-    if options.fit is None:
-        for name in ("fit_batch", "fit_beam", "fit_length"):
-            if name in options.changed:
-                raise UsageError(f"`{name}` goes with `fit`.", "Give `fit`, or leave it out.")
     with options.open(options.demo_model) as opened:
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
         from prunecli.methods.experts.options import default_ratio, explain, of_language_model
@@ -103,8 +99,6 @@ def prune_heads(options: PruneHeads) -> None:
 
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further.
     """
-    if options.keep is not None and ("scores" in options.model_fields_set or options.metric == "random"):
-        raise UsageError("`keep` does not go with `scores` and `metric=random`.", "Give scores, or ids.")
     with options.open() as opened:
         plan = prunecli.plan_heads(opened, options)
         console.note(*plan.reasons)
@@ -157,7 +151,6 @@ def prune_layers(options: PruneLayers) -> None:
     """
     from prunecli.methods.plans import LAST_WARNING
 
-    options.check_options()
     reads = options.needs_text or options.replace is not None
     if options.stream and reads:
         what = "replace=linear" if options.replace else f"metric={options.metric or 'cosine'}"
@@ -201,9 +194,8 @@ def _with_text(options: Measured, *, reads: bool) -> Measured:
     """
     if not reads:
         reads_none = options.metric and not options.scores and not options.is_named
-        options.refuse_text(
-            f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
-        )
+        what = f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
+        options.refuse(options.given, f"is of no use: {what}")
     return with_demo_text(options, options.checkpoint)
 
 
@@ -224,7 +216,7 @@ def _prune_measured(
     console.note(*selection.reasons)
     rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
     scored = None if rewrite is None and not options.needs_text else options
-    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored, running=options)
+    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored)
 
 
 DEMO_SPLIT = "val"
@@ -303,7 +295,6 @@ def shrink(options: Shrink) -> None:
     """
     from prunecli.shrinking.shrink import figures_path
 
-    options.check_target()
     options = with_demo_text(options, options.checkpoint)
     with options.open() as source:
         if all(getattr(options, name) is None for name in TARGETS):

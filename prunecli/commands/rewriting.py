@@ -14,7 +14,6 @@ import prunecli
 from prunecli.commands import console
 from prunecli.commands.checkpoints import CHECKPOINT, DemoName, checkpoint_or_demo
 from prunecli.commands.command import AS_JSON, DRY_RUN, FORCE, QUIET
-from prunecli.errors import UsageError
 from prunecli.evaluation.on_text import RunOptions
 from prunecli.options import CheckpointPath, Name, Options, compute_option, hidden_option, option, text_option
 from prunecli.text.choice import TextChoice
@@ -61,11 +60,13 @@ class RewritingOptions(WritingOptions):
         flag="--check",
         metavar="TEXT",
         role="input",
+        excludes="dry_run config_only stream",
     )
     stream: bool = compute_option(
         "Hub models: fetch only the weights that the result needs, without a copy of the rest; can be resumed.",
         False,
         recorded=False,
+        needs="checkpoint",
     )
     config_only: bool = hidden_option(
         "Write the result without weights; finetune --from-scratch trains them.",
@@ -82,19 +83,9 @@ class RewritingOptions(WritingOptions):
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
-        for name in ("dry_run", "config_only", "stream"):
-            if getattr(self, name) and self.check_text is not None:
-                raise UsageError(
-                    f"`check_text` runs the original and the result; with `{name}` one of them is missing.",
-                    "Give one of the two.",
-                )
         if not self.dry_run:
             refuse_target(self.output, force=self.force, source=local_path(self.checkpoint))
-        if self.stream:
-            if self.checkpoint is None:
-                raise UsageError(
-                    "`stream` reads a model of the hub, and none is named.", "Name one: org/name."
-                )
+        if self.stream and self.checkpoint is not None:
             return prunecli.stream_model(self.checkpoint, **console.listeners())
         return prunecli.open_model(checkpoint_or_demo(self.checkpoint, demo))
 
@@ -106,17 +97,16 @@ class RewritingOptions(WritingOptions):
         *,
         rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
-        running: RunOptions | None = None,
         before: Iterable[Any] = (),
     ) -> None:
         """Remove the units that `selection` does not keep, and show the result.
 
         Args:
             rewrite: how the units are removed; None: by `cut`.
-            scored, running: as in `apply`.
+            scored: as in `apply`.
             before: tables and lines before the table of units.
         """
-        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored, running)
+        shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored)
         blocks = chain(before, shown.selected_blocks(selection))
         self.show(lambda: shown.selected(selection, seed), blocks)
 
@@ -125,13 +115,11 @@ class RewritingOptions(WritingOptions):
         source: Checkpoint,
         rewrite: prunecli.Rewrite,
         scored: TextChoice | None = None,
-        running: RunOptions | None = None,
     ) -> Shown:
         """Write the result, or with --dry-run only check it; measure what it costs on a little text.
 
         Args:
             scored: the text that the scores come from; None: without `check_text` nothing is measured.
-            running: how the model runs on text.
         """
         from prunecli.model.opening import lacking
         from prunecli.tensors.side_files import in_one_line
@@ -158,6 +146,7 @@ class RewritingOptions(WritingOptions):
             from prunecli.evaluation.quality_check import quality_check
 
             steps, progress = rewrite.structure.history, console.progress()
+            running = self if isinstance(self, RunOptions) else RunOptions()
             compare = quality_check(source, self.check_text, scored, steps, running, progress, console.note)
         result = prunecli.apply(
             source,
@@ -213,15 +202,6 @@ class ScoredOptions(TextChoice, RunOptions):
         role="output",
     )
 
-    def refuse_text(self, why: str) -> None:
-        """Refuse text if it is given, because of `why`.
-
-        Raises:
-            UsageError: text is given.
-        """
-        if self.first_given is not None:
-            raise UsageError(f"{self.first_given}: {why}", "Leave it out.")
-
     def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
@@ -235,9 +215,9 @@ class ScoredOptions(TextChoice, RunOptions):
         from prunecli.tensors.transaction import refuse_unwritable
 
         save, path = None, self.save_scores
+        if not measures:
+            self.refuse(["save_scores"], "is of no use: nothing is measured on text here.")
         if path is not None:
-            if not measures:
-                raise UsageError("`save_scores`: nothing is measured on text here.", "Leave it out.")
             refuse_unwritable(path, force=how.force)
             save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
         return prunecli.TextRun(self, self, save, console.progress(), console.note)

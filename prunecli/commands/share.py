@@ -47,20 +47,21 @@ def share_ffn(options: ShareFfn) -> None:
 
     Each layer keeps its own norm. Recover the quality with prunecli finetune.
     """
-    options.check_groups(2)
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
         plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
-            options.refuse_text("no text is read here.")
-        _share(opened, options, plan, scored, options)
+            options.refuse(options.given, "is of no use: no text is read here.")
+        _share(opened, options, plan, scored)
 
 
-def _share(opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, *text: Any) -> None:
-    """Carry out a plan, and show the result; `text` is as in `RewritingOptions.apply`."""
+def _share(
+    opened: prunecli.Checkpoint, options: RewritingOptions, plan: SharePlan, scored: Any = None
+) -> None:
+    """Carry out a plan, and show the result; `scored` is as in `RewritingOptions.apply`."""
     console.note(*plan.reasons)
-    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), *text)
+    shown = options.apply(opened, prunecli.rewrite_shared(opened, plan), scored)
     options.show(lambda: share_document(shown, plan), share_blocks(shown, plan))
 
 
@@ -170,7 +171,6 @@ def share_attention(options: ShareAttention) -> None:
     Each layer keeps its own norms and its own part of the cache. The result loses more quality than one with shared
     FFNs. Recover the quality with prunecli finetune.
     """
-    options.check_groups(3)
     with options.open() as opened:
         plan = prunecli.plan_attention(opened, options)
         _share(opened, options, plan)

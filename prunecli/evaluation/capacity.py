@@ -6,7 +6,7 @@ from math import ceil
 
 import torch
 
-from prunecli.errors import CheckpointError, MemoryShortError, PruneError, Shortage
+from prunecli.errors import CheckpointError, MemoryShortError, PruneError
 from prunecli.methods.experts.options import (
     MARGIN,
     margin_bytes,
@@ -21,7 +21,7 @@ from prunecli.model.quantised import method_of, value_dtype
 from prunecli.modules.building import make_model, refused_by_layer
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import found_device
-from prunecli.modules.fitting import COMPUTE, FREE_SHARE, candidates, dtype_name
+from prunecli.modules.fitting import FREE_SHARE, Need, candidates, dtype_name
 from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
 from prunecli.results.inspection import Fit, LayerWays, Way
 from prunecli.running.encoding import window_length
@@ -191,13 +191,13 @@ def layers_in(
 
 def remedy(error: MemoryShortError) -> str:
     """One line: a smaller type, layer by layer, fewer experts, whichever fit; else the error's own."""
-    shortage = error.shortage
-    checkpoint = open_model(shortage.checkpoint)
-    ways = list(_ways(checkpoint, shortage))
+    need: Need = error.need
+    checkpoint = open_model(need.checkpoint.path)
+    ways = list(_ways(checkpoint, need))
     said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
     if not _is_known(checkpoint):
         return said
-    return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
+    return f"{said} More: prunecli inspect {checkpoint.path} --fit {option_size(sum(need.free))}"
 
 
 def _is_known(checkpoint: Checkpoint) -> bool:
@@ -208,28 +208,28 @@ def _is_known(checkpoint: Checkpoint) -> bool:
         return False
 
 
-def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
-    weights = weight_bytes(checkpoint, parse_dtype(shortage.dtype))
-    if not shortage.trains and weights <= FREE_SHARE * shortage.free:
+def _ways(checkpoint: Checkpoint, need: Need) -> Iterator[str]:
+    dtype = parse_dtype(str(need.dtype))
+    if not need.trains and weight_bytes(checkpoint, dtype) <= FREE_SHARE * sum(need.free):
         yield "a smaller batch or beam"
-    if shortage.dtype == "float32" and not shortage.trains:
+    if dtype == "F32" and not need.trains:
         smaller = weight_bytes(checkpoint, "BF16")
-        if smaller <= shortage.room:
+        if smaller <= need.room:
             yield f"--compute-dtype bfloat16 ({bytes_text(smaller)})"
-    if shortage.dtype == "int8" or not _is_known(checkpoint):
+    if need.dtype == torch.int8 or not _is_known(checkpoint):
         return
-    if shortage.by_layer and (not checkpoint.runs_stock or refused_by_layer(checkpoint) is None):
-        memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))
-        way, _ = layers_in(checkpoint, shortage.free, torch.device(shortage.device), COMPUTE[shortage.dtype])
+    if need.by_layer and (not checkpoint.runs_stock or refused_by_layer(checkpoint) is None):
+        memory = int(LAYERS_SHARE * need.free[0])
+        way, _ = layers_in(checkpoint, sum(need.free), need.devices.first, need.dtype)
         if way.needed_bytes <= memory:
-            yield f"{shortage.by_layer} {option_size(memory)}"
+            yield f"{need.by_layer} {option_size(memory)}"
     if not checkpoint.mixtures or checkpoint.has_constants:
         return
     # The smallest ratio of experts to remove, in 16 bits where the weights are not trained.
-    stored, dtype = stored_dtype(checkpoint), parse_dtype(shortage.dtype)
-    if dtype == "F32" and not shortage.trains:
+    stored = stored_dtype(checkpoint)
+    if dtype == "F32" and not need.trains:
         dtype = stored if itemsize(stored) == 2 else "BF16"
-    budget = int(shortage.room / (1 - MARGIN))  # what decoding takes is counted in room
+    budget = int(need.room / (1 - MARGIN))  # what decoding takes is counted in room
     request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
     fit = memory_fits(checkpoint, budget, Load(1, 1, 1), request, dtype=dtype)[0]
     if not fit.fits or fit.keep == fit.held:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
@@ -34,6 +33,7 @@ from prunecli.evaluation.scoring import (
 )
 from prunecli.evaluation.tasks import Classification, Embedding, MaskedLanguageModel, Task
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
+from prunecli.model.decision import Floats
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_device
 from prunecli.modules.fitting import COMPUTE
@@ -99,11 +99,8 @@ class TranslationTask(Task):
         """See `Task`; then announce the length of the work."""
         super().__post_init__()
         count = len(self.text)
-        self.keys = {
-            label: {name: self._key(label, pair) for name, pair in self.names.items()}
-            for label in self.opened
-        }
-        left = sum(self._finished(key) is None for key in {*chain(*map(dict.values, self.keys.values()))})
+        keys = {self._key(label, pair) for label, pair in product(self.opened, self.data.pairs)}
+        left = sum(self._finished(key) is None for key in keys)
         what = (
             f"{counted(len(self.opened), 'checkpoint')} x {counted(len(self.names), 'pair')} x "
             f"{counted(count, 'sentence')}"
@@ -135,7 +132,7 @@ class TranslationTask(Task):
     def measure(self, label: str) -> None:
         """Translate the pairs that are not in `partial`."""
         checkpoint, options, group, text = self.opened[label], self.options, self.process_group, self.text
-        keys = self.keys[label]
+        keys = {name: self._key(label, pair) for name, pair in self.names.items()}
         found: dict[str, Any] = group.broadcast({name: self._finished(key) for name, key in keys.items()})
         left = [name for name, done in found.items() if done is None]
         if left:
@@ -233,7 +230,7 @@ class TranslationTask(Task):
             "examples": self._examples(),
         }
 
-    def _comet(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+    def _comet(self) -> dict[str, dict[str, Floats]]:
         """Label -> pair -> COMET of each sentence, from one run of the program; empty without --comet."""
         if self.options.comet is None:
             return {}
@@ -342,8 +339,7 @@ def evaluate(
     if isinstance(choice, Dataset):
         data = choice
     else:
-        of_tasks = ("beam", "stride", "continuations", "spm", "comet", "hypotheses", "groups", "memory")
-        choice.check_task(task, {name: name in options.changed for name in of_tasks})
+        choice.check_task(task, options.changed)
         if task != "translation" and processes.world_size() > 1:
             raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
         data = choice.read(task, say)

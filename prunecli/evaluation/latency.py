@@ -84,7 +84,7 @@ def bench_latency(
     if task is None:
         is_parallel = choice.data or choice.source_file
         task = "translation" if is_parallel else task_of_all([*directories.values()])
-    choice.check_task(task, {"beam": options.beams is not None})
+    choice.check_task(task, {"beams"} & options.changed)
     data = choice.read(task, say)
     if task == "translation":
         data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs))

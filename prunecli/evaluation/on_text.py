@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.options import Options, Size, compute_option
@@ -50,15 +48,8 @@ class RunOptions(BatchOptions):
         flag="--spill-dir",
         metavar="DIR",
         hidden=True,
+        needs="memory",
     )
-
-    @model_validator(mode="after")
-    def _spills(self) -> Self:
-        if self.memory is None and self.spill_directory is not None:
-            raise ValueError(
-                UsageError("`spill_directory` goes with `memory`.", "Give `memory`, or leave it out.")
-            )
-        return self
 
 
 USUAL_LENGTH = 64
@@ -109,18 +100,13 @@ def measured_text(
     """
     other_way = "" if without is None else f" Or choose without text: {without}."
     if len(checkpoint.require_architecture().stacks) > 1:
-        if not (choice.files or choice.first_given or choice.demo):
+        if not (choice.given or choice.demo):
             raise UsageError(f"{what} needs text.", f"Give parallel text: `data=DIR`.{other_way}")
-        for name in ("files", "context"):
-            if getattr(choice, name):
-                raise UsageError(
-                    f"`{name}` goes with models that have one stack.", "Give parallel text: `data=DIR`."
-                )
+        why = "goes with models that have one stack."
+        choice.refuse(("files", "context"), why, "Give parallel text: `data=DIR`.")
         return choice.read("translation", say)
-    plain = ("files", "whole_files", "context")
-    other = next((name for name, given in choice.given.items() if given and name not in plain), None)
-    if other is not None:
-        raise UsageError(f"`{other}` goes with models that translate.", "Give `files=FILE`.")
+    others = {*choice.given} - {"files", "whole_files", "context"}
+    choice.refuse(sorted(others), "goes with models that translate.", "Give `files=FILE`.")
     if not choice.files:
         raise UsageError(f"{what} needs text.", f"Give `files=FILE`.{other_way}")
     return choice.read(task or ("lm" if task_of(checkpoint) == "lm" else "mlm"), say)

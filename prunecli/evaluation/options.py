@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from prunecli import demo
 from prunecli.errors import UsageError
@@ -61,6 +61,7 @@ class EvaluationOptions(RunOptions):
         "lm: prompts of each text whose greedy continuations are compared with the first checkpoint's.",
         0,
         ge=0,
+        excludes="memory",
     )
     groups: Path | None = text_option(
         "Also means by group of languages: a language, a tab and its group on each line, or {{language: group}} "
@@ -179,17 +180,6 @@ class EvaluationOptions(RunOptions):
                         f"{label}: {name} is {own[name]:,.4g}, that of {baseline} {first[name]:,.4g}; "
                         f"a ratio of at least {self.min_ratio:g} was asked for."
                     )
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.continuations and self.memory is not None:
-            raise ValueError(
-                UsageError(
-                    "`continuations` does not go with `memory`: layer by layer there is no decoding",
-                    "Leave one of them out.",
-                )
-            )
-        return self
 
 
 class LatencyOptions(Options):

@@ -176,7 +176,7 @@ def quality_check(
     named: Path | None,
     scored: TextChoice | None,
     steps: Sequence[Mapping[str, Any]],
-    running: RunOptions | None,
+    running: RunOptions,
     progress: Progress,
     say: Say,
 ) -> Callable[[Path], QualityChange | None] | None:
@@ -199,7 +199,7 @@ def quality_check(
     try:
         data, is_scored = _read(source, named, scored)
         data = little(replace(data, task=task_of(source), pairs=pairs_of_steps(steps, data.pairs)), TOKENS)
-        measurer = Measurer(source, data, running or RunOptions(), progress, diverges=False)
+        measurer = Measurer(source, data, running, progress, diverges=False)
     except PruneError as error:
         if named is not None and not isinstance(error, MemoryShortError):
             raise

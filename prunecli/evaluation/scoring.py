@@ -154,10 +154,10 @@ def grouped_means(
     }
     if groups:
         order = list(dict.fromkeys(groups.values()))
-        by = [[order.index(groups[name]) for name in side] for side in (sources, targets)]
+        by = [pd.Categorical(side.map(groups), order) for side in (sources, targets)]
         found["by_group"] = [
-            {"source": order[source], "target": order[target], **means(rows, baseline)}
-            for (source, target), rows in scores.groupby(by)
+            {"source": source, "target": target, **means(rows, baseline)}
+            for (source, target), rows in scores.groupby(by, observed=True)
         ]
     return found
 

@@ -20,6 +20,7 @@ from prunecli.errors import DataError
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import mcnemar_test, paired_t_test, rounded
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Bools, Floats
 from prunecli.modules.building import refused_by_layer
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.fitting import dtype_name, fitting_dtype
@@ -392,13 +393,13 @@ def text_vectors(
     return vectors
 
 
-def cosines(first: Vectors, second: Vectors) -> NDArray[np.float64]:
+def cosines(first: Vectors, second: Vectors) -> Floats:
     """`[texts]`: cosine of each row of both; 0 if a row is 0."""
     one, other = (torch.from_numpy(vectors).double() for vectors in (first, second))
     return np.asarray(functional.cosine_similarity(one, other))
 
 
-def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:
+def retrieved(sources: Vectors, targets: Vectors) -> Bools:
     """`[texts]`: whether the target in the same row has the largest cosine of all targets, and no other equals it."""
     ones, others = (
         vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
@@ -413,7 +414,7 @@ def retrieved(sources: Vectors, targets: Vectors) -> NDArray[np.bool_]:
     return found
 
 
-def _similarities(text: LabelledText) -> NDArray[np.float64]:
+def _similarities(text: LabelledText) -> Floats:
     values = pd.to_numeric(pd.Series(text.labels), errors="coerce")
     for row in values.index[~np.isfinite(values)]:
         raise DataError(

@@ -27,7 +27,7 @@ from prunecli.modules.classes import own_config, stock_class
 from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
-from prunecli.modules.pooling import read_pooling
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.running.batches import batch_vectors
 from prunecli.running.encoding import (
     embedding_examples,
@@ -144,13 +144,13 @@ class Passes(Workload):
 
     Attributes:
         examples: all examples of the run.
-        pooled: directory whose `modules.json` says how texts are pooled to vectors; None: the model's own output.
+        pooling: how texts become vectors; None: the model's own output.
     """
 
     decodes: ClassVar[bool] = False
 
     examples: TokenExamples
-    pooled: Path | None
+    pooling: Pooling | None
 
     @property
     def longest(self) -> int:
@@ -165,14 +165,13 @@ class Passes(Workload):
     def run(self, model: Any, _beam: int) -> Times:
         """See `Workload`."""
         batch = self.examples.batch(self.rows)
-        pooling = None if self.pooled is None else read_pooling(self.pooled)
         finished_at(model)
         start = time.perf_counter()
         with torch.inference_mode():
-            if pooling is None:
+            if self.pooling is None:
                 model(**batch.arguments(model))
             else:
-                batch_vectors(model, pooling, batch)
+                batch_vectors(model, self.pooling, batch)
         return {None: finished_at(model) - start}
 
 
@@ -221,11 +220,11 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
     # The class is asked about the task.
     model = assemble(checkpoint, torch.float32)
     tokenizer = load_tokenizer(directory)
-    pooled = None
+    pooling = None
     if data.task == "embedding":
         texts = all_texts(text.first(count), data.pairs)[:count]
-        examples = embedding_examples(tokenizer, model, read_pooling(directory), texts, data.context)
-        pooled = directory
+        pooling = read_pooling(directory)
+        examples = embedding_examples(tokenizer, model, pooling, texts, data.context)
     elif isinstance(text, LabelledText):
         examples = labelled_examples(tokenizer, model, text.first(count))
         if examples.max_rows == 1 and count > 1:
@@ -239,7 +238,7 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         if data.task == "lm":
             return _prompts(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
         examples = text_examples(tokenizer, model, text.first(count).texts, data.context, skip_empty=False)
-    return Passes(range(len(examples.ids)), examples, pooled)
+    return Passes(range(len(examples.ids)), examples, pooling)
 
 
 def _prompts(

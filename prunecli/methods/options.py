@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -105,6 +105,10 @@ Balance = Annotated[Fraction, BeforeValidator(parse_balance)]
 """A fraction: Fraction(3) or "3:1"."""
 
 
+AMOUNTS = ("ratio", "count", "width", "fit", "experts_per_layer", "encoder", "decoder")
+"""Options that say how many units are removed."""
+
+
 class PruningOptions(Options):
     """Options of every pruning command: which units are removed."""
 
@@ -114,15 +118,18 @@ class PruningOptions(Options):
     DEFAULT_RATIO: ClassVar[float] = 0.25
     FOR_OTHERS: ClassVar[str] = ""
     """Continues the default ratio in the help text."""
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratio", "count")
-    """Options that say how many units are removed."""
 
     ratio: Share | None = option(
         "Fraction of the {cls.UNITS} to remove, rounded up. Default: {cls.DEFAULT_RATIO:g}{cls.FOR_OTHERS}.",
         metavar="R",
         recorded=False,
+        excludes="count width fit experts_per_layer encoder decoder",
     )
-    count: int | None = option("Number of {cls.UNITS} to remove in all, instead of --ratio.", ge=0)
+    count: int | None = option(
+        "Number of {cls.UNITS} to remove in all, instead of --ratio.",
+        ge=0,
+        excludes="width fit experts_per_layer encoder decoder",
+    )
     least: int | None = selection_option(
         "Number of {cls.UNITS} that each layer keeps at least.", flag="--min", ge=0
     )
@@ -141,29 +148,7 @@ class PruningOptions(Options):
     @property
     def has_amount(self) -> bool:
         """Whether any option says how many units are removed."""
-        return any(getattr(self, name) is not None for name in self.AMOUNTS)
-
-    def check_amount(self) -> None:
-        """Refuse more than one amount.
-
-        Raises:
-            UsageError: two amounts are given.
-        """
-        amounts = [f"`{name}`" for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(amounts) > 1:
-            raise UsageError(
-                f"Give one of {' and '.join(amounts)}.", f"Each says how many {self.UNITS} to remove."
-            )
-
-    def refuse_beside(self, name: str, others: Sequence[str]) -> None:
-        """Refuse options that say nothing if `name` is given.
-
-        Raises:
-            UsageError: one of `others` differs from its default.
-        """
-        odd = [f"`{other}`" for other in others if other in self.changed]
-        if odd:
-            raise UsageError(f"`{name}` does not go with {' or '.join(odd)}.", "Leave one of them out.")
+        return not self.changed.isdisjoint(AMOUNTS)
 
 
 class UnitOptions(PruningOptions):
@@ -177,10 +162,12 @@ class UnitOptions(PruningOptions):
     keep: Path | str | None = selection_option(
         "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
         role="input",
+        excludes="ratio count width attention least multiple_of uniform normalize metric scores",
     )
     scores: Scores | Files | None = selection_option(
         "Scores from --save-scores instead of text; may be given again: scores of one metric add up.",
         role="input",
+        excludes="metric=norms metric=last metric=random",
     )
 
     @property
@@ -202,18 +189,6 @@ class UnitOptions(PruningOptions):
     def needs_text(self) -> bool:
         """Whether the model has to run on text."""
         return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
-
-    def check_metric(self) -> None:
-        """Refuse scores together with a metric that reads none.
-
-        Raises:
-            UsageError: both are given.
-        """
-        if self.scores is not None and self.metric not in (None, *self.METHODS):
-            raise UsageError(
-                f"`metric={self.metric}` reads no `scores`.",
-                f"Leave `scores` out, or choose {', '.join(self.METHODS)}.",
-            )
 
 
 class HeadOptions(UnitOptions):
@@ -262,10 +237,11 @@ class NarrowOptions(UnitOptions):
     COMMAND = "prune-ffn"
     KIND = "unit"
     UNITS = "hidden units"
-    AMOUNTS = ("ratio", "count", "width")
     METHODS = ("activation", "activation-norm", "gradient")
 
-    width: int | None = option("Number of hidden units that every FFN keeps, instead of --ratio.", ge=1)
+    width: int | None = option(
+        "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1, excludes="uniform=False"
+    )
     metric: UnitMetric | None = selection_option(
         "activation: root mean square on text; activation-norm: the same times the norm of the output weights; "
         "gradient: how much the loss depends on the unit; norms: of all weights, without text; random. Default: that "
@@ -295,6 +271,7 @@ class NarrowOptions(UnitOptions):
     experts: bool = selection_option(
         "Narrow the experts of mixtures, all to the same width, instead of dense FFNs.",
         False,
+        excludes="side dense_only uniform=False",
     )
 
     def check_options(self) -> None:
@@ -303,19 +280,8 @@ class NarrowOptions(UnitOptions):
         Raises:
             UsageError: they do, or no FFN can have this width.
         """
-        if self.is_named:
-            self.refuse_beside("keep", (*self.AMOUNTS, "least", "multiple_of", "uniform", "metric", "scores"))
-        self.check_amount()
-        self.check_metric()
         if self.ratio is not None:
             exact_share(self.ratio, self.UNITS, self.DEFAULT_RATIO)
-        if self.experts and (self.dense_only or not self.uniform):
-            raise UsageError(
-                "`experts`: all experts keep the same number of hidden units, and dense FFNs all of theirs.",
-                "Leave `dense_only` and `uniform=False` out.",
-            )
-        if self.width is not None and not self.uniform:
-            raise UsageError("`width` does not go with `uniform=False`: widths differ then.", "Give `ratio`.")
         if not self.uniform and self.metric == "random":
             raise UsageError(
                 "`uniform=False`: random scores do not compare layers.", "Leave `uniform=False` out."
@@ -328,7 +294,6 @@ class LayerOptions(UnitOptions):
     COMMAND = "prune-layers"
     KIND = "layer"
     UNITS = "layers"
-    AMOUNTS = ("ratio", "count", "encoder", "decoder")
     METHODS = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT = ("least", "uniform")
 
@@ -338,11 +303,13 @@ class LayerOptions(UnitOptions):
         "Layers to remove, by number from 0: 3,7-9; with two stacks encoder:3,decoder:1-2.",
         metavar="LIST",
         recorded=False,
+        excludes="keep ratio count encoder decoder metric scores contiguous side",
     )
     keep: Path | str | None = option(
         "Layers to keep, written like --remove (unnamed stacks keep all), or what --dry-run --json printed.",
         metavar="LIST",
         recorded=False,
+        excludes="ratio count encoder decoder metric scores contiguous side",
     )
     metric: LayerMetric | None = selection_option(
         "cosine, cka: how little a layer's output is like its input; perplexity: how much it rises without the layer; "
@@ -352,10 +319,12 @@ class LayerOptions(UnitOptions):
     )
     side: Side | None = selection_option(
         "Only this stack loses layers.",
+        excludes="encoder decoder",
     )
     contiguous: bool = selection_option(
         "Remove layers side by side: the run whose input is most like its output (by angle).",
         False,
+        excludes="metric=cka metric=perplexity metric=embedding metric=last metric=random",
     )
 
     @property
@@ -369,32 +338,6 @@ class LayerOptions(UnitOptions):
         counts = {"encoder": self.encoder, "decoder": self.decoder}
         return {side: count for side, count in counts.items() if count is not None}
 
-    def check_options(self) -> None:
-        """Refuse options that exclude each other.
-
-        Raises:
-            UsageError: they do.
-        """
-        chosen = [
-            f"`{name}`" for name in ("remove", "keep", "ratio", "count") if getattr(self, name) is not None
-        ]
-        if self.by_side:
-            chosen.append("`encoder` and `decoder`")
-        if len(chosen) > 1:
-            raise UsageError(f"{chosen[0]} does not go with {chosen[1]}.", "Give one of them.")
-        if self.is_named:
-            named = "keep" if self.remove is None else "remove"
-            self.refuse_beside(named, ("metric", "scores", "contiguous", "side"))
-        self.check_metric()
-        if self.side is not None and self.by_side:
-            raise UsageError(
-                "`side` does not go with `encoder` and `decoder`.", "Give one of them, or `count`."
-            )
-        if self.contiguous and self.metric not in (None, "cosine"):
-            raise UsageError(
-                f"`contiguous` does not go with `metric={self.metric}`.", "Use it with `metric=cosine`."
-            )
-
 
 class LoadOptions(Options):
     """Options of the batch that must be decodable in the memory of `fit`."""
@@ -402,16 +345,19 @@ class LoadOptions(Options):
     fit_batch: int | None = hidden_option(
         "For --fit: sentences or texts decoded at a time. Default: 1.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
     fit_beam: int | None = hidden_option(
         "For --fit: beam size. Default: 4; for language models 1.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
     fit_length: int | None = hidden_option(
         "For --fit: tokens of a sentence. Default: 128; for language models 4,096, or all their positions.",
         recorded=False,
+        needs="fit",
         ge=1,
     )
 
@@ -430,7 +376,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
     DEFAULT_RATIO = 0.8
     """Of translation models: the published choice."""
     FOR_OTHERS = "; for language models 0.25"
-    AMOUNTS = ("ratio", "count", "fit", "experts_per_layer")
     LEFT_OUT = ("uniform",)
 
     gates: GateStatistics | Files = option(
@@ -444,6 +389,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Remove as few experts as possible so that decoding fits in this memory (30GiB) with 10% left free.",
         metavar="SIZE",
         recorded=False,
+        excludes="experts_per_layer",
     )
     experts_per_layer: Annotated[dict[str, int], BeforeValidator(_per_layer)] | None = option(
         "Number of experts to keep in each encoder and decoder layer: 36,12; or one for both.",
@@ -454,6 +400,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or what --dry-run "
         "--json printed.",
         role="input",
+        excludes="ratio count fit experts_per_layer metric strategy balance least multiple_of granularity",
     )
     metric: ExpertMetric | None = selection_option(
         "What experts are ranked by: importance, top1, top2, load-balance, importance-vanilla; for language models "
@@ -500,6 +447,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
         1,
         ge=1,
+        needs="strategy=per-layer",
     )
     granularity: Granularity | None = hidden_option(
         "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "

@@ -45,10 +45,8 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
         StatisticsError: damaged files, of another model, or that rank no heads.
         UsageError: options that contradict each other, or that remove more heads than there are.
     """
-    options.check_amount()
     axes = axes_of(checkpoint, "head")
     if options.keep is not None:
-        options.refuse_beside("keep", ("ratio", "count", "attention", "least", "uniform", "normalize"))
         return kept_by_file(checkpoint, options, axes)
     is_all = options.attention == KINDS
     present = [*dict.fromkeys(axis.attention for axis in axes)]
@@ -195,8 +193,6 @@ def _narrowed(checkpoint: Checkpoint, options: NarrowOptions) -> list[Axis]:
     axes, layers = axes_of(checkpoint, "unit"), checkpoint.layout.ffns
     if options.experts:
         own = [axis for axis in axes if axis.keys]
-        if options.side is not None:
-            raise UsageError("`side` does not go with `experts`: all get narrower alike.", "Leave it out.")
         if not own:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: no key of config.json counts hidden units of experts, or the model has none.",
@@ -307,7 +303,6 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
         StatisticsError: files of scores that are damaged, of another model or metric.
         PruneError: text or a model that cannot be used.
     """
-    options.check_options()
     axes = axes_of(checkpoint, "layer")
     if options.is_named:
         keeps = options.remove is None

@@ -50,20 +50,24 @@ class ScoreOptions(RunOptions):
     )
     measure: EffectMetric | None = selection_option(
         "Score of ablation and all-but-one. Default: chrf++, accuracy, cosine or loss, by task; loss is fast.",
+        needs="metric=ablation metric=all-but-one",
     )
     per: Literal["example", "token"] | None = hidden_option(
         "For gradient: take the absolute value of the sum over the tokens of an example (eq. 2 of the paper), or of "
         "each token (the authors' code). Default: example.",
         flag="--importance",
+        needs="metric=gradient",
     )
     beam: int = compute_option("Beams per sentence for chrf++ and bleu.", 4, ge=1)
     select_data: Path | None = hidden_option(
         "all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or --labelled) "
         "and report them on the other.",
         role="text",
+        needs="metric=all-but-one",
     )
     select_split: str | None = hidden_option(
         "all-but-one: choose the best heads on this split.",
+        needs="metric=all-but-one",
     )
     samples: int = hidden_option(
         "Resamples of the significance test of chrf++ and bleu.",
@@ -81,7 +85,6 @@ class ScoreOptions(RunOptions):
             UsageError: one is given.
         """
         is_gradient = self.metric == "gradient"
-        selects = self.select_data is not None or self.select_split is not None
         if is_gradient and self.dtype == "float16":
             raise UsageError(
                 "`dtype=float16`: small gradients vanish in it",
@@ -91,21 +94,6 @@ class ScoreOptions(RunOptions):
             raise UsageError(
                 f"`memory` goes with `metric=gradient`: {self.metric} runs parts of the model again and again",
                 "Leave out `memory` on a machine that holds the model, or choose `metric=gradient`.",
-            )
-        if not is_gradient and self.per is not None:
-            raise UsageError(
-                f"`per` goes with `metric=gradient`: {self.metric} takes no gradients",
-                "Leave out `per`, or choose `metric=gradient`.",
-            )
-        if is_gradient and self.measure is not None:
-            raise UsageError(
-                "`measure` goes with `metric=ablation` or all-but-one: the gradient is that of the loss",
-                "Leave out `measure`, or choose another `metric`.",
-            )
-        if self.metric != "all-but-one" and selects:
-            raise UsageError(
-                "`select_data` and `select_split` go with `metric=all-but-one`",
-                "Leave them out, or choose it.",
             )
 
     @property

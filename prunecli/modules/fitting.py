@@ -28,7 +28,7 @@ from fractions import Fraction
 
 import torch
 
-from prunecli.errors import MemoryShortError, Shortage, UnsupportedModelError
+from prunecli.errors import MemoryShortError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.modules.building import assemble
@@ -156,6 +156,8 @@ class Need:
     Attributes:
         parts: the weights, and what is held beside them.
         free: bytes of each device that are free for it.
+        trains: whether the weights are trained, and so have to be in this type.
+        by_layer: options before a size that would have the run go layer by layer, such as `--memory`; else empty.
     """
 
     checkpoint: Checkpoint
@@ -163,11 +165,21 @@ class Need:
     dtype: torch.dtype
     parts: Parts
     free: Sequence[int]
+    trains: bool = False
+    by_layer: str = ""
 
     @property
     def total(self) -> int:
         """All parts."""
         return sum(self.parts.values())
+
+    @property
+    def room(self) -> int:
+        """Bytes that weights of a smaller model could take, in this type."""
+        weights = self.parts[WEIGHTS]
+        grows = sum(size for name, size in self.parts.items() if self.trains and name != TEACHER) or weights
+        left = FREE_SHARE * sum(self.free) - (self.total - grows)
+        return max(0, int(left * weights / max(grows, 1)))
 
     def fits(self, share: Fraction = FREE_SHARE) -> bool:
         """Whether so much of what is free holds it."""
@@ -186,34 +198,18 @@ class Need:
         model = assemble(checkpoint, self.dtype)
         return None if spread(model, memory) is None else memory
 
-    def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
-        """The error that says so.
-
-        Args:
-            trains, by_layer: as in `Shortage`.
-        """
+    def refusal(self) -> MemoryShortError:
+        """The error that the model does not fit."""
         where = f"on {place_name(self.devices)} in {dtype_name(self.dtype)}"
         detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.parts.items())
         path, free = self.checkpoint.path, bytes_text(sum(self.free))
-        weights = self.parts[WEIGHTS]
-        grows = sum(size for name, size in self.parts.items() if trains and name != TEACHER) or weights
-        room = int((FREE_SHARE * sum(self.free) - (self.total - grows)) * weights / max(grows, 1))
         holds = len(self.free) > 1 and self.total <= FREE_SHARE * sum(self.free)
         indivisible = "; its layers do not find room side by side" if holds else ""
         return MemoryShortError(
             f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
             f"{free} are free, a tenth of it a reserve{indivisible}",
             "Free some memory, choose a smaller type or another device, or prune it first.",
-            Shortage(
-                path,
-                self.devices.first.type,
-                dtype_name(self.dtype),
-                sum(self.free),
-                max(room, 0),
-                trains,
-                by_layer,
-                self.free[0],
-            ),
+            self,
         )
 
 
@@ -240,7 +236,7 @@ def fitting_dtype(
         beside: what is held beside the weights and what decoding takes.
         gradients, only_runs: as in `candidates`.
         memory: bytes within which the models run layer by layer: any size fits. If None, they are held whole.
-        by_layer: as in `Shortage`.
+        by_layer: as in `Need`.
         process_group: of several processes, each of which holds a model; all get the same type.
         say: hears of what is not computed in the type that it is stored in, and of what is spread.
 
@@ -277,7 +273,7 @@ def fitting_dtype(
         free = _free(among, process_group)
         for dtype in tried:
             needs = {
-                label: Need(checkpoint, among, dtype, parts(checkpoint, dtype), free)
+                label: Need(checkpoint, among, dtype, parts(checkpoint, dtype), free, by_layer=by_layer)
                 for label, checkpoint in checkpoints.items()
             }
             is_last = dtype == tried[-1]  # what nothing else could take the place of may be as large as any
@@ -293,7 +289,7 @@ def fitting_dtype(
                 for label, need in needs.items():
                     say_spread(label, need, say)
                 return dtype
-    raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
+    raise max(needs.values(), key=lambda need: need.total).refusal()
 
 
 def need_of(

@@ -427,10 +427,10 @@ def _resolve_step(
                 faults.append(f"{where}, {argument}: {_absent(NEEDS[argument])}")
         else:
             words, fault = _command_line(argument, parameter, value)
-            (positionals if parameter.spec.argument else options).extend(words)
+            (positionals if parameter.argument else options).extend(words)
             faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
-            endings |= {parameter.spec.beside} - {""}
-            role = parameter.spec.role
+            endings |= {parameter.beside} - {""}
+            role = parameter.role
             if role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
                     made = any(related(path, output) or path.parent == output.parent for output in earlier)
@@ -448,7 +448,7 @@ def _resolve_step(
                     faults.append(f"{where}, {argument}: {_absent('datasets')}")
     for known, parameter in parameters.items():
         # Without it the recipe would not know what the step makes.
-        needed = parameter.is_required or (known == "output" and parameter.spec.role == "output")
+        needed = parameter.is_required or (known == "output" and parameter.role == "output")
         if needed and known not in text.arguments:
             faults.append(f"{where}: {text.command} needs {known!r} here")
     return Step(
@@ -469,10 +469,8 @@ def _absent(package: str) -> str:
 
 def _texts(value: Resolved, parameter: Option) -> list[str]:
     """One text for each value that the parameter takes; `~` in paths is expanded."""
-    texts = (
-        [*map(as_text, value)] if isinstance(value, list) and parameter.spec.repeated else [as_text(value)]
-    )
-    return texts if parameter.spec.role == "value" else [*map(expanded, texts)]
+    texts = [*map(as_text, value)] if isinstance(value, list) and parameter.repeated else [as_text(value)]
+    return texts if parameter.role == "value" else [*map(expanded, texts)]
 
 
 def _command_line(name: str, parameter: Option, value: Resolved) -> tuple[list[str], str | None]:
@@ -484,7 +482,7 @@ def _command_line(name: str, parameter: Option, value: Resolved) -> tuple[list[s
     texts = _texts(value, parameter)
     faults = (parameter.owner.fault(parameter.name, text) for text in texts)
     fault = next(filter(None, faults), None)
-    if parameter.spec.argument:
+    if parameter.argument:
         return texts, fault
     return [word for text in texts for word in (f"--{name}", text)], fault
 

@@ -299,8 +299,10 @@ def results_section(kind: type[Document], data: ReportData) -> Content:
 
 def experts_section(data: ReportData) -> Content:
     """Yield the experts that each checkpoint kept, and how often each gates.json ranks an expert first."""
-    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert")]
-    if kept := [entry for entry in reduced if entry.inventory.layers]:
+    kept = [
+        one for one in data.checkpoints if one.checkpoint.structure.of_kind("expert") and one.inventory.layers
+    ]
+    if kept:
         yield (
             "Each cell is an expert of the original model: it stands out if it was kept and is faint if it was removed."
         )
@@ -317,8 +319,12 @@ def heads_section(data: ReportData) -> Content:
     """Yield heat maps of each heads.json, correlations of two of them, and the heads that each checkpoint kept."""
     yield from results_section(Scores, data)
     yield from results_section(HeadComparison, data)
-    reduced = [one for one in data.checkpoints if one.checkpoint.structure.of_kind("head")]
-    if kept := [entry for entry in reduced if entry.inventory.attentions]:
+    kept = [
+        one
+        for one in data.checkpoints
+        if one.checkpoint.structure.of_kind("head") and one.inventory.attentions
+    ]
+    if kept:
         yield Heading("Heads that are left")
         yield "Layers by heads of the original model; kept heads stand out, removed ones are faint."
     for entry in kept:

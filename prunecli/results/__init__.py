@@ -49,17 +49,17 @@ def read(path: Path | str) -> Document:
 
 def kind_of(format_: str) -> type[Document] | None:
     """The class that reads files of a format, of whichever version."""
-    name = format_.rpartition("/")[0]
-    return next((kind for known, kind in formats().items() if known.rpartition("/")[0] == name), None)
+    return formats().get(format_.rpartition("/")[0])
 
 
 def formats() -> Mapping[str, type[Document]]:
-    """Format -> the class that reads and writes it, of every module of this package."""
+    """Format without its version -> the class that reads and writes it, of every module of this package."""
     from prunecli.results.document import Document
 
     found: dict[str, type[Document]] = {}
     for module in iter_modules(__path__):
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if isinstance(kind, type) and issubclass(kind, Document) and "FORMAT" in vars(kind):
-                found |= {**dict.fromkeys(kind.UPGRADES, kind), kind.FORMAT: kind}
+                for known in (kind.FORMAT, *kind.UPGRADES):
+                    found[known.rpartition("/")[0]] = kind
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NotRequired
@@ -32,17 +33,6 @@ OVER, SHORT, LONG = 0.1, 0.7, 1.4
 """Outputs are bad above this share of over-generated ones, and outside these ratios of their length."""
 RUINED = 2.0
 """Perplexity relative to the first checkpoint's above which a language model is bad."""
-TABLES = (
-    "pairs",
-    "mean",
-    "by_source",
-    "by_target",
-    "by_group",
-    "scores",
-    "by_text",
-    "by_position",
-    "f1_by_class",
-)
 COLUMNS = {
     "bootstrap": {"p_value": "{}_p_value", "": "{}_bootstrap_{}"},
     "difference": {"": "{}_difference_{}"},
@@ -299,16 +289,16 @@ class Evaluation(Document):
         """Translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
         `by_position`, `f1_by_class`.
         """
-        found: Tables = {name: [] for name in TABLES}
+        found: Tables = defaultdict(list)
         for result in self.results:
             name, about = {"checkpoint": result.checkpoint}, scalars(result.to_json())
+            for pair, scores in result.pairs.items():
+                source, _, target = pair.partition("-")
+                found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
             if self.task == "translation":
                 found["mean"].append({**about, "pairs": len(result.pairs), **_scores(result.mean)})
             else:
                 found["scores"].append({**about, **scalars(result.scores)})
-            for pair, scores in result.pairs.items():
-                source, _, target = pair.partition("-")
-                found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
             for side, means in (("source", result.by_source), ("target", result.by_target)):
                 rows = ({**name, side: language, **_scores(scores)} for language, scores in means.items())
                 found[f"by_{side}"] += rows

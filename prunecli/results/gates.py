@@ -151,9 +151,8 @@ def _added(name: str, one: Array, other: Array) -> Array:
 
 def ratio(numerator: Array, denominator: Array) -> Floats:
     """numerator / denominator, 0 where the denominator is 0."""
-    result = np.zeros(np.shape(numerator))
-    np.divide(numerator, denominator, out=result, where=np.broadcast_to(denominator != 0, result.shape))
-    return result
+    zeros = np.zeros(np.shape(numerator))
+    return np.asarray(np.divide(numerator, denominator, out=zeros, where=denominator != 0))
 
 
 def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
@@ -398,18 +397,13 @@ def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts:
         sums = GateSums.zeros(*shape)
         sums["tokens"] = np.ones(len(layers))
         for name in held:
-            where = f"{path}: {pair}: {FIELDS[name]}"
             try:
-                values = array_of(entry[FIELDS[name]])
+                sums[name] = array_of(entry[FIELDS[name]], (len(layers) * num_experts,)).reshape(shape)
             except ValueError as error:
-                raise StatisticsError(f"{where} {error}.", AGAIN) from error
-            if values.shape != (len(layers) * num_experts,):
                 raise StatisticsError(
-                    f"{where} holds {values.size} values; the model has {len(layers)} sparse layers x "
-                    f"{num_experts} experts = {len(layers) * num_experts}.",
-                    "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
-                )
-            sums[name] = values.reshape(shape)
+                    f"{path}: {pair}: {FIELDS[name]} {error}.",
+                    "Collect the gates of this model; the authors' are of NLLB-200 54.5B, 12 layers x 128 experts.",
+                ) from error
         entries[pair] = _of_ratios(sums)
     lacks = frozenset(FIELDS).difference(held)
     return GateStatistics(

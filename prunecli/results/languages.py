@@ -57,10 +57,8 @@ class Tree(Record):
         joined = sorted(cluster for row in self.matrix for cluster in row[:2])
         in_order = all(max(row[:2]) < leaves + index for index, row in enumerate(self.matrix))
         # Every leaf and every cluster but the last one joins another one once.
-        if joined != [*range(2 * leaves - 2)] or not in_order:
+        if joined != [*range(2 * leaves - 2)] or not in_order or min(row[2] for row in self.matrix) < 0:
             raise ValueError(f"the matrix joins no tree of {leaves} languages or texts")
-        if any(row[2] < 0 for row in self.matrix):
-            raise ValueError("a negative distance")
         return self
 
     def blocks(self, title: str) -> Iterator[str]:

@@ -15,8 +15,6 @@ LeverName = Literal["tokens", "heads", "units", "experts", "channels", "layers"]
 """Kinds of units, in the order of their steps in the history: names of layers are the source's until layers go."""
 TARGETS = ("params", "size", "fit", "speed")
 """Options that say how small the result is."""
-WHOLE = ("speed", "heal", "heal_steps")
-"""Options for which the whole model is in memory."""
 DEFAULT_SHARE = 0.75
 
 
@@ -46,14 +44,22 @@ class ShrinkOptions(RunOptions):
     """Options of `shrink`: the target, what may be removed, and how long the search and the healing may take."""
 
     params: Share | None = option(
-        "Fraction of the parameters to keep. Default: 75%, if no target is given.", metavar="SHARE"
+        "Fraction of the parameters to keep. Default: 75%, if no target is given.",
+        metavar="SHARE",
+        gt=0,
+        lt=1,
+        excludes="size fit speed",
     )
-    size: Size | None = option("Bytes of the weights to keep at most (4GiB).", metavar="SIZE")
+    size: Size | None = option(
+        "Bytes of the weights to keep at most (4GiB).", metavar="SIZE", excludes="fit speed"
+    )
     fit: Size | None = option(
-        "Memory that the weights and decoding have to fit in, with a reserve of 10 %.", metavar="SIZE"
+        "Memory that the weights and decoding have to fit in, with a reserve of 10 %.",
+        metavar="SIZE",
+        excludes="speed",
     )
     speed: float | None = option(
-        "Factor by which the result is faster, measured as bench-latency does it.", gt=1
+        "Factor by which the result is faster, measured as bench-latency does it.", gt=1, excludes="memory"
     )
     only: tuple[LeverName, ...] = selection_option(
         "Kinds of units to remove, with commas: layers, heads, units, experts, tokens, channels. Default: all but "
@@ -75,14 +81,16 @@ class ShrinkOptions(RunOptions):
         "Train the result for this time (10m), with the original as teacher.",
         metavar="TIME",
         gt=0,
+        excludes="heal_steps memory",
     )
     heal_steps: int | None = training_option(
-        "Train the result for N updates, with the original as teacher.", ge=1
+        "Train the result for N updates, with the original as teacher.", ge=1, excludes="memory"
     )
     teacher_logits: Path | None = training_option(
         "With --heal: file of the original's likeliest tokens, written if it is missing. The original is not in memory "
         "then while the result learns.",
         role="output",
+        needs="heal heal_steps",
     )
     minutes: Minutes | None = selection_option(
         "Stop the search after this time and take the best result so far. Default: no limit.",
@@ -93,31 +101,6 @@ class ShrinkOptions(RunOptions):
     trials: int = hidden_option("Whole mixtures to try after the first ones.", 8, recorded=False, ge=0)
     score_tokens: int = hidden_option("Tokens of the text, about, that the units are scored on.", 16384, ge=1)
     trial_tokens: int = hidden_option("Tokens, about, that each trial is measured on.", 4096, ge=1)
-
-    def check_target(self) -> None:
-        """Refuse more than one target, and targets that are none.
-
-        Raises:
-            UsageError: there is one.
-        """
-        given = [f"`{name}`" for name in TARGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise UsageError(f"{given[0]} does not go with {given[1]}.", "Give one target.")
-        if self.params is not None and not 0 < self.params < 1:
-            raise UsageError(
-                f"`params={self.params:g}` is outside (0, 1).",
-                "It is the fraction of the parameters to keep: 0.5 keeps half.",
-            )
-        if self.heal is not None and self.heal_steps is not None:
-            raise UsageError("`heal` does not go with `heal_steps`.", "Give one of them.")
-        whole = next((name for name in WHOLE if getattr(self, name) is not None), None)
-        if self.memory is not None and whole is not None:
-            raise UsageError(
-                f"`{whole}` does not go with `memory`: it needs the whole model in memory.",
-                f"Leave out `{whole}`, or `memory` on a machine that holds the model.",
-            )
-        if self.teacher_logits is not None and self.heal is self.heal_steps is None:
-            raise UsageError("`teacher_logits` goes with `heal` or `heal_steps`.", "Give one of them.")
 
     @property
     def target(self) -> str:

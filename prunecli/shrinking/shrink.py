@@ -68,7 +68,6 @@ class Shrinking:
     def __post_init__(self) -> None:
         """Read the text, find an unfinished run, and measure the original."""
         source, options = self.source, self.options
-        options.check_target()
         source.check()
         task = task_of(source)
         self.choice.check_task(task)

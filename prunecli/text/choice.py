@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ _TASKS: Mapping[str, tuple[TaskName, ...]] = {
     **dict.fromkeys(
         ("data", "source_file", "target_file", "langs", "pairs", "valid_split"), ("translation", "embedding")
     ),
-    **dict.fromkeys(("spm", "hypotheses", "groups", "beam", "comet"), ("translation",)),
+    **dict.fromkeys(("spm", "hypotheses", "groups", "beam", "beams", "comet"), ("translation",)),
     **dict.fromkeys(("labelled", "valid_labelled"), ("classification", "embedding")),
     **dict.fromkeys(("files", "valid_text", "whole_files", "context"), (*_PLAIN, "embedding")),
     "memory": _PLAIN,
@@ -204,11 +204,12 @@ class TextChoice(Options):
         role="text",
     )
     langs: tuple[Name, ...] | None = _text_option("Languages of --data, in all pairs.", metavar="A,B,C")
-    pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D")
+    pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D", excludes="langs")
     split: str | None = _text_option("Split of --data. Default: val.")
     source_file: Path | None = _text_option(
         "Sentences of one pair, with --pairs.",
         role="text",
+        excludes="data langs",
     )
     target_file: Path | None = _text_option(
         "Translations of --source-file.",
@@ -247,28 +248,21 @@ class TextChoice(Options):
         return None if self.files or self.labelled or self.source_file else self.split or "val"
 
     @property
-    def given(self) -> dict[str, bool]:
-        """Name of each option that names text -> whether it was given."""
-        return {
-            name: getattr(self, name) not in (None, ()) for name in _TASKS if name in TextChoice.model_fields
-        }
-
-    @property
-    def first_given(self) -> str | None:
-        """The first option that names text and was given, for messages."""
-        return next((f"`{name}`" for name, is_given in self.given.items() if is_given), None)
+    def given(self) -> list[str]:
+        """Names of the options that name text and were given."""
+        return [name for name in _TASKS if name in TextChoice.model_fields and name in self.changed]
 
     def check_task(
         self,
         task: TrainingTask,
-        more: Mapping[str, bool] = {},
+        more: Collection[str] = (),
         *,
         also_plain: tuple[TrainingTask, ...] = (),
     ) -> None:
         """Refuse text of other tasks, and a language model without text. `read` refuses other tasks without text.
 
         Args:
-            more: further options -> whether they were given.
+            more: names of further options that were given.
             also_plain: tasks that take plain text beside those of language models.
 
         Raises:
@@ -276,23 +270,24 @@ class TextChoice(Options):
         """
         if task not in _NEEDS:
             raise UsageError(f"task={task!r}: no such choice", f"Choose one of {', '.join(_NEEDS)}.")
-        given = {**self.given, **more}
-        for name, is_given in given.items():
-            tasks = (*_TASKS[name], *(also_plain if "mlm" in _TASKS[name] else ()))
-            if is_given and task not in tasks:
-                remedy = "Leave it out." if name in more else _NEEDS[task]
+        given = self.given
+        for name, own in _TASKS.items():
+            tasks = (*own, *(also_plain if "mlm" in own else ()))
+            if (name in given or name in more) and task not in tasks:
+                remedy = _NEEDS[task] if name in given else "Leave it out."
                 raise UsageError(f"`{name}` goes with `task={' or '.join(tasks)}`, not {task}", remedy)
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
 
     def _kind_of_embedding(self) -> TaskName:
         """The task whose text the vectors are of."""
-        kinds: dict[TaskName, bool] = {
-            "lm": bool(self.files),
-            "classification": self.labelled is not None,
-            "translation": self.data is not None or self.source_file is not None,
+        kinds: dict[str, TaskName] = {
+            "files": "lm",
+            "labelled": "classification",
+            "data": "translation",
+            "source_file": "translation",
         }
-        given = [task for task, is_given in kinds.items() if is_given]
+        given = [kinds[name] for name in self.given if name in kinds]
         if len(given) != 1:
             raise UsageError(
                 "embedding: text of several kinds" if given else "embedding needs text", _NEEDS["embedding"]
@@ -346,8 +341,6 @@ class TextChoice(Options):
                     "`source_file`, `target_file` and `pairs` go together",
                     "Give all three, such as `pairs=eng_Latn-fra_Latn`.",
                 )
-            if self.data is not None or self.langs is not None:
-                raise UsageError("`source_file` does not go with `data` or `langs`", "Give one of them.")
             text = read_pair(self.source_file, self.target_file, self.pairs)
             return text.first(count), ((text.languages[0], text.languages[1]),)
         split = self.split_read or "val"

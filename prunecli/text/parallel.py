@@ -71,11 +71,9 @@ def parse_pairs(pairs: Sequence[str] | None, langs: Sequence[str] | None, availa
         available: the languages that there are.
 
     Raises:
-        UsageError: both are given, a pair is not of the form a-b, or no pair is left.
+        UsageError: a pair is not of the form a-b, or no pair is left.
         DataError: a language is not among `available`.
     """
-    if pairs is not None and langs is not None:
-        raise UsageError("`pairs` and `langs` were both given", "Give one of them.")
     directions: list[tuple[str, str]] = []
     if pairs is None:
         names = available if langs is None else langs

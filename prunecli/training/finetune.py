@@ -264,14 +264,14 @@ def require_room(
     if asked_to_shard() and device.type != "cpu":  # but for the teacher
         parts = {name: size if name == TEACHER else size // processes for name, size in whole.items()}
     free = [free_for_each(device, process_group)]
-    needs = [Need(checkpoint, Devices(device), torch.float32, parts, free)]
+    needs = [Need(checkpoint, Devices(device), torch.float32, parts, free, trains=True)]
     if device.type != "cpu":  # where each process reads all weights
         host = torch.device("cpu")
         free = [free_for_each(host, process_group)]
-        needs.append(Need(checkpoint, Devices(host), torch.float32, {WEIGHTS: weights}, free))
+        needs.append(Need(checkpoint, Devices(host), torch.float32, {WEIGHTS: weights}, free, trains=True))
     for need in needs:
         if not need.fits():
-            raise need.refusal(trains=True)
+            raise need.refusal()
     count, learn = weights // 4, whole["gradients"] // 4
     each = sum(size for name, size in parts.items() if name != TEACHER) / max(count, 1)
     detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
@@ -374,11 +374,8 @@ def finetune(
         task = choice.task
     else:
         task = task or start.task(say)
-        validating = {
-            "valid_split": valid.split is not None,
-            "valid_text": bool(valid.files),
-            "valid_labelled": valid.labelled is not None,
-        }
+        held = {"valid_split": valid.split, "valid_text": valid.files, "valid_labelled": valid.labelled}
+        validating = [name for name, value in held.items() if value]
         choice.check_task(task, validating, also_plain=("feature-extraction",))
     if task in HEADLESS:
         what = "vectors" if task == "embedding" else "hidden states"

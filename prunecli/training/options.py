@@ -78,6 +78,7 @@ class TrainingOptions(BatchOptions):
     lora: int | None = training_option(
         "Learn updates of rank R of the linear layers (with --train experts of experts) and merge them; needs peft.",
         metavar="R",
+        needs="train=all train=experts",
         ge=1,
     )
     dropout: float | None = training_option(

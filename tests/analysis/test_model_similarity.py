@@ -183,14 +183,13 @@ class Subject:
         self.model = load(path)
         self.tokenizer = load_tokenizer(path)
 
-    def represent(self, directory: Path, batch_tokens: int = 40) -> dict[Component, Features]:
-        directory.mkdir()
+    def represent(self, batch_tokens: int = 40) -> dict[Component, Features]:
         if CASES[self.case].task != "translation":
             batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
             batches = translation_examples(self.tokenizer, self.model, text, [PAIR]).batches(batch_tokens)
-        return represent(InMemory(self.model), self.components, batches, directory)
+        return represent(InMemory(self.model), self.components, batches)
 
     def alone(self, sentence: int) -> dict[str, torch.Tensor]:
         """The inputs of one sentence without any padding."""
@@ -244,7 +243,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
 def test_each_is_the_mean_of_what_the_component_adds(case):
     subject = Subject(tiny(Path("model"), case), case)
     assert len({part.name for part in subject.components}) == len(subject.components)
-    found = subject.represent(Path("files"))
+    found = subject.represent()
     assert tuple(found) == subject.components
     for sentence in range(len(SOURCES)):
         expected = added(subject, sentence)
@@ -261,7 +260,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case):
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
     subject = Subject(write_changed(source, Path("shared"), case, changes), case)
-    found = subject.represent(Path("files"))
+    found = subject.represent()
     expected = added(subject, 2)
     for component, features in found.items():
         mean = reference.token_mean(expected[component.name], len(expected[component.name]))
@@ -273,14 +272,14 @@ def test_nan_is_named_with_its_component_and_sentence():
     with torch.no_grad():
         subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     with pytest.raises(DataError, match=r"transformer\.h\.1\.mlp: its output for sentence \d+ holds NaN"):
-        subject.represent(Path("files"))
+        subject.represent()
 
 
 def test_a_component_without_an_output_for_each_token_is_refused():
     subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
     subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
     with pytest.raises(UnsupportedModelError, match="nothing can be measured by token"):
-        subject.represent(Path("files"))
+        subject.represent()
 
 
 def test_a_full_disk_is_said(monkeypatch):
@@ -288,4 +287,4 @@ def test_a_full_disk_is_said(monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):
-        subject.represent(Path("files"))
+        subject.represent()

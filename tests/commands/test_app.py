@@ -252,6 +252,13 @@ def test_no_word_of_a_help_is_cut(name, monkeypatch, capsys):
             assert metavars.get(one.flag, one.metavar) == one.metavar
 
 
+def test_what_options_need_and_exclude_are_options():
+    kinds = [options_of(command(name)) for name in parameters()]
+    fields = {field for kind in kinds for field in kind.model_fields}
+    for one in (one for kind in kinds for one in kind.list_options().values()):
+        assert fields.issuperset(re.sub("=\\S*", "", f"{one.needs} {one.excludes}").split())
+
+
 def test_quiet_leaves_warnings_alone(capsys):
     class Quiet(Options):
         quiet: bool = option("No notes.", False)

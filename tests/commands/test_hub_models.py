@@ -152,7 +152,7 @@ def test_a_recipe_takes_only_checkpoints_from_the_hub(hub):
 
 def test_every_checkpoint_of_a_command_may_be_of_the_hub():
     named = {(command, name): one for command, own in parameters().items() for name, one in own.items()}
-    roles = {names for names, parameter in named.items() if parameter.spec.role == "checkpoint"}
+    roles = {names for names, parameter in named.items() if parameter.role == "checkpoint"}
     others = "bench-latency compare-models finetune inspect prune-ffn report score-heads shrink"
     shares = ("share-attention", "share-ffn")
     assert {command for command, _ in roles} == {*COMMANDS, *shares, *others.split()}
@@ -216,7 +216,7 @@ def test_streaming_says_what_aimer_fetches():
 
 
 @refusals(
-    ("--stream", "none is named"),
+    ("--stream", "--stream goes with CHECKPOINT"),
     ("source --stream", "source is a path"),
     ("org/none --stream", "no such model on", 1),
 )

@@ -58,9 +58,9 @@ def test_dense_ffns_between_experts(models):
     ("", "--metric activation-norm needs text"),
     ("--metric norms --text text.txt", "--metric norms reads no text"),
     ("--data .", "--data goes with models that translate"),
-    ("--scores x.json --metric norms", "--metric norms reads no --scores"),
+    ("--scores x.json --metric norms", "--scores does not go with --metric norms"),
     ("--scores x.json --save-scores y.json", "nothing is measured on text here"),
-    ("--count 3 --width 4", "Give one of --count and --width"),
+    ("--count 3 --width 4", "--count does not go with --width"),
 )
 def test_refusals(refusal, models):
     refusal(run, models["llama"])

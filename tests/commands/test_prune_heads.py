@@ -76,7 +76,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
 
 
 @refusals(
-    ("--ratio 0.5 --count 3", "Give one of --ratio and --count"),
+    ("--ratio 0.5 --count 3", "--ratio does not go with --count"),
     ("--count 29", "at most 28 can"),
     ("--ratio 0.9 --min 1", "at most 21 can"),
     ("--attention self", "no such choice"),

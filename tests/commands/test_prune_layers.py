@@ -138,7 +138,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
 
 
 @refusals(
-    ("--metric last", "--metric last reads no --scores"),
+    ("--metric last", "--scores does not go with --metric last"),
     ("--metric cosine", "layers.json: of the metric cka, not cosine", 1),
     ("--save-scores other.json", "nothing is measured on text here"),
 )

@@ -166,7 +166,7 @@ def test_bytes_are_a_target(model):
 
 @refusals(
     ("--params 0.5 --size 1MiB", "--params does not go with --size"),
-    ("--params 1", "is outside"),
+    ("--params 1", "must be less than 1"),
     ("--heal soon", "not a duration"),
     ("--heal 1m --heal-steps 2", "--heal does not go with --heal-steps"),
     ("--memory 8GiB --heal 1m", "--heal does not go with --memory"),

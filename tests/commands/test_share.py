@@ -160,7 +160,7 @@ def test_activations_are_those_of_the_merged_ffn(models):
     ("{m2m_100} --preset SharedEncDec --groups 1,1", "share the same FFNs"),
     ("{m2m_100} --preset NoDec --width 8", "--width is for shared FFNs"),
     ("{m2m_100} --preset SharedEnc --keep-units norms", "--keep-units: no FFN gets narrower"),
-    ("{m2m_100} --preset SharedEnc --data .", "--data: no text is read here"),
+    ("{m2m_100} --preset SharedEnc --data .", "no text is read here"),
     ("{gpt2} --width 8", "needs text.\nGive --text FILE"),
     (f"{{m2m_100}} --keep-units activations --width 8 --text {__file__}", "--text goes with"),
 )

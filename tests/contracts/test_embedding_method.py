@@ -268,7 +268,7 @@ def test_a_side_that_the_class_lacks(model_type, name, side):
 
 
 def test_the_output_layer_has_no_rows_to_cache(models):
-    with pytest.raises(UsageError, match="`cache` writes the rows of the input's unit"):
+    with pytest.raises(UsageError, match="`cache` does not go with `side=output`"):
         decided(open_model(models["bart"]), side="output", cache=True)
 
 

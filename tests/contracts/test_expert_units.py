@@ -89,7 +89,7 @@ def test_one_number_for_all():
     axis = expert_axes(checkpoint)[0]
     with pytest.raises(UsageError, match=r"config\.json has one number for both"):
         cut(checkpoint, Selection({axis.name: (0, 1)}))
-    with pytest.raises(UsageError, match="`experts`: all experts keep the same number"):
+    with pytest.raises(UsageError, match="`experts` does not go with"):
         plan_widths(checkpoint, NarrowOptions(experts=True, uniform=False))
 
 

@@ -127,8 +127,8 @@ def test_a_shared_ffn_counts_once():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
-        ({"width": 3, "uniform": False}, UsageError, "widths differ then"),
+        ({"ratio": 0.5, "width": 3}, UsageError, "Give one of them"),
+        ({"width": 3, "uniform": False}, UsageError, "`width` does not go with `uniform=False`"),
         ({}, UsageError, "`metric=activation-norm` needs text"),
         ({"side": "encoder"}, UsageError, "the model has no encoder"),
     ],

@@ -88,8 +88,8 @@ def test_lines_are_texts_of_found_encoders_too():
 
 
 @refusals(
-    ("--dry-run", "--check runs the original and the result; with --dry-run one of them is missing"),
-    ("--config-only", "with --config-only one of them is missing"),
+    ("--dry-run", "--check does not go with --dry-run"),
+    ("--config-only", "--check does not go with --config-only"),
     ("--check absent", "absent", 1),
 )
 def test_refusals(refusal, models):

@@ -146,5 +146,5 @@ def test_the_refusal_has_every_number(models, monkeypatch):
     needed = (4 * count + 2048) / 1024
     assert f"needs {needed:.2f} KiB on the CPU in float32 (weights " in refused.value.message
     assert "decoding 2.00 KiB); 1000 B are free" in refused.value.message
-    shortage = refused.value.shortage
-    assert (shortage.free, shortage.room, shortage.dtype) == (1000, 0, "float32")
+    need = refused.value.need
+    assert (need.free, need.room, need.dtype) == ([1000], 0, F32)

@@ -69,20 +69,20 @@ def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reas
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change",
     [
-        ({"matrix": [[0, 2, 0.5, 2], [1, 4, 1.25, 3]]}, "no tree"),
-        ({"matrix": [[0, 2, 0.5, 2], [0, 3, 1.25, 3]]}, "no tree"),
-        ({"matrix": [[0, 2, 0.5, 2]]}, "no tree"),
-        ({"matrix": [[0, 2, -0.5, 2], [1, 3, 1.25, 3]]}, "negative"),
-        ({"languages": ["only"]}, "joins no tree"),
+        {"matrix": [[0, 2, 0.5, 2], [1, 4, 1.25, 3]]},
+        {"matrix": [[0, 2, 0.5, 2], [0, 3, 1.25, 3]]},
+        {"matrix": [[0, 2, 0.5, 2]]},
+        {"matrix": [[0, 2, -0.5, 2], [1, 3, 1.25, 3]]},
+        {"languages": ["only"]},
     ],
 )
-def test_trees_that_are_none_are_refused(tmp_path, change, reason):
+def test_trees_that_are_none_are_refused(tmp_path, change):
     payload = results.languages()
     payload["clustering"]["encoder"] |= change
     write_json(tmp_path / "l.json", payload)
-    assert reason in next(iter(collect(tmp_path).unreadable.values()))
+    assert "joins no tree" in next(iter(collect(tmp_path).unreadable.values()))
 
 
 def test_matrices_without_their_rows_are_refused(tmp_path):

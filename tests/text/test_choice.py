@@ -17,10 +17,11 @@ def test_a_file_of_one_language_needs_the_other_and_the_pair():
         choice = TextChoice(source_file=files[0], target_file=files[1], pairs=files[2])
         with pytest.raises(UsageError, match="go together"):
             choice.parallel()
-    for data, langs in ((Path("data"), None), (None, f"{ENGLISH},{FRENCH}")):
-        both = TextChoice(data=data, source_file=source, target_file=target, langs=langs, pairs=pair)
-        with pytest.raises(UsageError, match="`source_file` does not go with `data` or `langs`"):
-            both.parallel()
+    for name, value in (("data", Path("data")), ("langs", f"{ENGLISH},{FRENCH}")):
+        for other in ({"source_file": source, "target_file": target}, {"pairs": pair}):
+            if (name, *other) != ("data", "pairs"):
+                with pytest.raises(UsageError, match=f"`{next(iter(other))}` does not go with `{name}`"):
+                    TextChoice(**{name: value}, **other)
     source.write_text("the hen\n")
     target.write_text("la poule\n")
     assert TextChoice(source_file=source, target_file=target, pairs=pair).parallel()[1] == (

@@ -36,6 +36,7 @@ class EmbeddingOptions(Options):
         "Write the rows that the unit computes as an ordinary table, so that inference skips the unit. If the "
         "checkpoint is factorized already, nothing is fitted.",
         False,
+        excludes="side=output",
     )
     epochs: int | None = compute_option(
         "Largest number of passes over the table; 0: the projective embedding as a unit. Default: about a million "

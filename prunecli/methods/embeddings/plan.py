@@ -189,8 +189,6 @@ def _sides(
             f"{where}: its output layer is factorised already (to {output.map_dim})",
             "Factorise the original model, or choose `side=input`.",
         )
-    if options.cache and "input" not in found:
-        raise UsageError("`cache` writes the rows of the input's unit", "Choose `side=input` or `side=both`.")
     return found
 
 
@@ -207,10 +205,8 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
     """
     kind = options.kind or "define"
     if not has_unit:  # the output's map is all there is
-        asked = options.changed & {*EXPANSION, "shared_blocks", "reduction"}
-        asked |= set() if kind == "projective" or options.kind is None else {"kind"}
-        for name in sorted(asked):
-            raise UsageError(f"`{name}` is for the unit of the input", "Choose `side=input` or `side=both`.")
+        names = *EXPANSION, "shared_blocks", "reduction", *(() if kind == "projective" else ("kind",))
+        options.refuse(names, "is for the unit of the input", "Choose `side=input` or `side=both`.")
         kind = "projective"
     depth = 3 if options.depth is None else options.depth
     groups = 4 if options.max_groups is None else options.max_groups

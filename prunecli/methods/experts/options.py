@@ -77,9 +77,8 @@ def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[
         layers: see `layers_of`.
 
     Raises:
-        UsageError: several amounts, or a minimum that leaves the router too few experts.
+        UsageError: a minimum that leaves the router too few experts.
     """
-    options.check_amount()
     needed = max(layer.groups.needed(layer.top_k) for layer in layers)
     minimum = options.least
     if minimum is None:
@@ -108,12 +107,6 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
     Raises:
         UsageError: with what this kind takes instead.
     """
-    if options.multiple_of > 1 and options.strategy != "per-layer":
-        raise UsageError(
-            f"`multiple_of={options.multiple_of}` rounds the number of each layer; `strategy={options.strategy}` gives "
-            "none.",
-            "Use `strategy=per-layer`.",
-        )
     chosen = options.texts or options.sources or options.targets or options.granularity
     if chosen and options.metric in WITHOUT_STATISTICS and not options.constant:
         raise UsageError(
@@ -122,10 +115,9 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
         )
     own, others = ("texts", "constant"), ("sources", "targets", "granularity", "balance")
     kind = "translation; this is a language model" if is_text else "language models; this one translates"
-    for name in others if is_text else own:
-        if getattr(options, name):
-            named = "`texts`" if is_text else "`sources` and `targets`"
-            raise UsageError(f"`{name}` is for {kind}.", f"Choose the statistics that count with {named}.")
+    named = "`texts`" if is_text else "`sources` and `targets`"
+    remedy = f"Choose the statistics that count with {named}."
+    options.refuse(others if is_text else own, f"is for {kind}.", remedy)
     if not is_text:
         return
     if options.strategy == "side-threshold":

@@ -88,8 +88,6 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         made = _by_metric(checkpoint, options, layers, axes, progress)
     else:
         path = Path(options.keep)
-        selecting = ("metric", "strategy", "balance", "least", "multiple_of", "granularity")
-        options.refuse_beside("keep", (*options.AMOUNTS, *selecting))
         named = read_experts(path, axes, options.sources, options.targets)
         pairs = [pair for pair in product(options.sources, options.targets) if pair[0] != pair[1]]
         alone = {}

@@ -105,18 +105,6 @@ class SharingOptions(Options):
     dtype: StoredDtype | None = STORED_DTYPE
     seed: int = 0
 
-    def check_groups(self, most: int) -> None:
-        """Refuse more than `most` numbers of groups.
-
-        Raises:
-            UsageError: there are more.
-        """
-        if self.groups is not None and len(self.groups) > most:
-            raise UsageError(
-                f"`groups={','.join(map(str, self.groups))}`: not a number of groups.",
-                f"Give at most {most} numbers.",
-            )
-
 
 class FfnOptions(SharingOptions):
     """Options of `share-ffn`.
@@ -134,6 +122,7 @@ class FfnOptions(SharingOptions):
         "Configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, NoEncNoDec, "
         "SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec for a model with one stack.",
         metavar="NAME",
+        excludes="encoder decoder",
     )
     width: Width = option(
         "Number of hidden units of a shared FFN; match: as many as all FFNs that it replaces. Default: as --init makes "
@@ -146,6 +135,7 @@ class FfnOptions(SharingOptions):
     groups: Counts | None = selection_option(
         "Number of shared FFNs of a stack; or of the encoder and of the decoder. Default: 1.",
         metavar="N[,M]",
+        max_length=2,
     )
     keep_units: KeepUnits | None = selection_option(
         "Hidden units to keep if an FFN gets narrower, by norms, activations: those with the largest weights, or the "
@@ -176,6 +166,7 @@ class AttentionOptions(SharingOptions):
         "Configuration of self-attention, as in the paper: SharedEnc, SharedDec, SharedEncSharedDec, NoEnc, NoDec, "
         "NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared for a model with one stack.",
         metavar="NAME",
+        excludes="encoder decoder",
     )
     cross: Treatment | None = option("Cross-attention: share, keep or drop. Default: keep.")
     init: Init | None = selection_option(
@@ -186,6 +177,7 @@ class AttentionOptions(SharingOptions):
         "Number of shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
         "cross-attention. Default: 1.",
         metavar="N[,M[,K]]",
+        max_length=3,
     )
 
 
@@ -196,8 +188,6 @@ def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Co
         UsageError: options that contradict each other, or a configuration that the model cannot hold.
     """
     name, cross = options.preset, options.cross
-    if name is not None and (options.encoder is not None or options.decoder is not None):
-        raise UsageError("`preset` does not go with `encoder` or `decoder`.", "It says both already.")
     if name is None and options.encoder is options.decoder is cross is None:
         alone = "SharedEnc" if "encoder" in sides else "SharedDec"
         name = options.default if len(sides) > 1 else alone
@@ -206,12 +196,8 @@ def chosen_configuration(options: SharingOptions, sides: Collection[Side]) -> Co
     else:
         found = find_configuration(name, sides, options.configurations)
     if "share" not in (found.encoder, found.decoder, cross):
-        for name in ("width", "init", "scale", "groups", "order", "keep_units"):
-            if getattr(options, name) is not None:
-                raise UsageError(
-                    f"`{name}` is for shared {options.part}s, and none are shared.",
-                    "Leave it out.",
-                )
+        names = ("width", "init", "scale", "groups", "order", "keep_units")
+        options.refuse(names, f"is for shared {options.part}s, and none are shared.")
     if found.across and options.groups is not None and len(options.groups) > 1:
         raise UsageError("`groups`: encoder and decoder share the same FFNs.", "Give one number.")
     return replace(found, cross=cross or "keep")
