@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Side
-from prunecli.modules.grouped import Dispatch, in_threads
+from prunecli.modules.grouped import Dispatch, expert_spans, in_threads
 from prunecli.modules.hooks import replaced
 from prunecli.modules.stages import EmptyModel, Mixture, Stage
 from prunecli.running.layerwise.reading import Reader
@@ -47,7 +46,7 @@ class Routed:
 
     Attributes:
         rows: `[assignments, d_model]`, sorted by expert; each expert's outputs replace its rows.
-        starts: first row of each expert, and the end of the last.
+        spans: expert -> its first row and its end row, of the experts that have rows.
         shared_out: whether the layer would give each expert to one thread.
         attention: stored outputs of attentions of the layer, by number.
         given: on the way back, the rows `[assignments, d_model]` that the experts got.
@@ -55,19 +54,11 @@ class Routed:
     """
 
     rows: Stored
-    starts: tuple[int, ...]
+    spans: dict[int, tuple[int, int]]
     shared_out: bool
     attention: dict[int, Any]
     given: Any = None
     gradients: Any = None
-
-    def span(self, expert: int) -> tuple[int, int]:
-        """First row of an expert, and the end of its last; equal if it has none."""
-        return self.starts[expert], self.starts[expert + 1]
-
-    def count(self, expert: int) -> int:
-        """Number of rows of an expert."""
-        return self.starts[expert + 1] - self.starts[expert]
 
 
 @dataclass
@@ -246,10 +237,7 @@ class LayerwiseRun:
             wanted: dict[int, None] = {}
             for number, one in enumerate(runs):
                 routed = one.routed[self.current] = self._route(stage, stage.mixture, one, len(runs) - number)
-                for expert in range(stage.mixture.layer.num_experts):
-                    if routed.count(expert) and expert not in wanted:
-                        wanted[expert] = None
-                        self._reader.want(stage.mixture.block(expert))
+                self._want_experts(stage.mixture, routed, wanted)
             self.want(following)
             self.run_experts(stage.mixture, wanted, [one.routed[self.current] for one in runs])
         for one in runs:
@@ -257,6 +245,13 @@ class LayerwiseRun:
                 self._run_through(one)
             yield one
             self._advance(1)
+
+    def _want_experts(self, mixture: Mixture, routed: Routed, wanted: dict[int, None]) -> None:
+        """Ask the reader for the experts of a pass that are not `wanted` yet."""
+        for expert in routed.spans:
+            if expert not in wanted:
+                self._reader.want(mixture.block(expert))
+                wanted[expert] = None
 
     def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
         """Number and tensors of each expert that the reader was asked for."""
@@ -269,11 +264,11 @@ class LayerwiseRun:
         for expert, tensors in self.experts(wanted):
 
             def run(one: Routed, expert: int = expert, tensors: Sequence[Tensor] = tensors) -> None:
-                start, end = one.span(expert)
+                start, end = one.spans[expert]
                 rows = self._states.rows(one.rows, start, end).to(self._device, tensors[0].dtype)
                 self._states.write(one.rows, start, mixture.run(rows, tensors))
 
-            reached = [one for one in routed if one.count(expert)]
+            reached = [one for one in routed if expert in one.spans]
             in_threads(run, [one for one in reached if one.shared_out])
             for one in reached:
                 if not one.shared_out:
@@ -354,7 +349,8 @@ class LayerwiseRun:
             (rows, counts), _ = self.run_pass(one)
         shared_out = self._device.type == "cpu" and mixture.shares_out(counts)
         stored = self.keep(rows.detach().to(mixture.dtype))
-        return Routed(stored, (0, *accumulate(counts)), shared_out, attention)
+        spans = {expert: (start, end) for expert, start, end in expert_spans(counts)}
+        return Routed(stored, spans, shared_out, attention)
 
     @contextmanager
     def _answering(self, stage: Stage, one: PassRun) -> Iterator[None]:
@@ -364,18 +360,16 @@ class LayerwiseRun:
             return
         routed = one.routed[self.current]
 
-        def attend(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if number in routed.attention:
-                return self._fetch(routed.attention[number])
-            return forward(*args, **kwargs)
-
         with (
             swapped(
                 stage.mixture.module,
                 "runner",
                 lambda rows, _plan: self._states.rows(routed.rows, 0, len(rows)).to(self._device),
             ),
-            replaced(dict(enumerate(stage.attentions)), attend),
+            replaced(
+                {number: stage.attentions[number] for number in routed.attention},
+                lambda number, *_, **__: self._fetch(routed.attention[number]),
+            ),
         ):
             yield
 
@@ -416,8 +410,7 @@ class LayerwiseRun:
         else:
             self._back_experts(stage, stage.mixture, runs)
         for one in runs:
-            with self._replying(stage, one):
-                self._differentiate(stage, one)
+            self._differentiate(stage, one)
             if stage.mixture:
                 self.free(one.routed.pop(self.current))
             self._advance(1)
@@ -431,9 +424,19 @@ class LayerwiseRun:
         self._collect(one, given)
 
     def _differentiate(self, stage: Stage, one: PassRun) -> None:
-        """From the gradients of the current layer's output to those of its inputs."""
-        pairs, given = self._paired(stage, one)
+        """From the gradients of the current layer's output, and of the experts' rows, to those of its inputs."""
+        sent: list[Tensor] = []
+        routed: Any = one.routed.get(self.current)
+
+        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
+            sent.append(rows)
+            return self.fetch(routed.rows)
+
+        pairs, given = self._paired(stage, one, answer)
         if pairs:
+            pairs += [
+                (rows, self.fetch(routed.gradients).to(rows.dtype)) for rows in sent if rows.requires_grad
+            ]
             outputs, gradients = zip(*pairs, strict=True)
             torch.autograd.backward(outputs, gradients)
         for held in one.gradients.pop(stage.side, []):
@@ -443,21 +446,20 @@ class LayerwiseRun:
 
     def _back_experts(self, stage: Stage, mixture: Mixture, runs: Sequence[PassRun]) -> None:
         """From the gradients of the layer's outputs to those of the experts' rows."""
-        routed = [one.routed[self.current] for one in runs]
-        numbers = range(mixture.layer.num_experts)
-        wanted = [number for number in numbers if any(one.count(number) for one in routed)]
-        for number in wanted:
-            self._reader.want(mixture.block(number))
+        wanted: dict[int, None] = {}
+        for one in runs:
+            self._want_experts(mixture, one.routed[self.current], wanted)
         self.want(self.current - 1)
         for one in runs:
             self._send(stage, mixture, one)
         watcher = getattr(mixture.module, "watcher", None) or ignored
         for expert, tensors in self.experts(wanted):
             place = self._device, tensors[0].dtype
-            for own in routed:
-                start, end = own.span(expert)
-                if start == end:
+            for one in runs:
+                own = one.routed[self.current]
+                if expert not in own.spans:
                     continue
+                start, end = own.spans[expert]
                 rows = self._states.rows(own.given, start, end).to(*place).detach().requires_grad_()
                 made = mixture.run(rows, tensors, partial(watcher, expert))
                 gradient = self._states.rows(own.gradients, start, end).to(*place)
@@ -473,31 +475,24 @@ class LayerwiseRun:
             routed.given = self.keep(rows.detach().to(mixture.dtype))
             return outputs
 
-        with swapped(mixture.module, "runner", answer), rehearsing():
-            pairs, _ = self._paired(stage, one)
+        with rehearsing():
+            pairs, _ = self._paired(stage, one, answer)
         gradient = torch.zeros_like(outputs)
         if pairs:
             made, given = zip(*pairs, strict=True)
             (gradient,) = torch.autograd.grad(made, outputs, given)
         routed.gradients = self.keep(gradient)
 
-    def _replying(self, stage: Stage, one: PassRun) -> AbstractContextManager[None]:
-        """Within the block, rows become the experts' outputs, and the gradients of outputs become those of rows."""
-        if stage.mixture is None:
-            return nullcontext()
-        routed = one.routed[self.current]
+    def _paired(
+        self, stage: Stage, one: PassRun, answer: Callable[[Tensor, Dispatch], Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
+        """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got.
 
-        def answer(rows: Tensor, _plan: Dispatch) -> Tensor:
-            outputs = self.fetch(routed.rows)
-            gradients = self.fetch(routed.gradients).to(rows.dtype)
-            made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]
-            return made
-
-        return swapped(stage.mixture.module, "runner", answer)
-
-    def _paired(self, stage: Stage, one: PassRun) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
-        """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got."""
-        output, given = self.run_pass(one)
+        Args:
+            answer: from the rows of experts to their outputs.
+        """
+        with swapped(stage.mixture.module, "runner", answer) if stage.mixture else nullcontext():
+            output, given = self.run_pass(one)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(stage.side) or [None] * len(tensors)
         pairs = [
@@ -544,17 +539,3 @@ def swapped(module: nn.Module, attribute: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, attribute, before)
-
-
-class _Answer(torch.autograd.Function):
-    """Rows become outputs that were computed elsewhere, and so were the gradients of the rows."""
-
-    @staticmethod
-    def forward(ctx: Any, _rows: Tensor, outputs: Tensor, gradients: Tensor) -> Tensor:
-        ctx.save_for_backward(gradients)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None, None]:
-        (gradients,) = ctx.saved_tensors
-        return gradients, None, None
