@@ -37,6 +37,8 @@ from prunecli.running.encoding import (
     require_tokens,
     window_length,
 )
+from prunecli.running.examples import Batch as TokenBatch
+from prunecli.running.examples import Sequences, TokenExamples
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import BatchCost, Runner
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad
@@ -262,7 +264,7 @@ class Texts:
             UsageError: the model has fewer positions than the context.
             DataError: a text without tokens, or a chat that the tokenizer cannot take.
         """
-        model, device = runner.model, runner.device
+        model = runner.model
         restores = bool(model.config.is_encoder_decoder)
         require_task(model, "translation" if restores else "lm")
         marks = marks_of(tokenizer) if restores else None
@@ -274,35 +276,26 @@ class Texts:
             corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens, vocabulary)
             for corpus in self.corpora
         }
-        padding, equal = filling(model, tokenizer)
         observer = StockObserver(layers, self.outputs)
 
-        def read(name: str, rows: Sequence[Ids], _encoded: Encoded) -> None:
-            observer.text = name
-            if marks is None:
-                ids, mask = pad(rows, padding)
-                given = None if bool(mask.all()) else mask.to(device)
-                with observer.reading(given):
-                    model.base_model(input_ids=ids.to(device), attention_mask=given, use_cache=False)
-                return
-            inputs, targets = zip(*(masked(row, marks) for row in rows), strict=True)
-            (ids, mask), (labels, labels_mask) = (
-                [tensor.to(device) for tensor in pad(rows, padding)] for rows in (inputs, targets)
-            )
-            with observer.reading(labels_mask, mask):
-                model.base_model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    decoder_input_ids=decoder_inputs(model, labels),
-                    use_cache=False,
-                )
+        def examples(own: Sequence[Ids]) -> TokenExamples:
+            rows = [(row, row) if marks is None else masked(row, marks) for row in own]
+            inputs, labels = map(Sequences, zip(*rows, strict=True))
+            shift = None if marks is None else partial(decoder_inputs, model)
+            return TokenExamples(inputs, labels, *filling(model, tokenizer), shift=shift)
+
+        def read(name: str, batch: TokenBatch, _encoded: Encoded) -> None:
+            mask = batch.inputs["attention_mask"]
+            observer.begin(name, encoder=mask, decoder=batch.inputs.get("decoder_attention_mask", mask))
+            model.base_model(**batch.arguments(model.base_model))
 
         def batches() -> Iterator[Batch]:
             for name, own in windows.items():
-                for numbers in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal):
-                    rows = [own[number] for number in numbers]
-                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, rows))]}
-                    yield Batch(sum(map(len, rows)), passes, partial(_window_cost, len(rows), len(rows[0])))
+                found, lengths = examples(own), [*map(len, own)]
+                for rows in length_bucketed(lengths, self.options.batch_tokens, equal=found.equal):
+                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, found.batch(rows)))]}
+                    cost = partial(_window_cost, len(rows), lengths[rows[0]])
+                    yield Batch(sum(lengths[row] for row in rows), passes, cost)
 
         return Work(
             observer,
@@ -482,17 +475,14 @@ class StockObserver(Summing):
         layers: see `Summing`.
         outputs: sums of outputs, which passes add to: (text, layer's name) -> `[original experts, width]` float64. If
             None, outputs are not summed.
-
-    Attributes:
-        text: name of the text that the next pass reads.
     """
 
     names = TEXT_SUMS
 
     def __init__(self, layers: Sequence[SparseLayer], outputs: OutputArrays | None = None) -> None:
         super().__init__(layers)
-        self.text, self._outputs = "", outputs
-        self._real: dict[Side, Tensor] = {}
+        self._outputs = outputs
+        self.begin()
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -513,22 +503,14 @@ class StockObserver(Summing):
                 module.observer = partial(self._observe, index)
             yield
 
-    @contextmanager
-    def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
-        """While the block runs a pass, count only the tokens that are 1 in the masks `[batch, seq]`.
+    def begin(self, text: str = "", **masks: Tensor) -> None:
+        """Prepare for a pass that reads a text.
 
         Args:
-            mask: tokens of the decoder. If None, all count.
-            encoder_mask: tokens of the encoder. If None, all count.
+            masks: side -> `[batch, seq]`, 1 for the tokens that count. Without a mask all tokens of a side count.
         """
-        masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
-        for side, found in masks.items():
-            if found is not None and not bool(found.all()):
-                self._real[side] = found.reshape(-1).bool()
-        try:
-            yield
-        finally:
-            self._real.clear()
+        self._text = text
+        self._real = {side: mask.reshape(-1).bool() for side, mask in masks.items() if not mask.all()}
 
     def _observe(self, index: int, use: ExpertUse) -> None:
         experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
@@ -543,7 +525,7 @@ class StockObserver(Summing):
                 raise UnsupportedModelError(
                     f"{layer.name}: experts of this kind hand out no outputs", "Leave `mean_outputs` out."
                 )
-            found, key = use.sums(mask).numpy(), (self.text, layer.name)
+            found, key = use.sums(mask).numpy(), (self._text, layer.name)
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found

@@ -130,7 +130,7 @@ def collect_gates(
         if where.type == "cuda" and where.index is None:  # in other threads "cuda" is the first GPU
             where = torch.device("cuda", torch.cuda.current_device())
         devices = replace(devices, first=where)
-        key = {"format": 2, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
+        key = {"format": 3, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
         # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
@@ -314,8 +314,7 @@ def score(
             ):
                 if run.restored is not None:
                     encoded = run.restored["encoded"]
-                    for entry, tensors in run.restored["sums"].items():
-                        sums[entry] = GateSums({name: own.numpy() for name, own in tensors.items()})
+                    sums |= STATE.validate_json(run.restored["sums"]).sums
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
@@ -386,10 +385,7 @@ def _run(
         return run.fetch(encoded[number])
 
     def keeping() -> dict[str, Any]:
-        stored = {
-            entry: {name: torch.from_numpy(own) for name, own in held.items()} for entry, held in sums.items()
-        }
-        return {"encoded": encoded, "sums": stored}
+        return {"encoded": encoded, "sums": STATE.dump_json(State(sums=sums)).decode()}
 
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],
