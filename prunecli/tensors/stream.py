@@ -269,8 +269,8 @@ class Block:
         """Number of bytes that are written."""
         return (self.stop - self.start) * size_of(self.output.shape[self.depth :], self.output.dtype)
 
-    def carry_out(self) -> int:
-        """Compute and write; return the number of bytes. Blocks may be carried out side by side.
+    def carry_out(self) -> None:
+        """Compute and write. Blocks may be carried out side by side.
 
         Raises:
             CheckpointError: the source file ends early, or a value cannot be cast.
@@ -280,7 +280,6 @@ class Block:
         rows = self.start, self.stop, output.dtype, where, self.depth
         made = np.ascontiguousarray(compute(output.expression, self.source, *rows))
         write_from(self.target, self.target_offset, made.reshape(-1).view(np.uint8).data)
-        return made.nbytes
 
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
