@@ -107,7 +107,7 @@ def run_forward(
     Raises:
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    cost = partial(batch_cost, backward=False, beside=beside)
+    cost = partial(batch_cost, beside=beside)
 
     def finished(own: Sequence[Batch], number: int, output: Any) -> None:
         advance(finish(own[number], output))
@@ -252,11 +252,14 @@ def shown_groups(
         yield (groups, ignored, advance) if runner.layerwise else (groups, advance, ignored)
 
 
-def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int = 0) -> BatchCost:
+def batch_cost(
+    runner: Layerwise, batch: Batch, *, backward: bool = False, headless: bool = False, beside: int = 0
+) -> BatchCost:
     """Bytes of a batch layer by layer: activations of its widest layer or its logits, and states between layers.
 
     Args:
         backward: whether gradients are computed, for which the output of every layer is stored.
+        headless: whether there are no logits.
         beside: bytes that are taken beside the model's own activations.
     """
     shape, config, labels = runner.shape, runner.model.config.get_text_config(), batch.labels
@@ -265,7 +268,7 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
     is_of_tokens = labels.dim() > 1
     values = int(config.vocab_size if is_of_tokens else config.num_labels)
     tokens = labels.numel() if is_of_tokens else rows * keys
-    activations, states = shape.output_bytes(values, tokens, backward=backward), 0
+    activations, states = 0 if headless else shape.output_bytes(values, tokens, backward=backward), 0
     for side, length in (("encoder", keys), ("decoder", targets)):
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:

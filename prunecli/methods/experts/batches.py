@@ -28,6 +28,7 @@ from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
 from prunecli.results.gates import ANY, COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, OutputArrays
+from prunecli.running.batches import batch_cost
 from prunecli.running.encoding import (
     decoder_inputs,
     filling,
@@ -293,8 +294,9 @@ class Texts:
             for name, own in windows.items():
                 found, lengths = examples(own), [*map(len, own)]
                 for rows in length_bucketed(lengths, self.options.batch_tokens, equal=found.equal):
-                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, found.batch(rows)))]}
-                    cost = partial(_window_cost, len(rows), lengths[rows[0]])
+                    batch = found.batch(rows)
+                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, batch))]}
+                    cost = partial(batch_cost, batch=batch, headless=True)
                     yield Batch(sum(lengths[row] for row in rows), passes, cost)
 
         return Work(
@@ -304,12 +306,6 @@ class Texts:
             "tokens",
             batches(),
         )
-
-
-def _window_cost(count: int, longest: int, runner: Layerwise) -> BatchCost:
-    """Memory of a batch of windows."""
-    states = runner.shape.state_bytes(count * longest, count * longest)
-    return BatchCost(runner.shape.activation_bytes(count, longest, longest), (states,))
 
 
 def text_windows(

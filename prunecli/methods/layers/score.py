@@ -111,37 +111,40 @@ def layer_scores(
         fields = {"per": "token", **observer.take()}
     else:
         model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
-        forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
+        vectors = pooling and partial(batch_vectors, model, pooling)
+        forward: Any = vectors or partial(token_losses, model)
         what = f"measuring {'the loss' if by_loss else 'the vectors'} without each layer"
-        found: dict[str, list[float]] = {}
+        count, sums = 0, [0.0] * len(layers)
         with torch.inference_mode(), progress(what, (len(layers) + 1) * total, "examples") as advance:
-
-            def run() -> Iterator[Any]:
-                """Yield the losses and their counts, or the vectors, of each batch."""
-                for batch in batches:
-                    yield forward(batch)
-                    advance(len(batch.indices))
-
-            whole, count = [*run()], total
-            if by_loss:
-                for batch, (losses, _) in zip(batches, whole, strict=True):
-                    require_finite(losses, batch)
-                count = max(sum(int(counts.sum()) for _, counts in whole), 1)
-            elif not all(vectors.isfinite().all() for vectors in whole):
-                raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-            for layer in layers:
-                value = 0.0
-                with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
-                    for made, before in zip(run(), whole, strict=True):
-                        if by_loss:
-                            value += float((made[0].double() - before[0].double()).sum())
-                        else:
-                            value += float(functional.cosine_similarity(made.double(), before.double()).sum())
-                # Without the layer no loss or vector may be finite: then it counts as the worst value.
-                worst = LARGEST if by_loss else -LARGEST
-                sane = value if abs(value) < LARGEST else worst
-                found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
-        per, counts = "prediction" if by_loss else "example", dict.fromkeys(found, count)
+            for batch in batches:
+                examples, whole = len(batch.indices), forward(batch)
+                advance(examples)
+                if by_loss:
+                    require_finite(whole[0], batch)
+                    count += int(whole[1].sum())
+                elif not whole.isfinite().all():
+                    raise DataError(
+                        "a vector is not finite", "The weights are damaged, or overflow the type."
+                    )
+                for number, layer in enumerate(layers):
+                    with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
+                        made = forward(batch)
+                    if by_loss:
+                        changes = made[0].double() - whole[0].double()
+                    else:
+                        changes = functional.cosine_similarity(made.double(), whole.double())
+                    sums[number] += float(changes.sum())
+                    advance(examples)
+        # Without a layer no loss or vector may be finite: then it counts as the worst value.
+        worst = LARGEST if by_loss else -LARGEST
+        found: dict[str, list[float]] = {}
+        for layer, value in zip(layers, sums, strict=True):
+            own = found.setdefault(axis_name(layer.side, "layer"), [])
+            own.append(value if abs(value) < LARGEST else worst)
+        per, counts = (
+            "prediction" if by_loss else "example",
+            dict.fromkeys(found, max(count, 1) if by_loss else total),
+        )
         fields = {"per": per, "values": found, "counts": counts}
     return scores_of(
         checkpoint,
@@ -165,11 +168,6 @@ class StateObserver(TokenObserver):
         self._sums: dict[str, list[Any]] = {}
         self._tokens: Counter[str] = Counter()
         self._states: list[Tensor] = []
-
-    def begin(self, batch: Batch, device: torch.device) -> None:
-        """Forget the states of a pass that broke off."""
-        self._states.clear()
-        super().begin(batch, device)
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each layer, and the output of the last one of each stack."""
@@ -353,7 +351,10 @@ class GapObserver(TokenObserver):
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
             output = submodule(model, gap.ffn.output)
-            yield output.register_forward_hook(partial(self._add_ffn, gap))
+            # A copy, since Falcon adds the attention's output in place.
+            yield output.register_forward_hook(
+                lambda *given, gap=gap: setattr(gap, "made", given[-1].clone())
+            )
             layer, last = (submodule(model, name) for name in gap.ends)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
             yield last.register_forward_hook(partial(self._add_after, gap))
@@ -372,9 +373,6 @@ class GapObserver(TokenObserver):
     def real(self, states: Tensor) -> Tensor:
         """Return the states of real tokens, `[tokens, width]` float64."""
         return super().real(states).double()
-
-    def _add_ffn(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        gap.made = output.clone()  # Falcon adds the attention's output in place
 
     def _add_before(
         self,

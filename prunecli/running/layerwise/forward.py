@@ -253,26 +253,22 @@ class LayerwiseRun:
                 self._reader.want(mixture.block(expert))
                 wanted[expert] = None
 
-    def experts(self, wanted: Iterable[int]) -> Iterator[tuple[int, Sequence[Tensor]]]:
-        """Number and tensors of each expert that the reader was asked for."""
-        for expert in wanted:
-            with self._reader.next_block() as tensors:
-                yield expert, tensors
-
     def run_experts(self, mixture: Mixture, wanted: Iterable[int], routed: Sequence[Routed]) -> None:
         """Replace the rows of all passes by the outputs of the experts, which the reader was asked for."""
-        for expert, tensors in self.experts(wanted):
 
-            def run(one: Routed, expert: int = expert, tensors: Sequence[Tensor] = tensors) -> None:
-                start, end = one.spans[expert]
-                rows = self._states.rows(one.rows, start, end).to(self._device, tensors[0].dtype)
-                self._states.write(one.rows, start, mixture.run(rows, tensors))
+        def run(expert: int, tensors: Sequence[Tensor], one: Routed) -> None:
+            start, end = one.spans[expert]
+            rows = self._states.rows(one.rows, start, end).to(self._device, tensors[0].dtype)
+            self._states.write(one.rows, start, mixture.run(rows, tensors))
 
+        for expert in wanted:
             reached = [one for one in routed if expert in one.spans]
-            in_threads(run, [one for one in reached if one.shared_out])
-            for one in reached:
-                if not one.shared_out:
-                    run(one)
+            with self._reader.next_block() as tensors:
+                own = partial(run, expert, tensors)
+                in_threads(own, [one for one in reached if one.shared_out])
+                for one in reached:
+                    if not one.shared_out:
+                        own(one)
 
     def forget(self, one: PassRun, index: int) -> None:
         """Free the tensors that the layer alone returned."""
@@ -453,18 +449,19 @@ class LayerwiseRun:
         for one in runs:
             self._send(stage, mixture, one)
         watcher = getattr(mixture.module, "watcher", None) or ignored
-        for expert, tensors in self.experts(wanted):
-            place = self._device, tensors[0].dtype
-            for one in runs:
-                own = one.routed[self.current]
-                if expert not in own.spans:
-                    continue
-                start, end = own.spans[expert]
-                rows = self._states.rows(own.given, start, end).to(*place).detach().requires_grad_()
-                made = mixture.run(rows, tensors, partial(watcher, expert))
-                gradient = self._states.rows(own.gradients, start, end).to(*place)
-                (found,) = torch.autograd.grad(made, rows, gradient)
-                self._states.write(own.gradients, start, found)
+        for expert in wanted:
+            with self._reader.next_block() as tensors:
+                place = self._device, tensors[0].dtype
+                for one in runs:
+                    own = one.routed[self.current]
+                    if expert not in own.spans:
+                        continue
+                    start, end = own.spans[expert]
+                    rows = self._states.rows(own.given, start, end).to(*place).detach().requires_grad_()
+                    made = mixture.run(rows, tensors, partial(watcher, expert))
+                    gradient = self._states.rows(own.gradients, start, end).to(*place)
+                    (found,) = torch.autograd.grad(made, rows, gradient)
+                    self._states.write(own.gradients, start, found)
 
     def _send(self, stage: Stage, mixture: Mixture, one: PassRun) -> None:
         """Compute the layer with the experts' outputs that are stored, for the gradients of these."""

@@ -284,7 +284,9 @@ def test_translations_without_each_head(tmp_path):
         subject = Subject(tmp_path / model_type, model_type)
         masks = masks_of(subject.layers, "ablation")[::9]
         measurements = translation_measurements(subject.model, subject.tokenizer, text, PAIR, DECODING)
-        _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
+        _, (base, *found) = measure_masked(
+            subject.checkpoint, subject.model, measurements, masks, decodes=True
+        )
         sources = text.sentences[PAIR[0]]
 
         def whole(subject=subject, sources=sources):
@@ -319,7 +321,8 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
     decoding = replace(DECODING, max_new_tokens=1)
     measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
-    measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
+    masks = masks_of(subject.layers, "ablation")
+    measure_masked(subject.checkpoint, subject.model, measurements, masks, decodes=True)
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
     assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
 
