@@ -390,11 +390,9 @@ class GapObserver(TokenObserver):
             return
         # The layer runs once more with 2 M: its output must move by a multiple of M.
         made, self._is_checking = gap.made, True
-        try:
-            with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
-                moved = self.real(states_of(layer(*arguments, **options)) - states)
-        finally:
-            self._is_checking, gap.made = False, made
+        with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
+            moved = self.real(states_of(layer(*arguments, **options)) - states)
+        self._is_checking, gap.made = False, made
         own = self.real(made)
         scale = ((own * moved).sum(dim=1) / own.square().sum(dim=1)).median()
         rounding = torch.finfo(states.dtype).eps * self.real(states).norm(dim=1)
