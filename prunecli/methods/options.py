@@ -169,7 +169,6 @@ class PruningOptions(Options):
 class UnitOptions(PruningOptions):
     """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
 
-    KIND: ClassVar[str]
     METHODS: ClassVar[tuple[str, ...]]
     """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
 
@@ -220,7 +219,6 @@ class HeadOptions(UnitOptions):
     """Options of `prune-heads`."""
 
     COMMAND = "prune-heads"
-    KIND = "head"
     UNITS = "heads"
     DEFAULT_RATIO = 0.2
     """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
@@ -260,7 +258,6 @@ class NarrowOptions(UnitOptions):
     """Options of `prune-ffn`."""
 
     COMMAND = "prune-ffn"
-    KIND = "unit"
     UNITS = "hidden units"
     AMOUNTS = ("ratio", "count", "width")
     METHODS = ("activation", "activation-norm", "gradient")
@@ -326,7 +323,6 @@ class LayerOptions(UnitOptions):
     """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853)."""
 
     COMMAND = "prune-layers"
-    KIND = "layer"
     UNITS = "layers"
     AMOUNTS = ("ratio", "count", "encoder", "decoder")
     METHODS = ("cosine", "cka", "perplexity", "embedding")
@@ -539,6 +535,8 @@ class VocabularyOptions(Options):
     Attributes:
         keep: further tokens to keep, as the tokenizer writes them.
     """
+
+    COMMAND: ClassVar[str] = "trim-vocabulary"
 
     min_count: int = option(
         "Number of occurrences that a token needs. Above 1, rare words become more and smaller tokens than before.",

@@ -98,13 +98,12 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
                 alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
         origin = Origin(texts=tuple(map("-".join, pairs)))
         made = selection_of(
-            options.COMMAND,
+            options,
             checkpoint,
             axes,
             decision_of(axes, named, alone=alone, how=f"named in {path.name}", origin=origin),
             options.recorded(),
             [path, *_files_of_constants(options)],
-            dtype=options.dtype,
             reasons=[f"Experts by {path}{_languages(options)}."],
         )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
