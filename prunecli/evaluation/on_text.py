@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prunecli.model.cost import Load
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
-    from prunecli.running.layerwise.runner import RunReport
     from prunecli.running.runner import Runner
 
 
@@ -153,13 +152,11 @@ def runner_of(
     load: Load | None = None,
     gradients: bool = False,
     by_layer: str = "",
-    report: RunReport | None = None,
 ) -> tuple[Runner, torch.dtype]:
     """The model, ready to run forwards, with `gradients` also back, and the type that it computes in.
 
     Args:
         dtype, load, by_layer: as `asked`, `load` and `by_layer` of `fitting_dtype`.
-        report: is kept up to date, layer by layer.
 
     Raises:
         PruneError: a model that cannot be used, or that does not fit.
@@ -175,7 +172,7 @@ def runner_of(
         named, devices, dtype, load=load, gradients=gradients, memory=memory, by_layer=by_layer, say=say
     )
     place = options.spill_directory
-    return make_runner(checkpoint, devices, kind, memory, place, report, load=load), kind
+    return make_runner(checkpoint, devices, kind, memory, place, load=load), kind
 
 
 def runner_and_batches(

@@ -102,11 +102,12 @@ class InMemory:
         device: the device that passes compute on.
         layerwise: whether the layers' weights are on disk.
         process_group: the processes that share the batches; each has a model.
+        report: costs of a run layer by layer; None: the model is held whole.
         restored: what `keeping` of an interrupted run of this group returned; None: the group begins.
     """
 
     layerwise = False
-    restored = None
+    report = restored = None
 
     def __init__(self, model: Any, process_group: ProcessGroup = ALONE) -> None:
         self.model, self.process_group = model, process_group

@@ -159,14 +159,12 @@ def collect_gates(
     if state.batches and path is not None:
         say(f"Resuming from {partial_path(path)}: {state.batches} batches are done.")
     with partial_run.kept():
-        report = None if memory is None else RunReport()
         runner = make_runner(
             checkpoint,
             devices,
             kind,
             memory,
             spill_directory,
-            report,
             load=load,
             output=False,
             process_group=process_group,
@@ -176,6 +174,7 @@ def collect_gates(
         statistics = score(
             runner, checkpoint, tokenizer, material, state=state, save=partial_run.save, progress=progress
         )
+    report = runner.report
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     split = choice.split_read if isinstance(choice, TextChoice) else None

@@ -28,7 +28,6 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
 from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.transaction import refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of
 from prunecli.text.parallel import ParallelText, pair_name
@@ -80,7 +79,7 @@ def score_heads(
     selecting = choice.selecting(task, options.select_data, options.select_split)
     selected = None if selecting is None else selecting.read(task, say)
     metric = chosen_metric(task, options.measure)
-    is_gradient, run = options.metric == "gradient", RunReport()
+    is_gradient = options.metric == "gradient"
     runner, dtype = runner_of(
         checkpoint,
         options,
@@ -89,7 +88,6 @@ def score_heads(
         load=None if is_gradient else options.decoding.load,
         gradients=is_gradient,
         by_layer="--memory" if is_gradient else "",
-        report=run,
     )
     fields = {
         "kind": "head",
@@ -104,8 +102,8 @@ def score_heads(
         )["head"]
     else:
         fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
-    if options.memory is not None:
-        say(run.line(back=True))
+    if runner.report is not None:
+        say(runner.report.line(back=True))
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,

@@ -128,7 +128,6 @@ class Layerwise:
         device, dtype: device and type to compute with.
         memory: bytes that each process may use: of the whole process on a CPU, of the device else.
         directory: for the states that find no room in memory; None: the system's folder for temporary files.
-        report: is kept up to date.
         output: as of `make_model`.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
@@ -138,6 +137,7 @@ class Layerwise:
         skeleton: the same, with its layers.
         shape: its sizes.
         has_position_bias: whether its layers hand a bias of the attention weights on.
+        report: costs of all groups so far.
 
     Raises:
         UnsupportedModelError: its class says nothing.
@@ -153,7 +153,6 @@ class Layerwise:
         dtype: torch.dtype,
         memory: int,
         directory: Path | None = None,
-        report: RunReport | None = None,
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
@@ -171,7 +170,7 @@ class Layerwise:
         self.process_group = process_group
         self._checkpoint, self._snapshots = checkpoint, snapshots
         self._memory, self._directory = memory, directory
-        self._report = report or RunReport()
+        self.report = RunReport()
         self._on_cpu, self._filled = device.type == "cpu", False
         self._room: Room | None = None
         # Before any weight is read.
@@ -258,7 +257,7 @@ class Layerwise:
             CheckpointError: weights that cannot be read.
             OutputError: no room for the states.
         """
-        start, report = time.monotonic(), self._report
+        start, report = time.monotonic(), self.report
         if not self._filled:
             fill_resident(self.skeleton, self._checkpoint)
             report.bytes_read += sum(
@@ -297,7 +296,6 @@ def make_runner(
     dtype: torch.dtype | str,
     memory: int | None = None,
     spill_directory: Path | None = None,
-    report: RunReport | None = None,
     *,
     load: Load | None = None,
     output: bool = True,
@@ -307,7 +305,6 @@ def make_runner(
     """Runs a checkpoint layer by layer within `memory`, or, if it is None, the whole model.
 
     Args:
-        report: is kept up to date, layer by layer.
         load: what the whole model decodes.
         output, process_group, snapshots: as of `Layerwise`.
 
@@ -324,7 +321,6 @@ def make_runner(
         dtype,
         memory,
         spill_directory,
-        report,
         process_group=process_group,
         snapshots=snapshots,
         output=output,

@@ -336,12 +336,11 @@ TOLERANCE = 1e-5
 
 
 def layered(subject: Subject, batches: list[Batch], **more: Any) -> tuple[HeadSums, RunReport]:
-    work = RunReport()
-    runner = Layerwise(open_model(subject.checkpoint.path), CPU, torch.float32, PLENTY, report=work)
+    runner = Layerwise(open_model(subject.checkpoint.path), CPU, torch.float32, PLENTY)
     named = {"val": batches[:1], "more": batches[1:]}
     found = subject.importance(runner, named, **more)
     assert all(parameter.grad is None for parameter in runner.model.parameters())
-    return found, work
+    return found, runner.report
 
 
 def assert_close(found: HeadSums, wanted: HeadSums) -> None:

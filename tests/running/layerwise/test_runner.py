@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, Plan
-from prunecli.running.layerwise.runner import Layerwise, RunReport
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.layerwise.states import (
     StateStore,
     Stored,
@@ -40,10 +40,8 @@ def path(models):
     return models["llama"]
 
 
-def layers_of(
-    path: Path, memory: int = PLENTY, spill: Path | None = None, report: RunReport | None = None
-) -> Layerwise:
-    return Layerwise(open_model(path), CPU, torch.float32, memory, spill, report)
+def layers_of(path: Path, memory: int = PLENTY, spill: Path | None = None) -> Layerwise:
+    return Layerwise(open_model(path), CPU, torch.float32, memory, spill)
 
 
 def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]:
@@ -82,8 +80,9 @@ def test_too_little_memory_names_the_smallest_that_works(path):
 
 
 def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
-    report, ids = RunReport(), torch.tensor([[5, 9, 12, 2]])
-    layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
+    ids = torch.tensor([[5, 9, 12, 2]])
+    layers, threads = layers_of(path, spill=tmp_path), threading.active_count()
+    report = layers.report
     (group,) = groups(layers, (0, 1000))
     checkpoint = open_model(path)
     output = layers.model.get_output_embeddings().weight  # which does not run
