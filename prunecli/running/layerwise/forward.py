@@ -15,7 +15,7 @@ layer at once.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,8 @@ from prunecli.running.runner import Advance, Group, Observer, Pass, ignored, reh
 
 Outputs = dict[int, Any]
 """Number of a layer -> its output of one pass, with `Stored` in the place of tensors."""
+Given = dict[Side, tuple[Any, Any]]
+"""Stack -> output of its last layer before the current one, as it is stored and as a pass gets it."""
 
 
 class StopForward(BaseException):
@@ -109,8 +111,7 @@ class LayerwiseRun:
         self._reader, self._states = reader, states
         self._advance = advance
         self.current = -1
-        self._stored: Mapping[Side, Any] = {}
-        self._given: dict[Side, Any] = {}
+        self._one, self._given = PassRun(ignored), Given()
         self._group, self._snapshots = group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[Outputs]] | None = None
@@ -191,20 +192,20 @@ class LayerwiseRun:
         """Within the block, layers before the current one return their stored outputs."""
         return replaced({n: stage.module for n, stage in enumerate(self._stages)}, self._enter)
 
-    def run_pass(self, one: PassRun) -> tuple[Any, dict[Side, Any]]:
+    def run_pass(self, one: PassRun) -> tuple[Any, Given]:
         """Run a pass until the current layer returns or raises `StopForward`; if all layers are done, to its end.
 
         Returns:
-            The output of the layer, of `StopForward`, or of the pass; by stack, the outputs of layers that it got.
+            The output of the layer, of `StopForward`, or of the pass; and the outputs of layers that it got.
         """
-        given: dict[Side, Any] = {}
-        self._stored, self._given = self._inputs(one), given
+        given = Given()
+        self._one, self._given = one, given
         try:
             result = one.forward()
         except StopForward as stopped:
             return stopped.args[0], given
         finally:
-            self._stored, self._given = {}, {}
+            self._given = {}
         if self.current < len(self._stages):
             raise RuntimeError(f"{self._stages[self.current].name} was not entered")
         return result, given
@@ -280,10 +281,6 @@ class LayerwiseRun:
         held = (routed.rows, routed.attention, routed.given, routed.gradients)
         map_tree(held, self._states.drop, Stored)
 
-    def _inputs(self, one: PassRun) -> dict[Side, Any]:
-        """By stack, the output of its last layer before the current one."""
-        return {self._stages[n].side: one.outputs[n] for n in sorted(one.outputs) if n < self.current}
-
     def _enter(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if index == self.current:
             raise StopForward(forward(*args, **kwargs))
@@ -291,8 +288,10 @@ class LayerwiseRun:
             raise RuntimeError(f"{self._stages[index].name} was entered too early")
         side = self._stages[index].side
         if side not in self._given:
-            self._given[side] = self._fetch(self._stored[side])
-        return self._given[side]
+            outputs = self._one.outputs
+            last = max(n for n in outputs if n < self.current and self._stages[n].side == side)
+            self._given[side] = outputs[last], self._fetch(outputs[last])
+        return self._given[side][1]
 
     def _fetch(self, tree: Any) -> Any:
         return map_tree(
@@ -306,9 +305,8 @@ class LayerwiseRun:
         output, given = self.run_pass(one)
         known: dict[int, Stored] = {}
         if torch.is_grad_enabled():  # else a layer may change in place what it hands on
-            inputs = self._inputs(one)
-            for side, tree in given.items():
-                pairs = zip(leaves(tree, Tensor), leaves(inputs[side], Stored), strict=True)
+            for stored, tree in given.values():
+                pairs = zip(leaves(tree, Tensor), leaves(stored, Stored), strict=True)
                 known |= {id(tensor): held for tensor, held in pairs}
         one.outputs[self.current] = map_tree(
             output, lambda tensor: known.get(id(tensor)) or self.keep(tensor), Tensor
@@ -482,7 +480,7 @@ class LayerwiseRun:
 
     def _paired(
         self, stage: Stage, one: PassRun, answer: Callable[[Tensor, Dispatch], Tensor]
-    ) -> tuple[list[tuple[Tensor, Tensor]], dict[Side, Any]]:
+    ) -> tuple[list[tuple[Tensor, Tensor]], Given]:
         """Outputs of the current layer, computed again, with their gradients; and the stored outputs that it got.
 
         Args:
@@ -499,9 +497,9 @@ class LayerwiseRun:
         ]
         return pairs, given
 
-    def _collect(self, one: PassRun, given: Mapping[Side, Any]) -> None:
+    def _collect(self, one: PassRun, given: Given) -> None:
         """Add the gradients of what a pass was given to those that it has."""
-        for side, tree in given.items():
+        for side, (_, tree) in given.items():
             tensors = leaves(tree, Tensor)
             sums = one.gradients.setdefault(side, [None] * len(tensors))
             for place, tensor in enumerate(tensors):
