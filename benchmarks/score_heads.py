@@ -69,9 +69,8 @@ def passes(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> dict[s
         model.requires_grad_(parameters)
         tables = [] if parameters else [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
         hooks = [table.register_forward_hook(lambda _m, _i, made: made.requires_grad_()) for table in tables]
-        for found in batches.values():
-            for batch in found:
-                example_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            example_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
         model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
         for hook in hooks:

@@ -209,7 +209,6 @@ def runner_and_batches(
     tokenizer, text = load_tokenizer(checkpoint.path), data.text
     runner, _ = runner_of(checkpoint, options, say)
     if predicting or pooling is not None or not isinstance(text, PlainText):
-        batches = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
-        return runner, [batch for of_text in batches.values() for batch in of_text]
+        return runner, task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
     examples = text_examples(tokenizer, runner.model, text.texts, data.context, whole=data.task == "lm")
     return runner, examples.batches(options.batch_tokens)

@@ -112,7 +112,7 @@ def gradient_sums(
     runner: Runner,
     checkpoint: Checkpoint,
     axes: Sequence[Axis],
-    batches: Mapping[str, Sequence[Batch]],
+    batches: Sequence[Batch],
     progress: Progress = silent,
     *,
     per: Per = "example",
@@ -131,7 +131,6 @@ def gradient_sums(
         axes: of any kinds but tokens. With experts or channels batches hold one example each, and with the hidden units
             of experts that only the model's class can run; so they do where layers hold texts along another dimension
             than the first (FSMT, XLNet, Gemma 3n).
-        batches: name of a text, for messages -> its batches.
         fisher: whether squares over tokens are summed for hidden units.
         losses_of: L(x) of each example of a batch.
 
@@ -229,13 +228,12 @@ def gradient_fields(
     """
     pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
     losses_of = example_losses if pooling is None else partial(random_projections, pooling)
-    by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
+    batches = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
     every = [*chain(*axes.values())]
     fisher = data.task == "lm"
     sums = gradient_sums(
-        runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
+        runner, checkpoint, every, batches, progress, per=per, fisher=fisher, losses_of=losses_of
     )
-    batches = [*chain(*by_text.values())]
     examples = num_examples(batches)
 
     def tokens(axis: Axis) -> int:

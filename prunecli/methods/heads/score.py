@@ -1,6 +1,6 @@
 """Score the heads of a checkpoint on text, by gradients (1905.10650, 4.1) or by masks (3.2, 3.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -194,21 +194,20 @@ def measure_masked(
 
 def batch_measurements(
     model: Any,
-    batches: Mapping[str, Sequence[Batch]],
+    batches: Sequence[Batch],
     metric: EffectMetric,
     pooling: Pooling | None = None,
 ) -> list[Measurement]:
     """Measurements of batches by a metric that needs no search.
 
     Args:
-        batches: name of a text, for messages -> its batches.
         metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
             `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
         pooling: pooling of the vector of a text.
     """
     whole: dict[int, torch.Tensor] = {}
 
-    def run(batch: Batch, text: str) -> list[Outcome]:
+    def run(batch: Batch) -> list[Outcome]:
         if metric == "accuracy":
             logits = model(**batch.arguments(model)).logits
             found = (logits.argmax(dim=-1).cpu() == batch.labels).double()
@@ -217,14 +216,10 @@ def batch_measurements(
             found = functional.cosine_similarity(vectors, whole.setdefault(id(batch), vectors))
         else:
             found = example_losses(model, batch)
-            require_finite(found, batch, text)
+            require_finite(found, batch)
         return [*found.tolist()]
 
-    return [
-        (tuple((text, index) for index in batch.indices), partial(run, batch, text))
-        for text, of_text in batches.items()
-        for batch in of_text
-    ]
+    return [(tuple((batch.text, index) for index in batch.indices), partial(run, batch)) for batch in batches]
 
 
 def translation_measurements(
