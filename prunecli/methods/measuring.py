@@ -14,7 +14,7 @@ The score of a channel of the residual stream is measured in the same pass: the 
 and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -456,8 +456,7 @@ class UnitObserver(TokenObserver):
 
     def __init__(self, layers: Sequence[FfnLayer] = ()) -> None:
         self._layers = layers
-        self._sums: dict[Hashable, Any] = defaultdict(int)
-        self._tokens: Counter[Hashable] = Counter()
+        self._sums: dict[Any, tuple[Any, int]] = {}
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each output layer."""
@@ -468,7 +467,7 @@ class UnitObserver(TokenObserver):
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """Name of an axis -> sums `[units]`, and number of tokens."""
-        return {name: (own, self._tokens[name]) for name, own in self._sums.items()}
+        return self._sums
 
     def take(self) -> dict[str, Any]:
         """Return the fields `ids`, `values` and `counts` of `Scores`.
@@ -496,8 +495,8 @@ class UnitObserver(TokenObserver):
         self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))
 
     def _add(self, place: Hashable, rows: Tensor) -> None:
-        self._sums[place] += rows.float().square().sum(dim=0).double()
-        self._tokens[place] += len(rows)
+        own, tokens = self._sums.get(place, (0, 0))
+        self._sums[place] = own + rows.float().square().sum(dim=0).double(), tokens + len(rows)
 
 
 class ExpertUnitObserver(UnitObserver):
@@ -535,10 +534,10 @@ class ExpertUnitObserver(UnitObserver):
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
         found = {axis.name: (torch.zeros(axis.count, dtype=torch.float64), 0) for axis in self._units}
-        for place, own in self._sums.items():
+        for place, (own, tokens) in self._sums.items():
             name = self._axes.get(place, place)
-            before, tokens = found[str(name)]
-            found[str(name)] = before + own.cpu(), tokens + self._tokens[place]
+            before, earlier = found[name]
+            found[name] = before + own.cpu(), earlier + tokens
         return {name: (own, max(tokens, 1)) for name, (own, tokens) in found.items()}
 
     def _routed(self, number: int, expert: int, hidden: Tensor, tokens: Tensor, weights: Tensor) -> None:

@@ -8,7 +8,6 @@ map T is the least-squares solution of M T = M + D over the tokens of a text, an
 FFN's output layer: its output becomes M T, about what the removed layers would have returned.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -166,7 +165,6 @@ class StateObserver(TokenObserver):
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._is_cka = layout, metric == "cka"
         self._sums: dict[str, list[Any]] = {}
-        self._tokens: Counter[str] = Counter()
         self._states: list[Tensor] = []
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
@@ -184,8 +182,8 @@ class StateObserver(TokenObserver):
             PruneError: they are not finite.
         """
         fields: dict[str, dict[str, Any]] = {"values": {}, "counts": {}, "distances": {}}
-        for side, sums in self._sums.items():
-            name, tokens = axis_name(side, "layer"), self._tokens[side]
+        for side, (*sums, tokens) in self._sums.items():
+            name = axis_name(side, "layer")
             values = _alignment(sums, tokens) if self._is_cka else np.diagonal(sums[0].cpu().numpy(), 1)
             if not np.isfinite(values).all():
                 raise PruneError(
@@ -216,14 +214,14 @@ class StateObserver(TokenObserver):
         if self._is_cka:  # X, X^T X, and X^T Y of neighbours
             own = torch.stack([one.double().T @ one.double() for one in states])
             crossed = torch.stack([one.double().T @ other.double() for one, other in pairwise(states)])
-            made = [states.sum(dim=1, dtype=torch.float64), own, crossed]
+            made: list[Any] = [states.sum(dim=1, dtype=torch.float64), own, crossed]
         else:
             units = functional.normalize(states, dim=-1)
             cosines = torch.einsum("itd,jtd->tij", units, units).double().clamp(-1, 1)
             made = [cosines.sum(dim=0), cosines.arccos().sum(dim=0)]
+        made.append(states.shape[1])
         before = self._sums.get(side, [0] * len(made))
         self._sums[side] = [old + new for old, new in zip(before, made, strict=True)]
-        self._tokens[side] += states.shape[1]
 
 
 def _alignment(sums: Sequence[Tensor], tokens: int) -> np.ndarray:
