@@ -1,7 +1,5 @@
 """Options of the commands that prune: experts, heads, hidden units, layers and tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path

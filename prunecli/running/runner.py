@@ -62,11 +62,8 @@ class BatchCost:
         states: kept between two layers, for each of the phases that follow each other (as encoder and decoder do).
     """
 
-    activations: int
-    states: tuple[int, ...]
-
-
-NOTHING = BatchCost(0, ())
+    activations: int = 0
+    states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Group(Generic[B]):
 
     start: int
     batches: Sequence[B]
-    cost: BatchCost = NOTHING
+    cost: BatchCost = BatchCost()
 
 
 class Observer(Protocol):

@@ -1,7 +1,5 @@
 """Copies bytes from weight files to their places in another file, block by block."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

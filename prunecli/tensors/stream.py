@@ -371,8 +371,9 @@ def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: 
     found = np.empty((sum(map(len, runs)), *info.shape[depth:]), numpy_dtype(info.dtype))
     view, done = found.reshape(-1).view(np.uint8).data, 0
     for run in runs:
-        first, last = int(run[0]), int(run[-1]) + 1
-        done += len(source.read_range(info.name, first * width, last * width, view[done:]))
+        part = view[done : done + len(run) * width]
+        source.read_range(info.name, int(run[0]) * width, part)
+        done += len(part)
     if is_dense and not np.array_equal(rows, runs[0]):
         found = found.take(rows - low, 0)
     for axis, ranges in taken:

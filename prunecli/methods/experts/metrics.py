@@ -407,7 +407,7 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
         step = REMOTE_ELEMENTS if reader.is_remote else BLOCK_ELEMENTS
         for start in range(first, first + values, step):
             raw = np.empty(min(step, first + values - start), numpy_dtype(dtype))
-            reader.read_range(name, start * size, start * size + raw.nbytes, raw.view(np.uint8).data)
+            reader.read_range(name, start * size, raw.view(np.uint8).data)
             block = np.abs(raw.astype(np.float64))
             absolute += float(block.sum())
             square += float(np.square(block, out=block).sum())

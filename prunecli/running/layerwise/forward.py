@@ -155,7 +155,7 @@ class LayerwiseRun:
         with torch.inference_mode(), self.intercepting():
             if runs and ahead:
                 self.want(ahead[0])
-            for index, following in zip(ahead, [*ahead[1:], None], strict=False):
+            for index, following in zip(ahead, [*ahead[1:], -1], strict=False):
                 seen, stack = [], self._stages[index].side
                 if runs:  # a process without any keeps step with the others
                     with self.loaded(index):
@@ -210,9 +210,9 @@ class LayerwiseRun:
             raise RuntimeError(f"{self._stages[self.current].name} was not entered")
         return result, given
 
-    def want(self, index: int | None) -> None:
-        """Ask the reader for a layer, if there is one of this number."""
-        if index is not None and 0 <= index < len(self._stages):
+    def want(self, index: int) -> None:
+        """Ask the reader for a layer, unless the number is -1."""
+        if index >= 0:
             self._reader.want(self._stages[index].block)
 
     @contextmanager
@@ -222,7 +222,7 @@ class LayerwiseRun:
         with self._reader.next_block() as tensors, bound(self._stages[index], tensors):
             yield
 
-    def through(self, following: int | None, runs: Sequence[PassRun]) -> Iterator[PassRun]:
+    def through(self, following: int, runs: Sequence[PassRun]) -> Iterator[PassRun]:
         """Send all passes through the current layer, and store what it returns in their `outputs`.
 
         Args:
@@ -385,7 +385,7 @@ class LayerwiseRun:
                 with self.loaded(index):
                     deque(self.through(index + 1, runs), 0)
             with self.loaded(last):  # read once for both ways
-                deque(self.through(None, runs), 0)
+                deque(self.through(-1, runs), 0)
                 self.current = len(self._stages)
                 for number, one in enumerate(runs):
                     self._turn(one, partial(start, number))

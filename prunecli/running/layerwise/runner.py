@@ -229,7 +229,7 @@ class Layerwise:
 
         In a group each process has the same number of batches; only the last group may have fewer for some.
         """
-        room, together, held = self.room, list[B](), BatchCost(largest, ())
+        room, together, held = self.room, list[B](), BatchCost(largest)
         for more in chunks(batches, self.process_group.world_size):
             wider = _both(held, more)
             if together and (
@@ -237,7 +237,7 @@ class Layerwise:
             ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), more)
+                wider = _both(BatchCost(largest), more)
             if not together and max(wider.states) > room.for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._directory)}: no room for the states of one batch "

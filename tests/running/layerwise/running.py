@@ -56,9 +56,9 @@ def count_reads(checkpoint: Checkpoint) -> Counter[str]:
     reads = Counter()
     real = checkpoint.read_range
 
-    def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
-        reads[name] += end - start
-        return real(name, start, end, buffer)
+    def counting(name: str, start: int, buffer: Any) -> memoryview:
+        reads[name] += len(buffer)
+        return real(name, start, buffer)
 
     checkpoint.read_range = counting  # type: ignore[method-assign]
     return reads
