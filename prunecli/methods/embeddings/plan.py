@@ -360,8 +360,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
         for alias, name in family.tied.items():
             is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
             if alias in family.loose and alias != output and is_held:
-                info = checkpoint.info(name)
-                outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+                outputs.append(Output(alias, *checkpoint.info(name)[1:], Copy(name)))
     return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
 
 
