@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prunecli.model.cost import Load
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
-    from prunecli.running.runner import Runner
+    from prunecli.running.layerwise.runner import Runner
 
 
 DEVICE = compute_option(

@@ -31,8 +31,7 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, batch_vectors, measure_losses, require_finite, run_forward
 from prunecli.running.encoding import embedding_examples, labelled_examples, mlm_examples, window_length
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import make_runner
-from prunecli.running.runner import Runner
+from prunecli.running.layerwise.runner import Runner, make_runner
 from prunecli.text.choice import Dataset, columns, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText, PlainText, label_ids

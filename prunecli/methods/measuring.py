@@ -58,7 +58,8 @@ from prunecli.running.batches import (
     task_batches,
 )
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.runner import REHEARSING, Runner, frozen
+from prunecli.running.layerwise.runner import Runner
+from prunecli.running.runner import REHEARSING, frozen
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 

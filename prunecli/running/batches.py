@@ -35,8 +35,8 @@ from prunecli.running.encoding import (
     window_examples,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
-from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
+from prunecli.running.layerwise.runner import Layerwise, Runner
+from prunecli.running.runner import Advance, BatchCost, Group, Observer, ignored
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,6 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Side
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Advance as Advance
-
-if TYPE_CHECKING:
-    from prunecli.running.layerwise.forward import LayerwiseRun
-    from prunecli.running.layerwise.runner import Layerwise
 
 B = TypeVar("B")
 
@@ -175,14 +171,6 @@ class InMemory:
         return tensor
 
     fetch = keep
-
-
-if TYPE_CHECKING:
-    Runner: TypeAlias = InMemory | Layerwise
-    Run: TypeAlias = InMemory | LayerwiseRun
-else:  # imports this module
-    Runner = Run = InMemory
-"""Runs batches through a model, and a group of batches on its way through it."""
 
 
 @contextmanager

@@ -40,8 +40,8 @@ from prunecli.running.encoding import (
 )
 from prunecli.running.examples import Batch as TokenBatch
 from prunecli.running.examples import Sequences, TokenExamples
-from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import BatchCost, Runner
+from prunecli.running.layerwise.runner import Layerwise, Runner
+from prunecli.running.runner import BatchCost
 from prunecli.text.batching import length_bucketed, marks_of, masked, pad
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import Corpus, token_rows

@@ -36,9 +36,9 @@ from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, outputs_path, write_outputs
-from prunecli.running.layerwise.runner import RunReport, make_runner
+from prunecli.running.layerwise.runner import Run, Runner, RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
-from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
+from prunecli.running.runner import Advance, Observer, ignored
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text

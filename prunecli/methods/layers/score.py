@@ -48,7 +48,7 @@ from prunecli.running.batches import (
     token_losses,
 )
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.runner import Runner
+from prunecli.running.layerwise.runner import Runner
 from prunecli.selection.cut import Selection, cut
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy, given, take, values

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -33,15 +33,7 @@ from prunecli.running.layerwise.budget import Demand, Plan, shape_of
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore
-from prunecli.running.runner import (
-    Advance,
-    BatchCost,
-    Group,
-    InMemory,
-    Runner,
-    chunks,
-    ignored,
-)
+from prunecli.running.runner import Advance, BatchCost, Group, InMemory, chunks, ignored
 from prunecli.tensors.quantities import bytes_text, size_text
 
 B = TypeVar("B")
@@ -288,6 +280,11 @@ class Layerwise:
                 report.spilled_bytes = max(report.spilled_bytes, states.spilled_bytes)
                 report.readings += 1
                 report.seconds += time.monotonic() - start
+
+
+Runner = InMemory | Layerwise
+Run: TypeAlias = InMemory | LayerwiseRun
+"""Runs batches through a model, and a group of batches on its way through it."""
 
 
 def make_runner(

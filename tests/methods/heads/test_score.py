@@ -39,8 +39,8 @@ from prunecli.running.encoding import (
     window_examples,
 )
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.layerwise.runner import Layerwise, RunReport
-from prunecli.running.runner import InMemory, Runner
+from prunecli.running.layerwise.runner import Layerwise, Runner, RunReport
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
