@@ -130,10 +130,12 @@ class Layerwise:
         shape: its sizes.
         has_position_bias: whether its layers hand a bias of the attention weights on.
         report: costs of all groups so far.
+        room: smallest memory and disk of all processes.
 
     Raises:
         UnsupportedModelError: its class says nothing.
         CheckpointError: a tensor is missing, unexpected or misshapen.
+        OutputError: no such spill directory.
     """
 
     layerwise = True
@@ -164,40 +166,24 @@ class Layerwise:
         self._memory, self._directory = memory, directory
         self.report = RunReport()
         self._on_cpu, self._filled = device.type == "cpu", False
-        self._room: Room | None = None
-        # Before any weight is read.
-        self._process_bytes = resident_now() if self._on_cpu else CONTEXT_BYTES
+        with process_group.in_step():
+            mine = (
+                resident_now() if self._on_cpu else CONTEXT_BYTES,  # before any weight is read
+                disk_room(directory) // neighbours("cpu"),
+                available_memory() // 2 // neighbours("cpu"),
+                memory,
+            )
+        process, disk, host, least = zip(*process_group.all_gather(mine), strict=True)
+        self.room = Room(
+            memory=min(least),
+            host=None if self._on_cpu else min(host),
+            disk=min(disk),
+            demand=Demand(max(process), self.skeleton.resident_bytes, self.skeleton.widest_bytes, 0),
+        )
 
     def steps(self, passes: Mapping[Side, int]) -> int:
         """Number of times that passes go through a layer, given the number of passes of each stack."""
         return sum(passes.get(stage.side, 0) for stage in self.skeleton.stages)
-
-    @property
-    def room(self) -> Room:
-        """Smallest memory and disk of all processes, computed once.
-
-        Raises:
-            OutputError: no such spill directory.
-        """
-        # Not a cached_property: before Python 3.12 its lock is held while others are waited for.
-        if self._room is not None:
-            return self._room
-        with self.process_group.in_step():
-            mine = (
-                self._process_bytes,
-                disk_room(self._directory) // neighbours("cpu"),
-                available_memory() // 2 // neighbours("cpu"),
-                self._memory,
-            )
-        process, disk, host, memory = zip(*self.process_group.all_gather(mine), strict=True)
-        skeleton = self.skeleton
-        self._room = Room(
-            memory=min(memory),
-            host=None if self._on_cpu else min(host),
-            disk=min(disk),
-            demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
-        )
-        return self._room
 
     def groups(
         self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
