@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from prunecli import Destination, ShrinkOptions, TextChoice, TrainingOptions, finetune, shrink
 from prunecli.errors import DataError, OutputError, UsageError
-from prunecli.training import finetune as finetuning
+from prunecli.training import data as training_data
 from prunecli.training.loss import (
     KEPT,
     TOKENS,
@@ -191,7 +191,7 @@ def test_it_teaches_what_the_teacher_does(models, monkeypatch):
     found = taught(models, "with-logits", teacher_logits=path)
     assert load_file(path)[TOKENS].shape[1] <= KEPT
 
-    monkeypatch.setattr(finetuning, "load_teacher", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(training_data, "load_teacher", Mock(side_effect=AssertionError))
     again = taught(models, "again", teacher_logits=path)
     for name, weight in want.items():
         moved = (weight - alone[name]).abs().max()
