@@ -259,8 +259,9 @@ def plan(
     where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
     ranked = "" if ranking.how else f": {budget.words(axes[0].kind)[0]}"
     lines = [f"{options.UNITS.capitalize()}{of} {said}{where}{ranked}."]
-    if isinstance(options, UnitOptions) and not options.has_amount:
-        lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    if not options.has_amount:
+        least = "at least " if isinstance(options, ExpertOptions) else ""
+        lines.insert(0, f"No `ratio` given: removing {least}{budget.ratio:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)
     if budget.even is not None:
         asked, each = budget.removed(chosen), len(kept[chosen[0].name])

@@ -25,7 +25,6 @@ from prunecli.methods.experts.metrics import (
 from prunecli.methods.experts.options import (
     balance_text,
     check_kind,
-    default_ratio,
     layers_of,
     of_language_model,
     request_of,
@@ -120,7 +119,7 @@ def _by_metric(
 ) -> Selection:
     """The experts with the highest values."""
     budget, fit = request_of(checkpoint, options, layers), None
-    ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
+    ratio = budget.ratio
     if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
         found = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
