@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -29,7 +29,7 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, shape_of
+from prunecli.running.layerwise.budget import Demand, shape_of
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore
@@ -75,43 +75,6 @@ class RunReport:
         )
 
 
-@dataclass(frozen=True)
-class Room:
-    """Memory and disk of each process; the same for all processes, so that all cut the same groups.
-
-    Attributes:
-        memory: bytes, of a process on a CPU, of the device else.
-        host: bytes of the host for states; None: what the plan leaves of `memory`.
-        disk: bytes for states beyond that.
-        demand: without activations.
-    """
-
-    memory: int
-    host: int | None
-    disk: int
-    demand: Demand
-
-    def plan(self, activations: int) -> Plan:
-        """How the memory is used if a batch's activations take this number of bytes.
-
-        Raises:
-            UsageError: the memory is too small; the error names the smallest that works.
-        """
-        return replace(self.demand, activations=activations).plan(self.memory)
-
-    def in_memory(self, plan: Plan) -> int:
-        """Bytes of states that may be held in memory."""
-        return plan.states if self.host is None else self.host
-
-    def for_states(self, cost: BatchCost) -> int:
-        """Bytes of states that find room while batches of this cost run.
-
-        Raises:
-            UsageError: as `plan`.
-        """
-        return self.in_memory(self.plan(cost.activations)) + self.disk
-
-
 class Layerwise:
     """Runs a checkpoint whose layers' weights stay on disk.
 
@@ -130,7 +93,6 @@ class Layerwise:
         shape: its sizes.
         has_position_bias: whether its layers hand a bias of the attention weights on.
         report: costs of all groups so far.
-        room: smallest memory and disk of all processes.
 
     Raises:
         UnsupportedModelError: its class says nothing.
@@ -174,12 +136,10 @@ class Layerwise:
                 memory,
             )
         process, disk, host, least = zip(*process_group.all_gather(mine), strict=True)
-        self.room = Room(
-            memory=min(least),
-            host=None if self._on_cpu else min(host),
-            disk=min(disk),
-            demand=Demand(max(process), self.skeleton.resident_bytes, self.skeleton.widest_bytes, 0),
-        )
+        # Of the process that has least, so that all cut the same groups; on a CPU, the memory is for states too.
+        self._least, self._disk = min(least), int(min(disk))
+        self._host: int | None = None if self._on_cpu else min(host)
+        self._demand = Demand(max(process), self.skeleton.resident_bytes, self.skeleton.widest_bytes)
 
     def steps(self, passes: Mapping[Side, int]) -> int:
         """Number of times that passes go through a layer, given the number of passes of each stack."""
@@ -207,16 +167,16 @@ class Layerwise:
 
         In a group each process has the same number of batches; only the last group may have fewer for some.
         """
-        room, together, held = self.room, list[B](), BatchCost(largest)
+        together, held = list[B](), BatchCost(largest)
         for more in chunks(batches, self.process_group.world_size):
             wider = _both(held, more)
             if together and (
-                max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
+                max(wider.states) > self._for_states(wider) if begun is None else len(together) == begun
             ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
                 wider = _both(BatchCost(largest), more)
-            if not together and max(wider.states) > room.for_states(wider):
+            if not together and max(wider.states) > self._for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
@@ -226,6 +186,15 @@ class Layerwise:
             held = wider
         if together:
             yield Group(start, together, held)
+
+    def _for_states(self, cost: BatchCost) -> int:
+        """Bytes of states that find room, in memory and on the disk, while batches of this cost run.
+
+        Raises:
+            UsageError: the memory is too small; the error names the smallest that works.
+        """
+        _, left = self._demand.plan(self._least, cost.activations)
+        return (left if self._host is None else self._host) + self._disk
 
     @contextmanager
     def running(self, group: Group[B], advance: Advance = ignored) -> Iterator[LayerwiseRun]:
@@ -242,11 +211,11 @@ class Layerwise:
                 self._checkpoint.stored_bytes(place.name) for place in self.skeleton.resident
             )
             self._filled = True
-        plan = self.room.plan(group.cost.activations)
+        buffers, left = self._demand.plan(self._least, group.cost.activations)
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
-        spare = plan.states - wanted
+        spare = left - wanted
         ahead = min(MOST_AHEAD, max(0, min(spare - ROOMY, AHEAD)) // self.skeleton.widest_bytes)
-        memory, where = min(self.room.in_memory(plan), wanted), torch.device("cpu")
+        memory, where = min(left if self._host is None else self._host, wanted), torch.device("cpu")
         if spare >= ROOMY and not self._on_cpu:  # all states find room on the GPU
             memory, where = wanted, self.device
         with (
@@ -254,7 +223,7 @@ class Layerwise:
             StateStore(memory, self._directory, where) as states,
             Reader(
                 self._checkpoint,
-                plan.buffers + ahead,
+                buffers + ahead,
                 self.skeleton.widest_bytes,
                 self.device,
             ) as reader,

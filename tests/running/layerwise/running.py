@@ -47,7 +47,7 @@ def at_step(step: int, act: Callable[[], object]) -> Callable[..., None]:
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     """Have so much room for states, in memory and on the disk, whatever this process takes."""
-    monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(runner.Demand, "plan", lambda *_: (2, memory))
     monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
