@@ -42,7 +42,7 @@ from prunecli.running.examples import Batch as TokenBatch
 from prunecli.running.examples import Sequences, TokenExamples
 from prunecli.running.layerwise.runner import Layerwise, Runner
 from prunecli.running.runner import BatchCost
-from prunecli.text.batching import length_bucketed, marks_of, masked, pad
+from prunecli.text.batching import length_bucketed, marks_of, masked
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import Corpus, token_rows
 from prunecli.text.tokens import encode, language_id
@@ -51,7 +51,8 @@ Ids = Sequence[int]
 """Token ids of a sentence or window; arrays, because the whole text is in memory."""
 Encoded = Callable[[], Tensor]
 """Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
-
+Made = Callable[[], TokenBatch]
+"""Makes the tensors of a batch anew for each pass: a group's batches may have millions of tokens."""
 
 DEFAULT: CollectOptions = CollectOptions()
 
@@ -130,37 +131,37 @@ class Translation:
         for language in dict.fromkeys(name for pair in self.pairs for name in pair):
             language_id(tokenizer, language)
 
-        def padded(rows: Sequence[Ids]) -> list[Tensor]:
-            """Ids and mask `[batch, tokens]`."""
-            return [tensor.to(runner.device) for tensor in pad(rows, padding_id(model, tokenizer))]
+        config, padding = model.config, padding_id(model, tokenizer)
+        shift = partial(decoder_inputs, model)
 
-        def run_encoder(sources: Sequence[Ids], _encoded: Encoded) -> Any:
-            ids, mask = padded(sources)
+        def run_encoder(batch: Made, _encoded: Encoded) -> Any:
+            inputs = batch().arguments(model)
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
             return model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
-        def decode(sources: Sequence[Ids], target: str, labels: Sequence[Ids], encoded: Encoded) -> None:
+        def decode(batch: Made, target: str, encoded: Encoded) -> None:
             """Run the decoder on the reference (teacher forcing), or translate with beam search."""
-            config = model.config
+            inputs = batch().arguments(model)
             if self.mode == "forced":
-                # Start token, then all labels but the last.
-                ids, labels_mask = padded([[int(config.decoder_start_token_id), *row[:-1]] for row in labels])
                 # The output layer's product is left out: routing does not need it.
                 model.get_decoder()(
-                    input_ids=ids,
-                    attention_mask=labels_mask,
+                    input_ids=inputs["decoder_input_ids"],
+                    attention_mask=inputs["decoder_attention_mask"],
                     encoder_hidden_states=encoded(),
-                    encoder_attention_mask=padded(sources)[1],
+                    encoder_attention_mask=inputs["attention_mask"],
                     use_cache=False,
                 )
                 return
             from transformers.modeling_outputs import MoEModelOutput
 
+            real = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+            sources = [ids[mask].tolist() for ids, mask in real]
             longest = [length_limit(len(row), config.max_position_embeddings) for row in sources]
             with observer.searching(model, torch.tensor(longest, device=runner.device)):
                 generate(
                     model,
                     sources,
-                    padding_id(model, tokenizer),
+                    padding,
                     self.options.beam,
                     max(longest),
                     # generate changes this object: a new one for each target
@@ -168,16 +169,38 @@ class Translation:
                     forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
                 )
 
+        def ids_of(language: str, as_target: bool) -> Sequences:
+            found = encode(
+                tokenizer,
+                self.text.sentences[language],
+                language,
+                as_target=as_target,
+                max_length=config.max_position_embeddings - 1,
+                vocabulary=config.vocab_size,
+            )
+            return Sequences(found)
+
         def batches() -> Iterator[Batch]:
-            for source, sources, targets in self._rows(model.config, tokenizer):
-                passes: dict[Side, Any] = {
-                    "encoder": [(pair_name(source, ANY), partial(run_encoder, sources))],
-                    "decoder": [
-                        (pair_name(source, target), partial(decode, sources, target, labels))
-                        for target, labels in targets.items()
-                    ],
-                }
-                yield Batch(len(sources) * len(targets), passes, partial(_translation_cost, sources, targets))
+            labels: dict[str, Sequences] = {}  # which several sources share
+            for source in dict.fromkeys(pair[0] for pair in self.pairs):
+                sources, examples = ids_of(source, False), dict[str, TokenExamples]()
+                for target in (target for name, target in self.pairs if name == source):
+                    if target not in labels:
+                        labels[target] = ids_of(target, True)
+                    examples[target] = TokenExamples(sources, labels[target], padding, shift=shift)
+                of_targets = zip(*(own.lengths for own in examples.values()), strict=True)
+                lengths = [(own[0][0], max(length for _, length in own)) for own in of_targets]
+                for rows in length_bucketed(lengths, self.options.batch_tokens):
+                    made = {target: partial(own.batch, rows) for target, own in examples.items()}
+                    every = [*made.values()]
+                    passes: dict[Side, Any] = {
+                        "encoder": [(pair_name(source, ANY), partial(run_encoder, every[0]))],
+                        "decoder": [
+                            (pair_name(source, target), partial(decode, batch, target))
+                            for target, batch in made.items()
+                        ],
+                    }
+                    yield Batch(len(rows) * len(every), passes, partial(_translation_cost, every))
 
         return Work(
             observer,
@@ -187,49 +210,27 @@ class Translation:
             batches(),
         )
 
-    def _rows(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
-        """Source, ids of its sentences, and ids of the same sentences in each target, batch by batch."""
-        rows: dict[str, list[Ids]] = {}  # as targets, which several sources share
 
-        def ids_of(language: str, as_target: bool) -> list[Ids]:
-            found = encode(
-                tokenizer,
-                self.text.sentences[language],
-                language,
-                as_target=as_target,
-                max_length=config.max_position_embeddings - 1,
-                vocabulary=config.vocab_size,
-            )
-            return [array("i", ids) for ids in found]
+def _translation_cost(batches: Sequence[Made], runner: Layerwise) -> BatchCost:
+    """Memory of batches of the same sources: while the encoder runs; its output and the states while the decoder runs.
 
-        for source in dict.fromkeys(pair[0] for pair in self.pairs):
-            sources = ids_of(source, False)
-            targets = [target for name, target in self.pairs if name == source]
-            rows |= {target: ids_of(target, True) for target in targets if target not in rows}
-            lengths = [
-                (len(ids), max(len(rows[target][row]) for target in targets))
-                for row, ids in enumerate(sources)
-            ]
-            for batch in length_bucketed(lengths, self.options.batch_tokens):
-                labels = {target: [rows[target][row] for row in batch] for target in targets}
-                yield source, [sources[row] for row in batch], labels
+    Args:
+        batches: one for each target.
+    """
+    shape = runner.shape
+    source, *targets = masks = [
+        batches[0]().inputs["attention_mask"],
+        *(batch().inputs["decoder_attention_mask"] for batch in batches),
+    ]
 
+    def states(mask: Tensor) -> int:
+        return shape.state_bytes(mask.numel(), int(mask.sum()))
 
-def _translation_cost(
-    sources: Sequence[Ids], targets: Mapping[str, Sequence[Ids]], runner: Layerwise
-) -> BatchCost:
-    """Memory of a batch: the states while the encoder runs; its output and the states while the decoder runs."""
-    shape, sentences = runner.shape, len(sources)
-
-    def states(rows: Sequence[Ids]) -> int:
-        return shape.state_bytes(sentences * max(map(len, rows)), sum(map(len, rows)))
-
-    lengths = [max(map(len, rows)) for rows in (sources, *targets.values())]
-    keys = lengths[0]
+    sentences, keys = source.shape
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
-        max(shape.activation_bytes(sentences, length, keys) for length in lengths),
-        (states(sources) + output, output + sum(map(states, targets.values()))),
+        max(shape.activation_bytes(sentences, mask.shape[1], keys) for mask in masks),
+        (states(source) + output, output + sum(map(states, targets))),
     )
 
 
@@ -285,19 +286,22 @@ class Texts:
             shift = None if marks is None else partial(decoder_inputs, model)
             return TokenExamples(inputs, labels, *filling(model, tokenizer), shift=shift)
 
-        def read(name: str, batch: TokenBatch, _encoded: Encoded) -> None:
-            mask = batch.inputs["attention_mask"]
-            observer.begin(name, encoder=mask, decoder=batch.inputs.get("decoder_attention_mask", mask))
-            model.base_model(**batch.arguments(model.base_model))
+        def read(name: str, batch: Made, _encoded: Encoded) -> None:
+            made = batch()
+            mask = made.inputs["attention_mask"]
+            observer.begin(name, encoder=mask, decoder=made.inputs.get("decoder_attention_mask", mask))
+            model.base_model(**made.arguments(model.base_model))
+
+        def cost(batch: Made, runner: Layerwise) -> BatchCost:
+            return batch_cost(runner, batch(), headless=True)
 
         def batches() -> Iterator[Batch]:
             for name, own in windows.items():
                 found, lengths = examples(own), [*map(len, own)]
                 for rows in length_bucketed(lengths, self.options.batch_tokens, equal=found.equal):
-                    batch = found.batch(rows)
+                    batch = partial(found.batch, rows)
                     passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, batch))]}
-                    cost = partial(batch_cost, batch=batch, headless=True)
-                    yield Batch(sum(lengths[row] for row in rows), passes, cost)
+                    yield Batch(sum(lengths[row] for row in rows), passes, partial(cost, batch))
 
         return Work(
             observer,
