@@ -103,8 +103,8 @@ class LayerwiseRun:
         skeleton: EmptyModel,
         reader: Reader,
         states: StateStore,
-        advance: Advance = ignored,
-        group: Group[Any] | None = None,
+        advance: Advance,
+        group: Group[Any],
         snapshots: Snapshots | None = None,
     ) -> None:
         self._stages, self._device = skeleton.stages, skeleton.device
@@ -115,7 +115,7 @@ class LayerwiseRun:
         self._group, self._snapshots = group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[Outputs]] | None = None
-        if snapshots and group and (header := snapshots.header(group.start)) is not None:
+        if snapshots and (header := snapshots.header(group.start)) is not None:
             tree = snapshots.read(states)
             self.restored, self._resumed = tree["kept"], (int(header["stage"]), tree["outputs"])
 
@@ -169,7 +169,7 @@ class LayerwiseRun:
                             if observer is not None:
                                 seen.append(observer.take())
                 reduce(seen)
-                if self._snapshots and self._group and self._snapshots.due():
+                if self._snapshots and self._snapshots.due():
                     header = {"batches": self._group.start, "group": len(self._group.batches), "stage": index}
                     self._snapshots.write(
                         header, {"outputs": [one.outputs for one in runs], "kept": keeping()}, self._states

@@ -16,7 +16,7 @@ from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.runner import Group, Pass, ignored
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -93,5 +93,5 @@ def started(
     """A run of a skeleton, and what stores its states, of which nothing is left in the end."""
     with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
         free = states.free_memory
-        yield LayerwiseRun(skeleton, reader, states, advance), states
+        yield LayerwiseRun(skeleton, reader, states, advance, Group(0, ())), states
         assert states.free_memory == free
